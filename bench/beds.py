@@ -17,20 +17,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.pods import PERIOD, quota_of, shares_of
+from nri_numa.simulate.pods import PERIOD, cfs_quota_of, cpu_shares_of
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREFIX = "numa.kubernetes.io/"
 
 MACHINES: dict[str, Callable[[], Topology]] = {
-    "64 CPUs, 2 NUMA nodes": lambda: synthetic(
+    "64 CPUs, 2 NUMA nodes": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=16, cores_per_l3=8, memory_gib=256
     ),
-    "256 CPUs, 8 NUMA nodes": lambda: synthetic(
+    "256 CPUs, 8 NUMA nodes": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=4, cores_per_numa=16, cores_per_l3=8, memory_gib=128
     ),
 }
@@ -299,7 +299,7 @@ def pod_of(shape: Shape, name: str) -> pb.PodSandbox:
 
 def _cpu(shape: Shape) -> tuple[int, int, int]:
     """Shares, quota and period."""
-    return shares_of(shape.milli), quota_of(shape.milli) or 0, PERIOD
+    return cpu_shares_of(shape.milli), cfs_quota_of(shape.milli) or 0, PERIOD
 
 
 def container_of(shape: Shape, name: str = "app") -> pb.Container:

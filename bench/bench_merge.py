@@ -12,7 +12,7 @@ import time
 from random import Random
 
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, Problem, align
+from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 
@@ -26,7 +26,7 @@ def demand(name: str, need: int, capacity: int, available: list[int]) -> Resourc
         resource=name,
         need=max(need, 1),
         capacity=dict.fromkeys(range(len(available)), capacity),
-        available=dict(enumerate(available)),
+        free_amounts=dict(enumerate(available)),
     )
 
 
@@ -66,7 +66,9 @@ def measure(n: int, demands: list[HintDemand]) -> tuple[list[float], Alignment]:
     numa_ids, policy = NUMASet(range(n)), Policy.BEST_EFFORT
 
     def merge() -> Alignment:
-        return align(Problem(tuple(demands), numa_ids, policy, distance, rank=rank))
+        return align_demands(
+            AlignmentRequest(tuple(demands), numa_ids, policy, distance, rank=rank)
+        )
 
     times: list[float] = []
     for _ in range(ROUNDS):
@@ -84,7 +86,7 @@ def main() -> int:
             affinity = "any" if result.affinity is None else str(result.affinity)
             print(
                 f"{n:>3}  {name:<36}{times[0]:>9.0f}{times[ROUNDS // 2]:>9.0f}{times[-1]:>9.0f}"
-                f"{result.steps:>7}  {'yes' if result.exact else 'no':<5}  "
+                f"{result.search_steps:>7}  {'yes' if result.exact else 'no':<5}  "
                 f"{affinity[:24]}{'' if result.preferred else ' (not preferred)'}"
             )
     return 0

@@ -13,27 +13,33 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from nri_numa.engine.cpus.allocator import AllocatorIndex, ChosenCPUs, TakeRequest, index, take_cpus
+from nri_numa.engine.cpus.allocator import (
+    AllocatorIndex,
+    ChosenCPUs,
+    TakeRequest,
+    build_allocator_index,
+    take_cpus,
+)
 from nri_numa.engine.request.annotations import parse_load
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import HIGH, LOW, SMT
+from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT
 
 ROUNDS = 31
 COUNTS = (1, 2, 4, 8, 16, 64, 256)
 MACHINES: dict[str, Callable[[], Topology]] = {
-    "2 NUMA nodes, 64 CPUs": lambda: synthetic(
+    "2 NUMA nodes, 64 CPUs": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=16, cores_per_l3=4
     ),
-    "8 NUMA nodes, 256 CPUs": lambda: synthetic(
+    "8 NUMA nodes, 256 CPUs": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=4, cores_per_numa=16, cores_per_l3=4
     ),
-    "8 NUMA nodes, 2048 CPUs": lambda: synthetic(
+    "8 NUMA nodes, 2048 CPUs": lambda: build_synthetic_topology(
         sockets=8, numa_per_socket=1, cores_per_numa=128, cores_per_l3=8
     ),
-    "64 NUMA nodes, 2048 CPUs": lambda: synthetic(
+    "64 NUMA nodes, 2048 CPUs": lambda: build_synthetic_topology(
         sockets=16, numa_per_socket=4, cores_per_numa=16, cores_per_l3=8
     ),
 }
@@ -61,7 +67,7 @@ def main() -> int:
     for name, build in MACHINES.items():
         topology = build()
         start = time.perf_counter()
-        built[name] = topology, index(topology)
+        built[name] = topology, build_allocator_index(topology)
         print(f"tables of {name}: {(time.perf_counter() - start) * 1e3:.1f} ms")
     heads = "".join(f"{count:>9}" for count in COUNTS)
     print(f"\n{'median in µs for so many CPUs':<59}{heads}")
@@ -69,7 +75,7 @@ def main() -> int:
         random = Random(1)
         free = CPUSet(i for i in topology.online if random.random() < 0.6)
         busy = topology.online - free
-        choices = (HIGH, LOW, parse_load("09:00-18:00"))
+        choices = (LOAD_HIGH, LOAD_LOW, parse_load("09:00-18:00"))
         loads = {i: random.choice(choices) for i in busy}
         for order, settings in ORDERS.items():
             for smt in SMT:
@@ -77,10 +83,10 @@ def main() -> int:
                 for count in COUNTS:
                     request = TakeRequest(
                         count=count,
-                        available=free,
-                        busy=busy,
+                        free_cpus=free,
+                        unavailable_cpus=busy,
                         smt=smt,
-                        load=HIGH,
+                        load=LOAD_HIGH,
                         loads=loads if smt is SMT.PAIR else {},
                         settings=settings,
                     )

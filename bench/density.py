@@ -18,9 +18,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bench.stats import table
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.decision import Admitted, NodeModel
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
@@ -29,10 +29,10 @@ GIB = 1 << 30
 Pod = tuple[int, int]  # whole CPUs, GiB
 
 MACHINES: dict[str, Callable[[], Topology]] = {
-    "2 NUMA nodes × 16 CPUs, 64 GiB": lambda: synthetic(
+    "2 NUMA nodes × 16 CPUs, 64 GiB": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
     ),
-    "4 NUMA nodes × 16 CPUs, 64 GiB": lambda: synthetic(
+    "4 NUMA nodes × 16 CPUs, 64 GiB": lambda: build_synthetic_topology(
         sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64
     ),
 }
@@ -57,7 +57,7 @@ def sequence(seed: int, length: int = 200) -> list[Pod]:
 
 def admitted(topology: Topology, settings: Settings, pods: Sequence[Pod]) -> int:
     """Pods placed before the first refusal."""
-    machine, state = Machine(topology=topology, settings=settings), NodeState()
+    machine, state = NodeModel(topology=topology, settings=settings), NodeState()
     policy = {f"{settings.prefix}/policy": "single-numa-node"}
     for n, (cpus, gib) in enumerate(pods):
         pod = PodSandbox(

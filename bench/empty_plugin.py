@@ -18,8 +18,8 @@ from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     Resources,
 )
 from nri_numa.nri.link import LinkSettings, NRILink
@@ -33,9 +33,11 @@ class Empty:
 
     reads_mentions = False
 
-    def configured(self, info: RuntimeInfo) -> None: ...
+    def on_runtime_configured(self, info: RuntimeInfo) -> None: ...
 
-    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+    def synchronize(
+        self, pods: PodTable, containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
         return ()
 
     def create_container(self, pod: PodSandbox, container: Container) -> Created:
@@ -63,7 +65,7 @@ class Empty:
 
     def remove_pod(self, pod: PodSandbox) -> None: ...
 
-    def replied(self, event_name: str, seconds: float) -> None: ...
+    def on_request_answered(self, event_name: str, seconds: float) -> None: ...
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         print(state.value, flush=True)

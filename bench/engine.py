@@ -9,7 +9,7 @@ from bench.bench_merge import ROUNDS, SIZES, loads
 from bench.bench_merge import measure as measure_merge
 from bench.stats import summary, table, us
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.decision import Admitted, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
@@ -40,7 +40,7 @@ def _request(shape: Shape, name: str) -> tuple[PodSandbox, Container]:
 def admits(rounds: int = 400) -> str:
     rows = []
     for title, build in MACHINES.items():
-        machine = Machine(topology=build(), settings=Settings())
+        machine = NodeModel(topology=build(), settings=Settings())
         for name, shape in (("shared", SHARED), ("exclusive", EXCLUSIVE)):
             for residents in (0, 100, 500):
                 state = NodeState()

@@ -23,7 +23,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.scheduler.extender import Extender
-from nri_numa.scheduler.protocol import Binding
+from nri_numa.scheduler.protocol import BindingArgs
 
 PREFIX = "numa.kubernetes.io"
 NODES, ZONES, PODS = 5000, 4, 20
@@ -125,10 +125,10 @@ def _question(document: dict[str, Any], names: list[str]) -> bytes:
 class _Instant(KubeAPI):
     """An API server that takes no time: what is left is what binding costs here."""
 
-    async def renew(self) -> None:
+    async def refresh_credentials(self) -> None:
         """There is none to renew."""
 
-    async def ask(
+    async def request_json(
         self, method: str, path: str, document: object = None, **how: Any
     ) -> dict[str, Any]:
         return {}
@@ -160,14 +160,14 @@ def extender(
     nodes: int = NODES, seed: int = 1, *, narrow: bool = False, zones: int = ZONES
 ) -> tuple[Extender, list[str]]:
     """One in this process that has read all nodes."""
-    made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
+    made = Extender(AgentConfig(scheduler=Scheduling(filter_to_best=narrow)))
     made.topologies.synced.set()
     made.pods.synced.set()
     made.binder._api = _Instant("", "bench")
     draw = random.Random(seed)
     names = [f"node-{n:05d}.example.internal" for n in range(nodes)]
     for name in names:
-        made.node_watcher.put(topology(draw, name, zones))
+        made.node_watcher.on_update(topology(draw, name, zones))
     return made, names
 
 
@@ -206,7 +206,7 @@ async def calls(
         metadata = document["metadata"]
         with binding.one():
             problem = await made.binder.bind(
-                Binding("default", metadata["name"], metadata["uid"], best)
+                BindingArgs("default", metadata["name"], metadata["uid"], best)
             )
         assert not problem, problem
     for samples in (both, binding):

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from bench.stats import ms, quantile, table
-from nri_numa.engine.accounting import largest, together
-from nri_numa.engine.admit import release
-from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.room import with_room
+from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
+from nri_numa.engine.admit import release_container
+from nri_numa.engine.decision import Admitted, NodeModel, Rejected
+from nri_numa.engine.room import admit_by_moving
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.whole import admit_whole
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.whole import admit_pod
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
     seed: int
     text: str
-    machine: Machine
+    machine: NodeModel
     state: NodeState
     pod: PodSandbox
     container: Container
@@ -72,7 +72,7 @@ def _pod(
     return pod, Container(id=f"{name}-app", pod_id=pod.id, name="app", resources=resources)
 
 
-def _filled(rng: random.Random, machine: Machine, most: int, hostile: bool) -> NodeState:
+def _filled(rng: random.Random, machine: NodeModel, most: int, hostile: bool) -> NodeState:
     """Until a few in a row are refused; then a part of them ends."""
     state, refused, n = NodeState(), 0, 0
     movable, biggest = rng.choice((0.3, 0.7, 1.0)), rng.choice((1, 2, 16))
@@ -92,13 +92,13 @@ def _filled(rng: random.Random, machine: Machine, most: int, hostile: bool) -> N
         memory += rng.randrange(4096) * 4096 if hostile else 0
         if rng.random() < 0.2:
             asks["bind"] = "cpu"
-        decision = admit_whole(machine, state, *_pod(f"p{n}", asks, milli, memory))
-        refused = refused + 1 if isinstance(decision, Refused) else 0
+        decision = admit_pod(machine, state, *_pod(f"p{n}", asks, milli, memory))
+        refused = refused + 1 if isinstance(decision, Rejected) else 0
         if isinstance(decision, Admitted):
             state = decision.state
     there = sorted(state.allocations)
     for container_id in rng.sample(there, k=len(there) // rng.randrange(4, 12)):
-        state = release(machine, state, container_id).state
+        state = release_container(machine, state, container_id).state
     return state
 
 
@@ -107,14 +107,17 @@ def shapes(seed: int, *, hostile: bool, most_cpus: int) -> Iterator[Shape]:
     rng = random.Random(seed)
     cpus = rng.choice([n for n in (16, 32, 48, 64, 96, 128, 256, 512) if n <= most_cpus])
     numa_nodes = rng.choice([n for n in (2, 2, 4, 8) if cpus // n >= 8])
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=numa_nodes, numa_per_socket=1, cores_per_numa=cpus // numa_nodes // 2,
         memory_gib=rng.choice((2, 4, 8)) * cpus // numa_nodes,
     )  # fmt: skip
-    settings = Settings(room_moves=rng.choice((1, 2, 2, 3)), kept_seconds=600.0)
-    machine = Machine(topology=topology, settings=settings)
+    settings = Settings(rebalance_moves=rng.choice((1, 2, 2, 3)), reservation_seconds=600.0)
+    machine = NodeModel(topology=topology, settings=settings)
     state = _filled(rng, machine, 1000 if hostile else 200, hostile)
-    free, total = max(largest(machine, state).values()), together(machine, state)
+    free, total = (
+        max(max_exclusive_by_node(machine, state).values()),
+        total_free_exclusive(machine, state),
+    )
     most = min(cpus // numa_nodes, max(total, free + 1))
     for number in range(3):
         smt = rng.choice(SMT) if rng.random() < (1.0 if hostile else 0.3) else "any"
@@ -148,16 +151,16 @@ def cost(shape: Shape) -> Cost | None:
     gc.disable()  # as the agent does: it collects between requests, and has no thousand shapes
     try:
         begun = time.process_time()
-        decision = admit_whole(shape.machine, shape.state, shape.pod, shape.container, None, 0.0)
+        decision = admit_pod(shape.machine, shape.state, shape.pod, shape.container, None, 0.0)
         decided = time.process_time()
         if isinstance(decision, Admitted):
             return None
-        found = with_room(shape.machine, shape.state, decision, None, 0.0)
+        found = admit_by_moving(shape.machine, shape.state, decision, None, 0.0)
         ended = time.process_time()
     finally:
         gc.enable()
     made = isinstance(found, Admitted)
-    said = isinstance(found, Refused) and "it would fit" in found.message
+    said = isinstance(found, Rejected) and "it would fit" in found.message
     spent = getattr(found, "is_search_spent", False)
     return Cost(decided - begun, ended - decided, made, said, spent, shape)
 

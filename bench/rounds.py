@@ -16,11 +16,11 @@ from typing import Any
 from bench.stats import table, us
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.usage import MemoryWatch, Rounds, WaitingWatch
+from nri_numa.agent.usage import ContainerScan, MemoryWatch, WaitingWatch
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.machine.cgroups import CgroupPlace
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import agent_of
@@ -63,8 +63,8 @@ READS = {
 
 
 def _agent(root: Path, read: Read) -> Agent:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=16)
-    agent = agent_of(Machine(topology=topology, settings=Settings()), clock=Clock())
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=16)
+    agent = agent_of(NodeModel(topology=topology, settings=Settings()), clock=Clock())
     (root / "cgroup.controllers").touch()
     for n in range(read.containers):
         pod = PodSandbox(
@@ -72,7 +72,7 @@ def _agent(root: Path, read: Read) -> Agent:
         )
         made = Container(id=f"c{n}", pod_id=pod.id, name="c", resources=Resources(cpu_shares=102))
         agent.create_container(pod, made)
-        agent.places[made.id] = CgroupPlace(f"/kubepods/pod{n}/c{n}")
+        agent.cgroup_places[made.id] = CgroupPlace(f"/kubepods/pod{n}/c{n}")
         home, process = root / f"kubepods/pod{n}/c{n}", root / f"proc/{n + 1}"
         home.mkdir(parents=True)
         (home / "cgroup.procs").write_text(f"{n + 1}\n")
@@ -97,7 +97,7 @@ class _Restless(Clock):
             await asyncio.sleep(seconds)
 
 
-def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> Rounds[Any]:
+def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> ContainerScan[Any]:
     proc = str(root / "proc")
     if name == "waiting":
         waiting = CPUWaiting(enabled=True)
@@ -112,14 +112,14 @@ async def _one(name: str, read: Read, rounds: int) -> tuple[object, ...]:
         agent = _agent(root, read)
         clock = _Restless()
         watch = _watch(name, root, agent, clock)
-        await watch.round()  # files are in the page cache, and code is loaded
+        await watch.read_all_containers()  # files are in the page cache, and code is loaded
         before = time.process_time()
         for _ in range(rounds):
-            await watch.round()
+            await watch.read_all_containers()
         each = (time.process_time() - before) / rounds / read.containers
         before, begun = time.process_time(), time.perf_counter()
         clock.resting = True
-        await watch.round()
+        await watch.read_all_containers()
         took = time.perf_counter() - begun
         spent = time.process_time() - before
     return (

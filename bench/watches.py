@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stats import ms, summary, table, us
-from nri_numa.kube.api import Watched
+from nri_numa.kube.api import WatchHandler
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said
 from tests.beds.watch_clients import NAMES, event_line, watch_of
 
@@ -26,23 +26,23 @@ _LONGEST = 10.0
 """Seconds after which a client that is too slow is left."""
 
 
-class _Arrivals(Watched):
+class _Arrivals(WatchHandler):
     """Passes events on, and notes how late each was."""
 
-    def __init__(self, watched: Watched, count: int) -> None:
+    def __init__(self, watched: WatchHandler, count: int) -> None:
         self._watched, self._count = watched, count
         self.ages: list[float] = []
         self.over = asyncio.Event()
 
-    def put(self, document: Mapping[str, Any]) -> None:
-        self._watched.put(document)
+    def on_update(self, document: Mapping[str, Any]) -> None:
+        self._watched.on_update(document)
         sent = float(document["metadata"]["annotations"]["sent"])
         self.ages.append(time.monotonic() - sent)
         if len(self.ages) == self._count:
             self.over.set()
 
-    def listed(self, keys: frozenset[str]) -> None:
-        self._watched.listed(keys)
+    def on_list(self, keys: frozenset[str]) -> None:
+        self._watched.on_list(keys)
 
 
 def _events(name: str, count: int, rate: float) -> Iterator[bytes]:

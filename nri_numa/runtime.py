@@ -22,13 +22,13 @@ from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
 )
 
-STABLE_SECONDS: Final = 10.0
+STABLE_LINK_S: Final = 10.0
 """A connection that was active this long starts the pauses between attempts from the beginning."""
 
 
@@ -63,7 +63,7 @@ class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
 
 
-class RequestRefused(Exception):
+class RequestRejected(Exception):
     """Raised by a handler to fail the runtime's operation, with this message as its reason."""
 
     def __init__(self, message: str) -> None:
@@ -71,7 +71,7 @@ class RequestRefused(Exception):
         self.message = message
 
 
-class RefusedForGood(AgentError):
+class PermanentlyRejected(AgentError):
     """The runtime will never accept this plugin as it is; raised out of `RuntimeLink.run`."""
 
     reason = "RegistrationRefused"
@@ -86,19 +86,19 @@ class PushResult(msgspec.Struct, frozen=True):
     detail: str = ""
 
     @property
-    def ok(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether the runtime took the updates."""
         return not self.detail
 
 
-Planner = Callable[[Pods, Sequence[Container]], Sequence[ContainerUpdate]]
+Planner = Callable[[PodTable, Sequence[Container]], Sequence[ContainerUpdate]]
 """From all pods and containers of a runtime to the updates it gets, at most one for each."""
 
 
 class RuntimeHandler(Protocol):
     """What a link calls. All methods are synchronous and quick.
 
-    Those that stand for a request of the runtime may raise `RequestRefused`; what that fails
+    Those that stand for a request of the runtime may raise `RequestRejected`; what that fails
     depends on the link. Any other exception goes to `internal_error`.
     """
 
@@ -107,11 +107,13 @@ class RuntimeHandler(Protocol):
         """Whether ``mentions`` and ``network_namespace`` are used; reading them costs time."""
         ...
 
-    def configured(self, info: RuntimeInfo) -> None:
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself. A refusal here ends `RuntimeLink.run`."""
         ...
 
-    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+    def synchronize(
+        self, pods: PodTable, containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
         """All pods and live containers of the node; returns updates, at most one for each."""
         ...
 
@@ -162,7 +164,7 @@ class RuntimeHandler(Protocol):
         """A pod sandbox is removed; only its id may be known."""
         ...
 
-    def replied(self, event_name: str, seconds: float) -> None:
+    def on_request_answered(self, event_name: str, seconds: float) -> None:
         """A request was answered; the place for logging and other slow things.
 
         ``seconds`` are those from the parsed request to the written answer.
@@ -178,11 +180,11 @@ class RuntimeHandler(Protocol):
         ...
 
     def internal_error(self, event_name: str, error: Exception) -> None:
-        """A method above raised: the answer is empty, unless this raises `RequestRefused`."""
+        """A method above raised: the answer is empty, unless this raises `RequestRejected`."""
         ...
 
 
-class AnswerWatch:
+class CallTimer:
     """Own calls that wait for the runtime, and since when: one that hangs says nothing at all.
 
     containerd (2.1.9, 2.4.2) hangs for good when a plugin registers while a sandbox is removed
@@ -195,15 +197,15 @@ class AnswerWatch:
         self._clock = clock
         self._since: dict[str, float] = {}
 
-    def called(self, what: str) -> None:
+    def start_call(self, what: str) -> None:
         """A call was made; one that waits already keeps its time, also over a new connection."""
         self._since.setdefault(what, self._clock())
 
-    def answered(self, what: str) -> None:
+    def end_call(self, what: str) -> None:
         """The runtime answered, hung up, or is not there: it does not hang."""
         self._since.pop(what, None)
 
-    def waiting(self) -> tuple[str, float]:
+    def longest_pending(self) -> tuple[str, float]:
         """The call that waits longest, and its seconds; empty and 0 when none does."""
         if not self._since:
             return "", 0.0
@@ -223,7 +225,7 @@ class RuntimeLink(ABC):
     def __init__(self, handler: RuntimeHandler, clock: Callable[[], float]) -> None:
         self._handler = handler
         self.runtime: RuntimeInfo | None = None
-        self.watch = AnswerWatch(clock)
+        self.watch = CallTimer(clock)
         self.state = LinkState.DISCONNECTED
         self._reported: tuple[LinkState, str] | None = None
 
@@ -236,14 +238,14 @@ class RuntimeLink(ABC):
         """
 
     @abstractmethod
-    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that answer no request, at most one for each container."""
 
     @abstractmethod
-    async def refresh(self) -> str:
+    async def resynchronize_containers(self) -> str:
         """Have all pods and containers reported to the handler now; returns why that failed."""
 
-    def _change(self, state: LinkState, detail: str) -> None:
+    def _set_link_state(self, state: LinkState, detail: str) -> None:
         if (state, detail) == self._reported:
             return  # the same failure again: said once
         self._reported = (state, detail)
@@ -251,7 +253,7 @@ class RuntimeLink(ABC):
         try:
             self._handler.link_changed(state, detail)
         except Exception as error:
-            with suppress(RequestRefused):
+            with suppress(RequestRejected):
                 self._handler.internal_error("link_changed", error)
 
 
@@ -269,21 +271,21 @@ def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Ite
 
 # --- what the kubelet gives every runtime, whichever way it arrives ---------------------------
 
-NOTHING_GIVEN: Final = Resources()
+EMPTY_RESOURCES: Final = Resources()
 
 _GUARANTEED_SCORE: Final = -997
 _BEST_EFFORT_SCORE: Final = 1000
 # The kubelet never writes a quota below 1 ms in 100 ms, so small requests and limits differ.
 _MILLI_TOLERANCE: Final = 10
 
-_PAGE_SIZE: Final = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
-_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_PAGE_SIZE_PATTERN: Final = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
+_SHIFT_BY_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def page_size(text: str) -> int:
     """Bytes of a huge page size such as ``2MB`` (units of 1024); 0 when it is none."""
-    match = _PAGE_SIZE.fullmatch(text)
-    return 0 if match is None else int(match[1]) << _UNIT[match[2].upper()]
+    match = _PAGE_SIZE_PATTERN.fullmatch(text)
+    return 0 if match is None else int(match[1]) << _SHIFT_BY_UNIT[match[2].upper()]
 
 
 def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSClass:
@@ -301,7 +303,7 @@ def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSCl
             return QoSClass.BEST_EFFORT
         if score is not None and 2 <= score < _BEST_EFFORT_SCORE:
             return QoSClass.BURSTABLE
-        if resources == NOTHING_GIVEN:
+        if resources == EMPTY_RESOURCES:
             resources = container.resources
     limit, request = limit_milli(resources, []), request_milli(resources, [])
     memory = resources.memory_limit or 0

@@ -21,7 +21,7 @@ MAX_ALIASED_NODES: Final = 100_000
 """All that a text's aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MERGE: Final = "tag:yaml.org,2002:merge"
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
 class BadValue(yaml.MarkedYAMLError):
@@ -45,7 +45,7 @@ class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
             raise BadValue(problem=problem, problem_mark=node.start_mark) from error
 
 
-def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+def _construct_mapping(loader: Any, node: Any) -> dict[Any, Any]:
     if not isinstance(node, yaml.MappingNode):  # but has its tag
         raise BadValue(problem="expected a mapping", problem_mark=node.start_mark)
     seen: set[object] = set()
@@ -53,8 +53,8 @@ def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
         mark = key_node.start_mark
         if not isinstance(key_node, yaml.ScalarNode):
             raise BadValue(problem="a key must be a word", problem_mark=mark)
-        merged = key_node.tag == _MERGE
-        key = _MERGE if merged else loader.construct_object(key_node, deep=True)
+        merged = key_node.tag == _MERGE_TAG
+        key = _MERGE_TAG if merged else loader.construct_object(key_node, deep=True)
         # 0 and "0" are one key where keys are texts: in JSON, and in our configuration.
         same = {key, key if isinstance(key, str) else str(key).lower()}
         if same & seen:
@@ -72,8 +72,8 @@ def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
 )
-Loader.add_implicit_resolver(_MERGE, re.compile(r"^<<$"), ["<"])
-Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+Loader.add_implicit_resolver(_MERGE_TAG, re.compile(r"^<<$"), ["<"])
+Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 for _tag in ("binary", "timestamp", "set", "omap", "pairs"):
     del Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
 
@@ -127,9 +127,9 @@ def problem_of(error: yaml.YAMLError, text: str) -> str:
 
 # --- YAML 1.2 -----------------------------------------------------------------------------------
 
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-_INT = re.compile(r"[-+]?[0-9]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BOOL_PATTERN = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INT_PATTERN = re.compile(r"[-+]?[0-9]+")
+_FLOAT_PATTERN = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _MAX_INT_DIGITS = 18
 
 
@@ -141,23 +141,23 @@ class _YAML12(Loader):
     """With the scalars of YAML 1.2."""
 
 
-def _int(loader: Any, node: Any) -> int | str:
+def _construct_int(loader: Any, node: Any) -> int | str:
     text = loader.construct_scalar(node)
     return int(text, 10) if len(text) <= _MAX_INT_DIGITS else str(text)
 
 
-def _float(loader: Any, node: Any) -> float:
+def _construct_float(loader: Any, node: Any) -> float:
     return float(loader.construct_scalar(node))
 
 
 for _tag, _pattern, _first in (
-    ("tag:yaml.org,2002:bool", _BOOL, list("tTfF")),
-    ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
-    ("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789")),
+    ("tag:yaml.org,2002:bool", _BOOL_PATTERN, list("tTfF")),
+    ("tag:yaml.org,2002:int", _INT_PATTERN, list("-+0123456789")),
+    ("tag:yaml.org,2002:float", _FLOAT_PATTERN, list("-+.0123456789")),
 ):
     _YAML12.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern.pattern})$"), _first)
-_YAML12.add_constructor("tag:yaml.org,2002:int", _int)
-_YAML12.add_constructor("tag:yaml.org,2002:float", _float)
+_YAML12.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_YAML12.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def parse(text: str) -> Any:

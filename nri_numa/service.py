@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FAILED: Final = 1
-NO_ADDRESS: Final = 3
+EXIT_FAILED: Final = 1
+EXIT_NO_ADDRESS: Final = 3
 
 
 class Service(Protocol):
@@ -32,12 +32,12 @@ class Service(Protocol):
         """
         ...
 
-    def left(self) -> Mapping[str, object]:
+    def pending_summary(self) -> Mapping[str, object]:
         """What stays undone when it stops now, as fields of a log line."""
         ...
 
 
-def run(make: Callable[[], Service], log: Logger, *, address: str) -> int:
+def run_service(make: Callable[[], Service], log: Logger, *, address: str) -> int:
     """Run a service until SIGTERM or SIGINT; the result is the exit code.
 
     Args:
@@ -66,8 +66,8 @@ async def _until_stopped(make: Callable[[], Service], log: Logger, address: str)
     try:
         await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            return _failed(work, log, address)
-        log.info("stopping", **service.left())
+            return _report_failure(work, log, address)
+        log.info("stopping", **service.pending_summary())
     finally:
         for task in (work, end):
             task.cancel()
@@ -75,7 +75,7 @@ async def _until_stopped(make: Callable[[], Service], log: Logger, address: str)
     return 0
 
 
-def _failed(work: asyncio.Task[None], log: Logger, address: str) -> int:
+def _report_failure(work: asyncio.Task[None], log: Logger, address: str) -> int:
     error = work.exception()
     causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
     for cause in causes:
@@ -84,7 +84,7 @@ def _failed(work: asyncio.Task[None], log: Logger, address: str) -> int:
         elif cause is not None:
             lines = "".join(traceback.format_exception(cause)).rstrip()
             log.error("failed", error=repr(cause), traceback=lines)
-    return NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else FAILED
+    return EXIT_NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else EXIT_FAILED
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:

@@ -16,7 +16,7 @@ from typing import Final
 # --- escaping ---------------------------------------------------------------------------------
 
 
-def harmless(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """``text`` in one line, without anything that could move a cursor or reorder what is read.
 
     Control characters, line and paragraph separators, direction marks and lone surrogates become
@@ -42,25 +42,25 @@ def human_bytes(amount: int, *, free: bool = False) -> str:
 
 # --- quantities -------------------------------------------------------------------------------
 
-_NUMBER = re.compile(
+_QUANTITY_PATTERN = re.compile(
     r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40}))"
     r"(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?",
     re.ASCII,
 )
-_FACTORS: Final = {
+_FACTOR_BY_SUFFIX: Final = {
     **{suffix: Fraction(1000) ** power for power, suffix in enumerate("num", -3)},
     **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
     **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
 }
-HUGEPAGES: Final = "hugepages-"
-_EXPECTED: Final = "a quantity such as 2, 500m, 1.5 or 4Gi"
+HUGEPAGES_PREFIX: Final = "hugepages-"
+_QUANTITY_EXPECTED: Final = "a quantity such as 2, 500m, 1.5 or 4Gi"
 
 
 class BadQuantity(ValueError):
     """The value is none; the text is what was expected."""
 
 
-def quantity(value: object) -> Fraction:
+def parse_exact_quantity(value: object) -> Fraction:
     """The exact value of a quantity.
 
     Args:
@@ -70,17 +70,17 @@ def quantity(value: object) -> Fraction:
         BadQuantity: it is no quantity, or negative.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadQuantity(_EXPECTED)
+        raise BadQuantity(_QUANTITY_EXPECTED)
     text = str(value)
-    match = _NUMBER.fullmatch(text)
+    match = _QUANTITY_PATTERN.fullmatch(text)
     if match is None:
-        raise BadQuantity(_EXPECTED)
+        raise BadQuantity(_QUANTITY_EXPECTED)
     digits, exponent, suffix = match.groups()
     amount = Fraction(digits)
     if exponent:
         amount *= Fraction(10) ** int(exponent)
     elif suffix:
-        amount *= _FACTORS[suffix]
+        amount *= _FACTOR_BY_SUFFIX[suffix]
     if amount < 0:
         raise BadQuantity("0 or more")
     return amount
@@ -92,7 +92,7 @@ def milli_cpus(value: object) -> int:
     Raises:
         BadQuantity: no quantity, or finer than a thousandth, which the API server refuses.
     """
-    milli = quantity(value) * 1000
+    milli = parse_exact_quantity(value) * 1000
     if milli.denominator != 1:
         raise BadQuantity("CPUs in steps of 1m, such as 1.5 or 250m")
     if milli > 1_000_000_000:
@@ -106,7 +106,7 @@ def whole_bytes(value: object) -> int:
     Raises:
         BadQuantity: no quantity, or a part of a byte (``400m`` instead of ``400Mi``).
     """
-    amount = quantity(value)
+    amount = parse_exact_quantity(value)
     if amount.denominator != 1:
         raise BadQuantity("whole bytes, such as 400Mi (the suffix m is a thousandth of a byte)")
     if amount >= 1 << 62:
@@ -121,9 +121,11 @@ def page_size(resource: str) -> int:
         BadQuantity: the name has no page size that is a power of two.
     """
     size = 0
-    if resource.startswith(HUGEPAGES):
+    if resource.startswith(HUGEPAGES_PREFIX):
         with contextlib.suppress(BadQuantity):
-            size = whole_bytes(resource.removeprefix(HUGEPAGES))
+            size = whole_bytes(resource.removeprefix(HUGEPAGES_PREFIX))
     if size < 1024 or size & (size - 1):
-        raise BadQuantity(f"{HUGEPAGES}2Mi, {HUGEPAGES}1Gi or another size of huge pages")
+        raise BadQuantity(
+            f"{HUGEPAGES_PREFIX}2Mi, {HUGEPAGES_PREFIX}1Gi or another size of huge pages"
+        )
     return size

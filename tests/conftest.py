@@ -33,7 +33,7 @@ vars(cgroups)["BOUND"] = 60.0
 @pytest.fixture(autouse=True)
 def quiet_logs() -> None:
     """Lines go to a buffer that nobody reads; a test of the log sets up its own."""
-    logs.setup("info", stream=io.StringIO())
+    logs.setup_logging("info", stream=io.StringIO())
 
 
 TARGETS = {

@@ -14,8 +14,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from nri_numa.config import sections
-from nri_numa.config.schema import schema
+from nri_numa.config.schema import config_json_schema
 
 TARGET = Path(__file__).resolve().parents[1] / "config" / "agent.schema.json"
 
@@ -23,19 +25,22 @@ TARGET = Path(__file__).resolve().parents[1] / "config" / "agent.schema.json"
 @functools.cache
 def described() -> dict[str, Any]:
     """The schema with a description of each key."""
-    document = copy.deepcopy(schema())
+    document = copy.deepcopy(config_json_schema())
     texts = _texts()
     for name, definition in document["$defs"].items():
         kind = getattr(sections, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, Struct):
+            continue
+        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
         for key, item in definition.get("properties", {}).items():
-            for one in inspect.getmro(kind) if kind is not None else ():
-                if text := texts.get((one.__name__, key)):
+            for one in inspect.getmro(kind):
+                if text := texts.get((one.__name__, fields[key])):
                     item["description"] = text
     return document
 
 
 def _texts() -> dict[tuple[str, str], str]:
-    """By class and key, the text that stands below it."""
+    """By class and field, the text that stands below it."""
     found: dict[tuple[str, str], str] = {}
     for node in ast.parse(inspect.getsource(sections)).body:
         if not isinstance(node, ast.ClassDef):
@@ -47,8 +52,7 @@ def _texts() -> dict[tuple[str, str], str]:
                 and isinstance(below, ast.Expr)
                 and isinstance(below.value, ast.Constant)
             ):
-                key = sections.camel_case(field.target.id)
-                found[node.name, key] = " ".join(str(below.value.value).split())
+                found[node.name, field.target.id] = " ".join(str(below.value.value).split())
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nri_numa.config import layers
-from nri_numa.config.sections import leaves
+from nri_numa.config.sections import config_keys
 from tools.config_schema import described
 from tools.docs_regions import cell, code, table, write
 
@@ -84,8 +84,8 @@ def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ..
             (
                 code(path),
                 _kind(item),
-                code(_default(leaves()[path].default)),
-                "restart" if leaves()[path].restart else "live",
+                code(_default(config_keys()[path].default)),
+                "restart" if config_keys()[path].restart else "live",
                 meaning,
             )
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 from nri_numa.observe.metrics import (
+    ContainerSeries,
     LateCounts,
     Metrics,
     NUMANodeSample,
     Snapshot,
     StealGauges,
-    Watched,
 )
 from tools.docs_regions import cell, code, table, write
 
@@ -34,8 +34,8 @@ _SAMPLE = Snapshot(
     node_name="node-1",
     container_counts={("shared", True): 1},
     checkpoint_written=1.0,
-    local_memory=Watched({("a", "b", "c"): (1.0,)}, {"known": 1}),
-    waiting=Watched({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
+    local_memory=ContainerSeries({("a", "b", "c"): (1.0,)}, {"known": 1}),
+    cpu_waiting=ContainerSeries({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
 )
 
 _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)
@@ -50,12 +50,12 @@ def text() -> str:
     """A table with name, kind, labels and help text, in the order of a scrape."""
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
-    StealGauges(metrics).set({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
+    StealGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LateCounts(metrics)
     labels = {
         str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")
     }
-    exposed = metrics.text()
+    exposed = metrics.render_metrics()
     kinds = dict(_TYPE.findall(exposed))
     rows = []
     for name, meaning in _HELP.findall(exposed):

@@ -24,9 +24,9 @@ from google.protobuf.message import Message
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.nri import conversion
 from nri_numa.nri.wire import events as ev
@@ -86,16 +86,18 @@ class Node:
         directory: for the checkpoint.
     """
 
-    memory: Reading | None = None
+    memory: MeasuredFree | None = None
 
     def __init__(self, directory: str) -> None:
-        topology = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64)
+        topology = build_synthetic_topology(
+            sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64
+        )
         metrics = Metrics("hops")
         store = CheckpointStore(directory, identity={"machine": "hops"}, clock=lambda: 1.0)
         store.load()
         self._later: list[Callable[[], object]] = []
         agent = Agent(
-            Machine(topology=topology, settings=Settings(), key=b"signs annotations"),
+            NodeModel(topology=topology, settings=Settings(), key=b"signs annotations"),
             metrics=metrics,
             store=store,
             clock=_Clock(self._later),
@@ -104,7 +106,7 @@ class Node:
         )
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
-        self._plugin.register("hops", "10")
+        self._plugin.register_plugin("hops", "10")
         (registration,) = self._replies()
         self._runtime.reply(registration.stream)
         self._ask("Configure", pb.ConfigureRequest())
@@ -121,7 +123,7 @@ class Node:
         Raises:
             RuntimeError: it was refused.
         """
-        self._runtime.request("CreateContainer", _request("new", annotations, cpus))
+        self._runtime.call_plugin("CreateContainer", _request("new", annotations, cpus))
         data = self._runtime.data_to_send()
         found = counted(lambda: self._answer(data))
         self._finish()
@@ -129,7 +131,7 @@ class Node:
         return found
 
     def _ask(self, method: str, request: Message) -> None:
-        self._runtime.request(method, request)
+        self._runtime.call_plugin(method, request)
         self._answer(self._runtime.data_to_send())
         self._finish()
 
@@ -143,8 +145,8 @@ class Node:
                     session.reply(stream, pb.ConfigureResponse(events=AGENT_EVENTS))
                 case ev.SynchronizeRequested(stream):
                     session.reply(stream)
-                case ev.Requested():
-                    session.reply(event.stream, conversion.answer(self._handler, event))
+                case ev.EventRequested():
+                    session.reply(event.stream, conversion.answer_request(self._handler, event))
                 case _:
                     pass
         self._sent = session.data_to_send()
@@ -155,7 +157,7 @@ class Node:
             self._later.pop(0)()
         self._runtime.receive_data(self._sent)
         while (event := self._runtime.next_event()) is not None:
-            if isinstance(event, ev.Answered) and event.status is not None:
+            if isinstance(event, ev.RequestAnswered) and event.status is not None:
                 raise RuntimeError(f"{event.method}: {event.status}")
 
     def _replies(self) -> list[ev.RuntimeEvent]:

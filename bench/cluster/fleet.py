@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import largest
-from nri_numa.engine.admit import admit, forget_pod, release
-from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.accounting import max_exclusive_by_node
+from nri_numa.engine.admit import admit, forget_pod, release_container
+from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import container_of, pod_sandbox
@@ -39,7 +39,7 @@ class Agent:
         away: it was killed; what runs goes on, and nothing starts or ends.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: NodeModel) -> None:
         self.machine = machine
         self.state = NodeState()
         self.away = False
@@ -68,20 +68,20 @@ class Agent:
         """The pod ended."""
         sandbox, made = self._held.pop(uid)
         for container in made:
-            self.state = release(self.machine, self.state, container).state
+            self.state = release_container(self.machine, self.state, container).state
         self.state = forget_pod(self.machine, self.state, sandbox).state
 
     def zones(self) -> list[dict[str, int]]:
         """What is left on each NUMA node: whole CPUs, and bytes of memory."""
         machine, state = self.machine, self.state
-        cpus, memory = machine.cpu_left(state), machine.memory_left(state, Reading())
+        cpus, memory = machine.free_cpu_milli(state), machine.free_memory(state, MeasuredFree())
         return [{"cpu": cpus[i] // 1000, "memory": memory[i]} for i in sorted(cpus)]
 
     def granted(self) -> dict[str, list[int]]:
         """Exclusive CPUs of each pod that runs, by UID."""
         found: dict[str, list[int]] = {}
         for each in self.state.allocations.values():
-            if each.owned:
+            if each.exclusive:
                 found.setdefault(each.pod_uid, []).extend(each.cpus)
         return found
 
@@ -89,7 +89,7 @@ class Agent:
     def room(self) -> int:
         """The most exclusive CPUs that one more container could have on one NUMA node."""
         if self._room is None or self._room[0] is not self.state:
-            self._room = self.state, max(largest(self.machine, self.state).values())
+            self._room = self.state, max(max_exclusive_by_node(self.machine, self.state).values())
         return self._room[1]
 
     @property

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
 
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.text import quantity
+from nri_numa.text import parse_exact_quantity
 from tests.beds.cri import CRIError, poll
 from tests.beds.kube import publisher
 from tests.beds.kube.bed import KubeBed
@@ -46,7 +46,7 @@ def document(name: str, scheduler: str, annotations: Mapping[str, str]) -> JsonO
 
 def topology() -> Topology:
     """The machine that it is."""
-    return discover(Path("/"))
+    return discover_topology(Path("/"))
 
 
 class _Lonely(Node):
@@ -87,7 +87,7 @@ class RealNode:
         """What is left on each NUMA node, as its object says it: whole CPUs, bytes of memory."""
         return [
             {
-                each["name"]: int(quantity(each["available"]))
+                each["name"]: int(parse_exact_quantity(each["available"]))
                 for each in zone["resources"]
                 if each["name"] in ("cpu", "memory")
             }

@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from nri_numa.text import quantity
+from nri_numa.text import parse_exact_quantity
 
 ZONES = web.AppKey("zones", Path)
 
@@ -29,7 +29,10 @@ def fits(pod: dict[str, Any], zones: list[dict[str, int]]) -> bool:
     """Whether every container finds a zone with all that it asks for."""
     asked = [one.get("resources", {}).get("requests", {}) for one in pod["spec"]["containers"]]
     return all(
-        any(all(zone[key] >= quantity(text) for key, text in one.items()) for zone in zones)
+        any(
+            all(zone[key] >= parse_exact_quantity(text) for key, text in one.items())
+            for zone in zones
+        )
         for one in asked
     )
 

@@ -30,8 +30,8 @@ from bench.cluster.checker import Checker
 from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
 from bench.stats import quantile, table
 from nri_numa.agent.view import zones_document
-from nri_numa.engine.decision import Machine, Reading
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import topology
 from tests.beds.cri import poll
@@ -111,10 +111,12 @@ class Stream:
             }
 
 
-def topology_settings() -> Machine:
+def topology_settings() -> NodeModel:
     """One node: two NUMA nodes of 16 CPUs, eight cores each."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64)
-    return Machine(topology=topology, settings=Settings())
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
+    )
+    return NodeModel(topology=topology, settings=Settings())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,10 +306,10 @@ class Published:
     def document(self, node: str, *, ready: bool = True) -> JsonObject:
         """A node's object, as it is to be now."""
         agent = self._made[node]
-        found = zones_document(agent.machine, agent.state, Reading())
-        what = topology.contents(PREFIX, found)
-        what = what if ready else topology.silent(PREFIX, what)
-        return topology.body(node, self._uids[node], {}, what)
+        found = zones_document(agent.machine, agent.state, MeasuredFree())
+        what = topology.build_topology_contents(PREFIX, found)
+        what = what if ready else topology.stale_document(PREFIX, what)
+        return topology.build_topology_object(node, self._uids[node], {}, what)
 
     def write(self, node: str, written: JsonObject) -> None:
         """Write an object; a busy API server may end an answer in the middle."""

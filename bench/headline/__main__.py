@@ -25,8 +25,8 @@ from typing import Any
 from bench import machine
 from bench.headline.cotenant import cotenants, share
 from bench.stats import table
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.measure.rounds import busy_before
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.measure.rounds import cpu_utilization
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import MIB, guaranteed, poll
@@ -165,7 +165,9 @@ def measure(*, runs: int, seconds: float, each: int, series: str) -> dict[str, l
         raise SystemExit(f"two CPUs or more from 0 on are needed, this process may use {cpus}")
     half = len(cpus) // 2
     nodes = {0: cpus[:half], 1: cpus[half : 2 * half]}
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=half, threads=1)
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=half, threads=1
+    )
     found: dict[str, list[Run]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory(prefix="nnh-") as scratch:
         directory = Path(scratch)
@@ -305,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     date = time.strftime("%Y-%m-%d", time.gmtime())
     head = f"Measured on {date}.\n\n{machine.describe()}"
-    busy = busy_before(CPUSet(os.sched_getaffinity(0)))
+    busy = cpu_utilization(CPUSet(os.sched_getaffinity(0)))
     if busy is not None and busy > NOISY:
         print(f"others use {busy:.0%} of the CPUs: measure again when it is quiet", file=sys.stderr)
     try:

@@ -22,9 +22,9 @@ from bench.replay.placements import PLACEMENTS
 from bench.replay.run import PROBE_CPUS, PROBE_MEMORY, Outcome, replay
 from bench.stats import table
 from nri_numa.errors import TopologyError
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.machine.sysfs import discover
-from nri_numa.measure.results import BAD, GOOD, Bar, Chart, drawing
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.machine.sysfs import discover_topology
+from nri_numa.measure.results import BAD_COLOR, GOOD_COLOR, Bar, Chart, render_charts_svg
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 
@@ -180,7 +180,7 @@ def report(every: Sequence[Series]) -> str:
 
 
 def _colour(key: str) -> str:
-    return BAD if key.startswith("kubelet") else GOOD
+    return BAD_COLOR if key.startswith("kubelet") else GOOD_COLOR
 
 
 def draw(
@@ -203,7 +203,7 @@ def draw(
             exact = f"{most:.1f} %" if least == most else f"{least:.1f} to {most:.1f} %"
             bars.append(Bar(f"{exact}: optimum, the future known", most, least, most, OTHER))
         panels.append(Chart(f"{what}; {one.machine}, load {one.load:g}", bars))
-    return drawing(panels, (), title=what, about=ABOUT, foot=foot)
+    return render_charts_svg(panels, (), title=what, about=ABOUT, foot=foot)
 
 
 def _bar(title: str, values: Sequence[float], colour: str) -> Bar:
@@ -218,9 +218,11 @@ def machines(paths: Sequence[Path]) -> dict[str, Topology]:
         if not paths and not path.exists():
             print(f"left out: there is no capture {path.name} in {path.parent}", file=sys.stderr)
             continue
-        made[path.name] = discover(path)
+        made[path.name] = discover_topology(path)
     if not paths:
-        made[MODELLED] = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=16, memory_gib=128)
+        made[MODELLED] = build_synthetic_topology(
+            sockets=2, numa_per_socket=1, cores_per_numa=16, memory_gib=128
+        )
     return made
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from bench.replay.optimum import moved_least
 from bench.replay.trace import Pod
-from nri_numa.engine.admit import admit, forget_pod, release
-from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.room import all_arrived, with_room
+from nri_numa.engine.admit import admit, forget_pod, release_container
+from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.room import admit_by_moving, state_after_migration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -67,8 +67,8 @@ class Ours:
     ) -> None:
         self._movable = movable
         self.moved: dict[int, Got] = {}
-        settings = Settings(strategy=strategy, reserved_cpus=reserved, room_moves=2)
-        self._machine = Machine(topology=topology, settings=settings)
+        settings = Settings(strategy=strategy, reserved_cpus=reserved, rebalance_moves=2)
+        self._machine = NodeModel(topology=topology, settings=settings)
         self._annotations = {
             f"{settings.prefix}/policy": policy.value,
             f"{settings.prefix}/cpus": "exclusive",
@@ -91,17 +91,19 @@ class Ours:
         container = Container(id=f"c{pod.number}", pod_id=sandbox.id, name="c", resources=resources)
         decision = admit(self._machine, self._state, sandbox, container)
         self.moved = {}
-        if isinstance(decision, Refused) and self._movable:
-            decision = with_room(self._machine, self._state, decision, None, 0.0)
-        if isinstance(decision, Refused):
+        if isinstance(decision, Rejected) and self._movable:
+            decision = admit_by_moving(self._machine, self._state, decision, None, 0.0)
+        if isinstance(decision, Rejected):
             return None
         # Memory has moved before the next pod comes.
-        self._state = all_arrived(decision)
-        self.moved = {int(m.after.pod[1:]): _got(m.after.arrived) for m in decision.moves}
+        self._state = state_after_migration(decision)
+        self.moved = {
+            int(m.after.pod[1:]): _got(m.after.migration_finished) for m in decision.moves
+        }
         return _got(decision.allocation)
 
     def end(self, pod: Pod) -> None:
-        self._state = release(self._machine, self._state, f"c{pod.number}").state
+        self._state = release_container(self._machine, self._state, f"c{pod.number}").state
         self._state = forget_pod(self._machine, self._state, f"u{pod.number}").state
 
 

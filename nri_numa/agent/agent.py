@@ -17,90 +17,90 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import Differences, observe_some
+from nri_numa.agent.reconcile import DriftTable, observe_some
 from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, whole
-from nri_numa.engine.adopt import ASSIGNED, assigned, is_signed
-from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
-from nri_numa.engine.explain.explanation import Grounds, grounds
-from nri_numa.engine.others import overlapping
-from nri_numa.engine.resize import over_remembered, resize
+from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
+from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
+from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
+from nri_numa.engine.others import foreign_overlaps
+from nri_numa.engine.resize import override_stale_cpuset, resize_container
 from nri_numa.engine.resync import (
     Correction,
-    resync,
-    take_in,
-    without_answer,
+    admit_running,
+    rebuild_node_state,
+    reclassify_unanswered,
 )
 from nri_numa.engine.room import (
     Search,
-    after_moving,
-    for_whom,
-    keep_room,
+    admit_by_moving,
+    fits_after_moves_text,
+    move_purpose_text,
+    move_text,
+    nodes_short_of_memory,
+    restore_headroom,
     room_search,
-    short_of_memory,
-    went,
-    with_room,
 )
 from nri_numa.engine.state import (
-    STRICT,
+    STRICT_POLICIES,
     Allocation,
     Kind,
     NodeState,
+    check_invariants,
+    check_step_invariants,
     effective_cpus,
-    group_of,
-    step_violations,
-    union,
-    violations,
+    shared_group_key,
+    union_cpus,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written
+from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, CgroupWriter, WriteOutcome
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import (
     NO_CHANGE,
     Container,
     ContainerUpdate,
     KubeletGrants,
-    Pods,
     PodSandbox,
+    PodTable,
     Resources,
     StateChange,
 )
 from nri_numa.observe import logs
-from nri_numa.observe.decisions import RUNNING, DecisionLog
+from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionLog
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import DecidedRequests, Notices
-from nri_numa.observe.traces import KeptTrace, keep, unpack
+from nri_numa.observe.notices import NoticeLog, RequestDecisions
+from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_trace
 from nri_numa.store.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import BesideKubelet
+    from nri_numa.agent.beside_kubelet import KubeletSync
     from nri_numa.agent.reconcile import Reconciler
-    from nri_numa.agent.reload import Rereading
+    from nri_numa.agent.reload import MachineReloader
 
 SYNCHRONIZE_SECONDS: Final = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
 less (``plugin_request_timeout``), and then drops the plugin."""
 START_SECONDS: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
-AT_ONCE: Final = 25
+TASK_BATCH: Final = 25
 """Deferred tasks done, or cgroups widened, in one go: one to two milliseconds."""
 LOGGED_AT_ONCE: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
-NAMED: Final = 5
+MAX_NAMED_CONTAINERS: Final = 5
 """Containers that one line names; a node may have hundreds."""
-_REFUSALS: Final = 256
+_MAX_REJECTIONS: Final = 256
 """Refusals that are kept."""
-_ENDED: Final = 256
+_MAX_ENDED_IDS: Final = 256
 """Ended containers whose ids are kept; the news of their start can only be moments late."""
-_NOWHERE: Final = CgroupPlace()
+_NO_CGROUP: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
 
 
-class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
+class RejectedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """A refused container, kept as long as its pod so that the pod's author can ask why.
 
     Attributes:
-        at: Unix time in seconds of the last refusal.
+        last_time: Unix time in seconds of the last refusal.
         count: how often it was refused for this reason: the kubelet tries again and again.
     """
 
@@ -110,23 +110,23 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     reason: str
     message: str
-    at: float
-    trace: KeptTrace
+    last_time: float
+    trace: PackedTrace
     observed: bool = False
     count: int = 1
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def rejection_key(self) -> tuple[str, str, str, str]:
         """The same for all refusals of a container for one reason."""
         return self.namespace, self.pod, self.container, self.reason
 
 
-def _key_of(refused: Refused) -> tuple[str, str, str, str]:
+def _key_of(refused: Rejected) -> tuple[str, str, str, str]:
     pod, container = refused.trace.pod, refused.trace.container
     return pod.namespace, pod.name, container.name, refused.reason
 
 
-class Start(msgspec.Struct):
+class ContainerStart(msgspec.Struct):
     """A container on its way from creation to the end of its start.
 
     A runtime takes down an update of such a container and applies it to no cgroup: containerd
@@ -166,11 +166,11 @@ class DeferredTasks:
     def _schedule(self) -> None:
         if self._waiting:
             self._is_scheduled = True
-            self._clock.call_soon(self._work)
+            self._clock.call_soon(self._run_task_batch)
 
-    def _work(self) -> None:
+    def _run_task_batch(self) -> None:
         try:
-            for _ in range(min(len(self._waiting), AT_ONCE)):
+            for _ in range(min(len(self._waiting), TASK_BATCH)):
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
@@ -191,10 +191,10 @@ class Agent:
         refused: how many were refused so far.
         synchronized: whether the runtime has said what runs at least once.
         sees_starts: whether every start is reported; over CRI a short life is not.
-        places: where the cgroups of live containers are, by container id.
+        cgroup_places: where the cgroups of live containers are, by container id.
         write_counts: how often the cgroups of live containers were to be written, by container id.
         starting: containers between their creation and the end of their start.
-        updating: containers whose cpuset the runtime may be writing, with other resources.
+        unconfirmed_ids: containers whose cpuset the runtime may be writing, with other resources.
         widening: containers that may have more than their cgroups say.
         moves_memory: whether pages of containers can be moved from here.
         moving: of containers whose pages are being moved, from where to where, and bytes so far.
@@ -205,48 +205,48 @@ class Agent:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: NodeModel,
         *,
         metrics: Metrics,
         store: CheckpointStore,
         clock: Clock,
-        readings: Rereading,
+        readings: MachineReloader,
         cgroups: CgroupWriter,
         observe: bool = False,
     ) -> None:
         self.machine = machine
         self.state = NodeState()
-        self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
+        self._refusals: dict[tuple[str, str, str, str], RejectedContainer] = {}
         self.refused = 0
-        self.notices = Notices(clock.time)
-        self.decided = DecidedRequests(clock.time)
+        self.notices = NoticeLog(clock.time)
+        self.decided = RequestDecisions(clock.time)
         self.synchronized = False
         self.sees_starts = True
         self.observe = observe
         self.checkpoint = store
-        self.places: dict[str, CgroupPlace] = {}
+        self.cgroup_places: dict[str, CgroupPlace] = {}
         self.write_counts = Counter[str]()
-        self.starting: dict[str, Start] = {}
+        self.starting: dict[str, ContainerStart] = {}
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
-        self.updating: set[str] = set()
+        self.unconfirmed_ids: set[str] = set()
         self.widening: dict[str, None] = {}
         self.moves_memory = False
         self.moving: dict[str, tuple[NUMASet, int, int]] = {}
         self.creations = 0
         self.narrowed_at: float | None = None
         self.reconciler: Reconciler | None = None
-        self.kubelet: BesideKubelet | None = None
-        self.differences = Differences(metrics, clock, self)
+        self.kubelet: KubeletSync | None = None
+        self.differences = DriftTable(metrics, clock, self)
         self._metrics = metrics
         self._now = clock.time
         self._clock = clock
         self._readings = readings
         self._cgroups = cgroups
-        self._tell = DecisionLog(metrics, self.notices, self.decided)
+        self._decision_log = DecisionLog(metrics, self.notices, self.decided)
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
         self._room_searches = RoomSearches(self, self._tasks.add)
-        self._traces: dict[str, Trace | KeptTrace] = {}
+        self._traces: dict[str, DecisionTrace | PackedTrace] = {}
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
         self._listeners: list[Callable[[], None]] = []
@@ -254,23 +254,23 @@ class Agent:
 
     # --- events of the runtime --------------------------------------------------------------------
 
-    def runtime_waits(self, seconds: float) -> None:
+    def set_response_timeout(self, seconds: float) -> None:
         """How long the runtime waits for an answer; 0 when it does not say."""
         self._synchronize_seconds = min(SYNCHRONIZE_SECONDS, seconds / 2 or SYNCHRONIZE_SECONDS)
 
-    def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
+    def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
         self.creations += 1
         before = self.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        decision = whole.admit_whole(
+        decision = whole.admit_pod(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
-        if isinstance(decision, Refused):
-            decision = self._with_room(decision)
-            if isinstance(decision, Refused):
-                self._refused(decision)
+        if isinstance(decision, Rejected):
+            decision = self._admit_by_moving(decision)
+            if isinstance(decision, Rejected):
+                self._on_rejected(decision)
                 if self.observe:
                     return None
                 if decision.is_search_spent:
@@ -278,79 +278,83 @@ class Agent:
                 return decision
         else:
             one = decision.allocation
-            keeps = one.owned or one.policy in STRICT
-            self._swap(decision.state, decision.change, pod if keeps else None)
+            keeps = one.exclusive or one.policy in STRICT_POLICIES
+            self._replace_state(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
                 self._check_if_undone(before.get(container_id))
-                self._forget(container_id)
-        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        self._admitted(decision)
+                self._drop_container(container_id)
+        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self._on_admitted(decision)
         self._check_if_foreign(decision.allocation)
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
-        self.starting[container.id] = Start(decision.adjustment.cpus, mems)
+        self.starting[container.id] = ContainerStart(decision.adjustment.cpus, mems)
         if self.observe:
             return None
         updates = decision.updates
         if decision.moves or not updates:
             return decision  # written before
-        return replace(decision, updates=self._follow(updates))
+        return replace(decision, updates=self._write_updates(updates))
 
-    def _with_room(self, refused: Refused) -> Admitted | Refused:
+    def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
         state, memory, now = self.state, self._readings.memory, self._now()
         problems, still = self._write_problems(), self._immovable_ids()
-        decide = partial(with_room, self.machine, state, refused, memory, now)
+        decide = partial(admit_by_moving, self.machine, state, refused, memory, now)
         found = decide(still | problems.keys())
         made: tuple[ContainerUpdate, ...] | str
-        if isinstance(found, Refused):
-            if not problems or isinstance(decide(still), Refused):
+        if isinstance(found, Rejected):
+            if not problems or isinstance(decide(still), Rejected):
                 return found
             made = next(iter(problems.values()))
         else:
-            self._swap(found.state, found.change, refused.trace.pod)
-            made = self._made_room(state, found, "room")
+            self._replace_state(found.state, found.change, refused.trace.pod)
+            made = self._apply_moves(state, found, "room")
         if isinstance(made, str):
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
 
-    def is_refused(self, refused: Refused) -> bool:
+    def is_refused(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
         record = self.state.pods.get(uid)
         there = [self.state.allocations[i].container for i in record.containers] if record else ()
         return _key_of(refused) in self._refusals and name not in there
 
-    def search_for(self, refused: Refused) -> Search[Admitted | Refused]:
+    def search_for(self, refused: Rejected) -> Search[Admitted | Rejected]:
         """A search for room, by what is there now."""
         memory, now = self._readings.memory, self._now()
-        state, still = self.state, self.still()
+        state, still = self.state, self.immovable_ids()
         return room_search(self.machine, state, refused, memory, now, still, is_deferred=True)
 
-    def finish_search(self, refused: Refused, found: Admitted | Refused) -> None:
+    def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
         """What a search found that went on after a refusal: some move, and the refusal says it."""
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             text = found.room_text
-        elif self.still().isdisjoint(m.after.container_id for m in found.moves):
+        elif self.immovable_ids().isdisjoint(m.after.container_id for m in found.moves):
             problem = self._move(found, "room")
-            text = f"no room could be made: {problem}" if problem else after_moving(found.moves)
+            text = (
+                f"no room could be made: {problem}"
+                if problem
+                else fits_after_moves_text(found.moves)
+            )
         else:
             text = ""
         one = self._refusals.get(key := _key_of(refused))
         if text and one is not None:
             message = replace(refused, room_text=text).message
             self._refusals[key] = replace(one, message=message)
-            self._tell.note_room(refused.trace, text)
-            self.notify()
+            self._decision_log.note_room(refused.trace, text)
+            self.notify_listeners()
 
-    def keep_room(self, most: int) -> int:
+    def restore_headroom(self, most: int) -> int:
         """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
 
         Returns how many were to.
         """
         state, memory, now = self.state, self._readings.memory, self._now()
-        found = keep_room(self.machine, state, memory, now, self.still(), most)
+        found = restore_headroom(self.machine, state, memory, now, self.immovable_ids(), most)
         if found is None:
             return 0
         self._move(found, "keep")
@@ -359,18 +363,18 @@ class Agent:
     def _move(self, found: Admitted, reason: str) -> str:
         """Have some move for a container that is to come; returns what was in the way of it."""
         before = self.state
-        self._swap(found.state, found.change)
-        made = self._made_room(before, found, reason)
+        self._replace_state(found.state, found.change)
+        made = self._apply_moves(before, found, reason)
         if isinstance(made, str):
             return made
-        self._alone(made)
+        self._check_unsent(made)
         return ""
 
     def short_of_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
-        """As `nri_numa.engine.room.short_of_memory`, by what is free now."""
-        return short_of_memory(self.state, self._readings.memory, used)
+        """As `nri_numa.engine.room.nodes_short_of_memory`, by what is free now."""
+        return nodes_short_of_memory(self.state, self._readings.memory, used)
 
-    def still(self) -> set[str]:
+    def immovable_ids(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
         return self._immovable_ids() | self._write_problems().keys()
 
@@ -379,21 +383,21 @@ class Agent:
             i
             for i, a in self.state.allocations.items()
             if self.observe
-            or not self.runs(i)
-            or i in self.updating
+            or not self.is_running(i)
+            or i in self.unconfirmed_ids
             or (a.mems and not self.moves_memory)
         }
 
     def _write_problems(self) -> dict[str, str]:
         """Movable containers whose cgroups cannot be written, and why."""
         found = {
-            i: self._cgroups.write_problem(self.places.get(i, _NOWHERE))
+            i: self._cgroups.write_problem(self.cgroup_places.get(i, _NO_CGROUP))
             for i, a in self.state.allocations.items()
             if a.movable
         }
         return {i: problem for i, problem in found.items() if problem}
 
-    def _made_room(
+    def _apply_moves(
         self, before: NodeState, decision: Admitted, reason: str
     ) -> tuple[ContainerUpdate, ...] | str:
         """Write those that make room, so that nobody is where another comes; or all go back.
@@ -404,137 +408,150 @@ class Agent:
         then what is left over is given to who shares it.
         """
         moves = {m.after.container_id: m for m in reversed(decision.moves)}
-        left = union(m.before.cpus for m in decision.moves if m.before.owned)
+        left = union_cpus(m.before.cpus for m in decision.moves if m.before.exclusive)
         wanted = {u.container_id: u for u in decision.updates}
         others = [u for i, u in wanted.items() if i not in moves]
         less = [(u, CPUSet.parse(u.cpus) - left) for u in others]
-        kept = self._follow([u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less])
-        done = self.write(
-            {i: Wanted(self.places[i], wanted[i].cpus, wanted[i].mems) for i in moves}
+        kept = self._write_updates([u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less])
+        done = self.write_cgroups(
+            {i: CgroupWrite(self.cgroup_places[i], wanted[i].cpus, wanted[i].mems) for i in moves}
         )
         if problems := [one.problem for one in done.values() if one.problem]:
-            self._swap(replace(before, serial=self.state.serial + 1), decision.change)
-            self.put_right([i for i in wanted if self.runs(i)])
-            self._look(wanted)
+            self._replace_state(replace(before, serial=self.state.serial + 1), decision.change)
+            self.repair_cgroups([i for i in wanted if self.is_running(i)])
+            self._request_check(wanted)
             return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
         self._metrics.moves.labels(reason).inc(len(moves))
         for move in decision.moves:
-            self._tasks.add(partial(self._mark, move.after.container_id))
-            self._tasks.add(partial(self._tell.moved, move, went(move), for_whom(move.after)))
-        every = {u.container_id: u for u in (*kept, *self._widen(more))}
+            self._tasks.add(partial(self._write_assignment_mark, move.after.container_id))
+            self._tasks.add(
+                partial(
+                    self._decision_log.log_moved,
+                    move,
+                    move_text(move),
+                    move_purpose_text(move.after),
+                )
+            )
+        every = {u.container_id: u for u in (*kept, *self._return_cpus(more))}
         return tuple(every.values())
 
-    def arrived(self, container_id: str) -> Wanted:
+    def finish_migration(self, container_id: str) -> CgroupWrite:
         """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
 
         `post_update_container` is called when that was written. The kernel may take seconds for it,
         and CPUs, which it has by now, may change meanwhile.
         """
-        self.updating.add(container_id)
+        self.unconfirmed_ids.add(container_id)
         self.write_counts[container_id] += 1
-        there = self.state.allocations[container_id].arrived
-        after = self.state.without(container_id).with_allocation(there)
-        self._swap(after, StateChange((container_id,), (there.pod_uid,)))
-        return Wanted(self.places[container_id], "", str(there.mems))
+        there = self.state.allocations[container_id].migration_finished
+        after = self.state.without_allocation(container_id).with_allocation(there)
+        self._replace_state(after, StateChange((container_id,), (there.pod_uid,)))
+        return CgroupWrite(self.cgroup_places[container_id], "", str(there.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""
         if container.id in self._ended:
             return
-        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if container.id not in self.state.allocations:
-            self._meet(pod, container)
+            self._admit_unreported(pod, container)
         if self.observe:
             return
         if container.id in self.starting:
             self._begun[container.id] = None
-        self._settle(container.id)
+        self._correct_starting(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """A container runs: what it has from now on is its cgroup's."""
         if container.id in self._ended:
             return  # late news: a program may end before the runtime says that it runs
-        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if container.id not in self.state.allocations:
-            self._meet(pod, container)
+            self._admit_unreported(pod, container)
         self.starting.pop(container.id, None)
         self._begun.pop(container.id, None)
         if (a := self.state.allocations.get(container.id)) is not None and a.movable:
-            self.notify()  # from now on it may move
+            self.notify_listeners()  # from now on it may move
         self._tell_systemd([container.id])  # it may have been written while it started
-        self._tasks.add(partial(self._look, (container.id,)))
+        self._tasks.add(partial(self._request_check, (container.id,)))
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
-    ) -> Resized | Refused:
+    ) -> Resized | Rejected:
         """Decide about new resources of a live container."""
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
-        outcome = resize(
+        outcome = resize_container(
             self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
         )
-        if isinstance(outcome, Refused):
-            self._refused(outcome)
+        if isinstance(outcome, Rejected):
+            self._on_rejected(outcome)
             return (
-                Resized(state=self.state, own=None, trace=outcome.trace)
+                Resized(state=self.state, container_update=None, trace=outcome.trace)
                 if self.observe
                 else outcome
             )
         if outcome.state is not self.state:
-            self._swap(outcome.state, outcome.change, pod)
+            self._replace_state(outcome.state, outcome.change, pod)
             allocation = self.state.allocations[container.id]
-            self._resized(allocation, outcome.trace, before)
+            self._on_resized(allocation, outcome.trace, before)
             self._check_if_foreign(before)
             self._check_if_foreign(allocation)
-        kept = outcome.own.cpus if outcome.own is not None else ""
+        kept = outcome.container_update.cpus if outcome.container_update is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
             rewritten = self.kubelet.cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
         if requested.cpus and kept:
-            self._tasks.add(partial(self._tell.overridden, pod, container, requested.cpus, kept))
+            self._tasks.add(
+                partial(self._decision_log.log_overridden, pod, container, requested.cpus, kept)
+            )
         if self.observe:
-            return Resized(state=outcome.state, own=None, trace=outcome.trace)
-        self.updating.add(container.id)
-        own = over_remembered(self.machine, self.state, container, requested, outcome.own)
-        return replace(outcome, own=own, updates=self._follow(outcome.updates))
+            return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
+        self.unconfirmed_ids.add(container.id)
+        own = override_stale_cpuset(
+            self.machine, self.state, container, requested, outcome.container_update
+        )
+        return replace(outcome, container_update=own, updates=self._write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
-        self.updating.discard(container_id)
+        self.unconfirmed_ids.discard(container_id)
         allocation = self.state.allocations.get(container_id)
         if allocation is not None and allocation.movable:
-            self._tasks.add(partial(self._mark, container_id))
+            self._tasks.add(partial(self._write_assignment_mark, container_id))
         if not self.observe:
-            self.put_right([container_id])
+            self.repair_cgroups([container_id])
             self._tell_systemd([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
-        return self._widen(self._release(container_id))
+        return self._return_cpus(self._release_container(container_id))
 
     def remove_container(self, container_id: str) -> None:
         """A container is gone; normally it gave everything back when it stopped."""
-        self._alone(self._widen(self._release(container_id)))
+        self._check_unsent(self._return_cpus(self._release_container(container_id)))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
-        kept = whole.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
+        kept = whole.reserve_for_sandbox(
+            self.machine, self.state, pod, self._readings.memory, self._now()
+        )
         if kept.state is not self.state or self.state.can_keep_for(pod.uid):
-            self._swap(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
-            self._alone(self._follow(kept.updates))
+            self._replace_state(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
+            self._check_unsent(self._write_updates(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
         record = self.state.pods.get(uid)
         every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
-        over = [a for a in every if a.ended or a.container_id in self.starting]
-        self._let_go([a for a in over if a.pod_id == sandbox])
+        over = [a for a in every if a.reserved_at or a.container_id in self.starting]
+        self._release_reservations([a for a in over if a.pod_id == sandbox])
 
-    def release_kept(self) -> None:
+    def release_reservations(self) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
         A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
@@ -544,12 +561,12 @@ class Agent:
         state, reader, seconds = (
             self.state,
             self._cgroups.reader,
-            self.machine.settings.kept_seconds,
+            self.machine.settings.reservation_seconds,
         )
-        kept = [a for a in state.allocations.values() if a.ended]
+        kept = [a for a in state.allocations.values() if a.reserved_at]
         waiting = [
             a for i in self.starting
-            if (a := state.allocations.get(i)) and reader.is_removed(self.places[i])
+            if (a := state.allocations.get(i)) and reader.is_removed(self.cgroup_places[i])
         ]  # fmt: skip
         sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
         gone = {
@@ -557,20 +574,22 @@ class Agent:
         }
         latest = self._now() - seconds
         latest_start = self._now() - max(seconds, START_SECONDS)
-        late = [a for a in waiting if a.since <= latest_start or a.pod_uid in gone]
-        self._let_go([a for a in kept if a.ended <= latest or a.pod_uid in gone] + late)
+        late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
+        self._release_reservations(
+            [a for a in kept if a.reserved_at <= latest or a.pod_uid in gone] + late
+        )
         for allocation in late:  # should it start after all, it is met then
             self._ended.pop(allocation.container_id, None)
 
-    def _let_go(self, kept: Sequence[Allocation]) -> None:
+    def _release_reservations(self, kept: Sequence[Allocation]) -> None:
         if not kept:
             return
-        released = admit.let_go(self.machine, self.state, kept)
-        self._swap(released.state, released.change)
+        released = admit.release_reservations(self.machine, self.state, kept)
+        self._replace_state(released.state, released.change)
         for allocation in kept:
-            self._forget(allocation.container_id)
-            self._tell.let_go(allocation)
-        self._alone(self._widen(released.updates))
+            self._drop_container(allocation.container_id)
+            self._decision_log.log_reservation_released(allocation)
+        self._check_unsent(self._return_cpus(released.updates))
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
@@ -578,162 +597,176 @@ class Agent:
         before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
-        self._swap(released.state, released.change)
+        self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
-            self._forget(container_id)
+            self._drop_container(container_id)
             self._check_if_foreign(before.allocations.get(container_id))
-        self._alone(self._widen(released.updates))
+        self._check_unsent(self._return_cpus(released.updates))
 
     def synchronize(
-        self, pods: Pods | Iterable[PodSandbox], containers: Sequence[Container]
+        self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock.monotonic() + self._synchronize_seconds
-        pods = pods if isinstance(pods, Pods) else Pods.of(pods)
+        pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self._keep_refusals(lambda one: one.pod_id in pods.uids)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         began = self._now()
-        outcome = resync(
+        outcome = rebuild_node_state(
             self.machine, self.state, pods, containers, self._readings.memory, began,
             in_time=lambda: self._clock.monotonic() < end,
         )  # fmt: skip
         before = self.state
-        self._swap(self._with_sandboxes(outcome.state, pods), outcome.change)
-        self.places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
+        self._replace_state(self._with_sandboxes(outcome.state, pods), outcome.change)
+        self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         # Whose creation was decided and whose start we never saw: our answer may not have arrived.
         unsure = frozenset(self.starting)
         self.starting, self._begun = {}, {}
         if not self.observe:
             for container in containers:
                 if container.starting:
-                    self._start_met(container)
-            self._settle_all()
-        self.updating, self.widening = set(), {}
+                    self._track_unreported_start(container)
+            self._correct_all_starting()
+        self.unconfirmed_ids, self.widening = set(), {}
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.narrowed_at = began
-        updates, outcome = self._written(without_answer(outcome, unsure))
+        updates, outcome = self._write_all(reclassify_unanswered(outcome, unsure))
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
-        self._tasks.add(lambda: self._tell.broken(violations(state, topology, settings)))
-        self._synchronized(outcome, before.allocations)
+        self._tasks.add(
+            lambda: self._decision_log.log_invariant_violations(
+                check_invariants(state, topology, settings)
+            )
+        )
+        self._on_synchronized(outcome, before.allocations)
         if not self.synchronized:  # an earlier process may have been killed before it told systemd
-            self._tell_systemd(self.places)
+            self._tell_systemd(self.cgroup_places)
         self.synchronized = True
         self._undecided = deque(outcome.undecided)
         if self._undecided:
-            self._tasks.add(self._decide_late)
+            self._tasks.add(self._admit_next_undecided)
         later = {container.id for _, container in outcome.undecided}
-        self._tasks.add(*(partial(self._mark, i) for i in unmarked if i not in later))
-        self._look(())
+        self._tasks.add(
+            *(partial(self._write_assignment_mark, i) for i in unmarked if i not in later)
+        )
+        self._request_check(())
         return updates
 
-    def _decide_late(self) -> None:
+    def _admit_next_undecided(self) -> None:
         """One stranger that Synchronize had no time for; the next one follows by itself."""
         if not self._undecided:
             return  # a later Synchronize had time for all of them
         pod, container = self._undecided.popleft()
-        self._tasks.add(self._decide_late)
+        self._tasks.add(self._admit_next_undecided)
         known = self.state.allocations.get(container.id)
-        if known is None or known.preferred:
+        if known is None or known.aligned:
             return  # it is gone, or was decided about since
-        met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
+        met = admit_running(
+            self.machine, self.state, pod, container, self._readings.memory, self._now()
+        )
         decision = met.decision
-        if isinstance(decision, Refused):
-            self._refused(decision, running=True)
+        if isinstance(decision, Rejected):
+            self._on_rejected(decision, running=True)
             return
-        self._swap(decision.state, decision.change, pod)
-        gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
+        self._replace_state(decision.state, decision.change, pod)
+        gap = decision.allocation.kind not in (Kind.UNPINNED, Kind.FOREIGN)
         if gap:
             self._metrics.gap_containers.inc()
-        self._admitted(decision, gap=gap)
+        self._on_admitted(decision, gap=gap)
         self._check_if_foreign(decision.allocation)
-        self._alone(self._follow(met.updates))
-        self._mark(container.id)
+        self._check_unsent(self._write_updates(met.updates))
+        self._write_assignment_mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
 
-    def granted(self, grants: KubeletGrants) -> None:
+    def apply_grants(self, grants: KubeletGrants) -> None:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
         before = self.state
         after = before.with_kubelet(grants)
-        self._swap(after, NO_CHANGE)
-        self._alone(self._follow(admit.pool_updates(self.machine, before, after, skip="")))
+        self._replace_state(after, NO_CHANGE)
+        self._check_unsent(
+            self._write_updates(admit.pool_updates(self.machine, before, after, skip=""))
+        )
 
-    def limited(self, container_id: str, quota: int) -> None:
+    def record_enforced_quota(self, container_id: str, quota: int) -> None:
         """A refused resize has a CFS quota in force: another one than we lifted is left there."""
         allocation = self.state.allocations.get(container_id)
-        if allocation is None or allocation.quota in (None, quota):
+        if allocation is None or allocation.lifted_quota in (None, quota):
             return
-        after = self.state.without(container_id)
-        after = after.with_allocation(replace(allocation, quota=None))
-        self._swap(after, StateChange((container_id,), (allocation.pod_uid,)))
+        after = self.state.without_allocation(container_id)
+        after = after.with_allocation(replace(allocation, lifted_quota=None))
+        self._replace_state(after, StateChange((container_id,), (allocation.pod_uid,)))
 
-    def restore(self, state: NodeState) -> None:
+    def restore_state(self, state: NodeState) -> None:
         """Start from a remembered state, before the runtime has said anything."""
         self.state = state
 
-    def retopology(self, machine: Machine) -> tuple[ContainerUpdate, ...]:
+    def update_topology(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
         old, state = self.machine, self.state
         self.machine = machine = machine.with_memory_policies(old.memory_policies)
-        before, after = (state.pool(m.topology, m.settings) for m in (old, machine))
+        before, after = (state.shared_pool(m.topology, m.settings) for m in (old, machine))
         updates: list[ContainerUpdate] = []
         for container_id, a in sorted(state.allocations.items()):
-            had = effective_cpus(a, before, old.topology, state.withheld_bits)
-            has = effective_cpus(a, after, machine.topology, state.withheld_bits)
-            if not has and had and a.kind is Kind.UNBOUND:
+            had = effective_cpus(a, before, old.topology, state.unavailable_bits)
+            has = effective_cpus(a, after, machine.topology, state.unavailable_bits)
+            if not has and had and a.kind is Kind.UNPINNED:
                 has = after
             if has and has != had:
                 updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
         if before != after:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
-        self.notify()
+        self.notify_listeners()
         if self.observe:
             return ()
-        self._settle_all()
-        self._alone(self._follow(updates))
+        self._correct_all_starting()
+        self._check_unsent(self._write_updates(updates))
         return tuple(updates)
 
     # --- cgroups ----------------------------------------------------------------------------------
 
-    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+    def write_cgroups(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
         self.write_counts.update(wanted.keys())
-        done = self._cgroups.write(wanted)
+        done = self._cgroups.write_cpusets(wanted)
         # What could not be written yet may still come to pass.
         self._tell_systemd(i for i, one in done.items() if one.changed or one.problem)
         return done
 
     def _tell_systemd(self, container_ids: Iterable[str]) -> None:
         if self.reconciler is not None:
-            self.reconciler.tell_systemd(container_ids)
+            self.reconciler.queue_systemd_sync(container_ids)
 
-    def differing(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
+    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
         """Which of these containers that run have something else than is meant now."""
-        places = [(i, self.places[i]) for i in container_ids if self.runs(i)]
+        places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_running(i)]
         reader = self._cgroups.reader
         return observe_some(reader, self.machine, self.state, places, self.narrowed_at).corrections
 
-    def put_right(self, container_ids: Iterable[str]) -> dict[str, Written]:
+    def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
-        return self.correct(c for c in self.differing(container_ids) if not c.blocked)
+        return self.apply_corrections(
+            c for c in self.find_corrections(container_ids) if not c.is_report_only
+        )
 
-    def correct(self, corrections: Iterable[Correction]) -> dict[str, Written]:
+    def apply_corrections(self, corrections: Iterable[Correction]) -> dict[str, WriteOutcome]:
         """Write the cgroups of these as is meant."""
-        return self.write(
+        return self.write_cgroups(
             {
-                c.container_id: Wanted(self.places[c.container_id], str(c.cpus), str(c.mems))
+                c.container_id: CgroupWrite(
+                    self.cgroup_places[c.container_id], str(c.cpus), str(c.mems)
+                )
                 for c in corrections
             }
         )
 
-    def runs(self, container_id: str) -> bool:
+    def is_running(self, container_id: str) -> bool:
         """Whether a container is known, and its cgroup is meant to be as the state says by now."""
         under_way = container_id in self.starting or container_id in self.widening
-        return container_id in self.places and not under_way
+        return container_id in self.cgroup_places and not under_way
 
-    def _follow(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+    def _write_updates(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
         """Write what others are meant to have by now; returns what is left to the runtime.
 
         That is what cannot be written, and the record of those that have not started: should they
@@ -741,118 +774,128 @@ class Agent:
         """
         if self.observe or not updates:
             return ()
-        done = self.write(
+        done = self.write_cgroups(
             {
-                u.container_id: Wanted(self.places[u.container_id], u.cpus, u.mems)
+                u.container_id: CgroupWrite(self.cgroup_places[u.container_id], u.cpus, u.mems)
                 for u in updates
-                if u.container_id in self.places and u.container_id not in self.starting
+                if u.container_id in self.cgroup_places and u.container_id not in self.starting
             }
         )
         written = {i for i, one in done.items() if not (one.problem or one.missing)}
         left = [u for u in updates if u.container_id not in written]
-        if self._cgroups.busy:  # the runtime's writes would wait as well
+        if self._cgroups.is_blocked:  # the runtime's writes would wait as well
             left = [u for u in left if u.container_id not in done]
         return tuple(left)
 
-    def _widen(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+    def _return_cpus(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
         """Give back what others lacked, once the reply has left; returns what it has to carry."""
         if self.observe or not updates:
             return ()
         waits = [u for u in updates if u.container_id not in self.starting]
         # What cannot be written goes with the reply; one stands for all.
-        if waits and self._cgroups.write_problem(self.places.get(waits[0].container_id, _NOWHERE)):
-            return self._follow(updates)
+        if waits and self._cgroups.write_problem(
+            self.cgroup_places.get(waits[0].container_id, _NO_CGROUP)
+        ):
+            return self._write_updates(updates)
         idle = not self.widening
         self.widening.update(dict.fromkeys(u.container_id for u in waits))
         if idle and self.widening:
-            self._tasks.add(self._widen_some)
+            self._tasks.add(self._return_cpus_batch)
         return tuple(u for u in updates if u.container_id in self.starting)
 
-    def _widen_some(self) -> None:
+    def _return_cpus_batch(self) -> None:
         """Some of those that wait, each to what is meant at this moment."""
-        ids = list(self.widening)[:AT_ONCE]
+        ids = list(self.widening)[:TASK_BATCH]
         for container_id in ids:
             del self.widening[container_id]
         meant = [
-            ContainerUpdate(i, self.cpus_of(a) or str(self._pool()))
+            ContainerUpdate(i, self.cpus_of(a) or str(self._shared_pool()))
             for i in ids
             if (a := self.state.allocations.get(i)) is not None and a.kind is not Kind.FOREIGN
         ]
-        self._alone(self._follow(meant))
+        self._check_unsent(self._write_updates(meant))
         if self.widening:
-            self._tasks.add(self._widen_some)
+            self._tasks.add(self._return_cpus_batch)
 
-    def _written(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
+    def _write_all(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
         """Write the cgroups of all that run; the updates left to the runtime, and what differed.
 
         What the runtime remembers of those that follow the shared pool is older than their cgroups.
         """
         reader = self._cgroups.reader
-        if self.observe or not reader.available():
+        if self.observe or not reader.detect_hierarchy():
             return (() if self.observe else outcome.updates), outcome
-        done = self.put_right(self.places)
+        done = self.repair_cgroups(self.cgroup_places)
         changed = {i for i, one in done.items() if one.changed}
         failed = {i for i, one in done.items() if one.problem}
         allocations = outcome.state.allocations
         left = [
             u
             for u in outcome.updates
-            if group_of(allocations[u.container_id]) is None
+            if shared_group_key(allocations[u.container_id]) is None
             or u.container_id in failed | self.starting.keys()
-            or not reader.directory_of(self.places[u.container_id])
+            or not reader.directory_of(self.cgroup_places[u.container_id])
         ]
         changed |= {u.container_id for u in left}.intersection(outcome.repaired)
-        changed -= set(outcome.gap)
+        changed -= set(outcome.missed_starts)
         repaired = tuple(i for i in outcome.adopted if i in changed)
         return tuple(left), replace(outcome, repaired=repaired)
 
-    def _alone(self, left: Sequence[ContainerUpdate]) -> None:
+    def _check_unsent(self, left: Sequence[ContainerUpdate]) -> None:
         """No reply carries what is left; who has not started is put right at its start."""
-        self._look([u.container_id for u in left if u.container_id not in self.starting])
+        self._request_check([u.container_id for u in left if u.container_id not in self.starting])
 
-    def _look(self, container_ids: Collection[str]) -> None:
+    def _request_check(self, container_ids: Collection[str]) -> None:
         """Have these looked at: what we meant them to have may not have arrived."""
         if self.reconciler is not None and not self.observe:
-            self.reconciler.look(container_ids)
+            self.reconciler.request_check(container_ids)
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def grounds_of(self, container_id: str) -> Grounds | None:
+    def grounds_of(self, container_id: str) -> StoredExplanation | None:
         """How the decision about a live container came about; None for an adopted one."""
         allocation, kept = self.state.allocations.get(container_id), self._traces.get(container_id)
         if allocation is None or kept is None:
             return None
-        return self._unpacked(kept, allocation) if isinstance(kept, KeptTrace) else grounds(kept)
+        return (
+            self._unpack_trace(kept, allocation)
+            if isinstance(kept, PackedTrace)
+            else stored_explanation(kept)
+        )
 
-    def grounds_of_refusal(self, refusal: RefusedContainer) -> Grounds:
+    def grounds_of_refusal(self, refusal: RejectedContainer) -> StoredExplanation:
         """How a refusal came about."""
-        return self._unpacked(refusal.trace, refusal)
+        return self._unpack_trace(refusal.trace, refusal)
 
-    def _unpacked(self, trace: KeptTrace, of: Allocation | RefusedContainer) -> Grounds:
+    def _unpack_trace(
+        self, trace: PackedTrace, of: Allocation | RejectedContainer
+    ) -> StoredExplanation:
         who = of.namespace, of.pod, of.container
-        return unpack(trace, who, self.machine.topology.distance)
+        return unpack_trace(trace, who, self.machine.topology.distance)
 
-    def packed_traces(self) -> dict[str, KeptTrace]:
+    def packed_traces(self) -> dict[str, PackedTrace]:
         """What is kept of the decisions about live containers, by container id."""
-        return {i: kept for i, kept in self._traces.items() if isinstance(kept, KeptTrace)}
+        return {i: kept for i, kept in self._traces.items() if isinstance(kept, PackedTrace)}
 
-    def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
+    def restore_traces(
+        self, traces: Mapping[str, PackedTrace], refusals: Iterable[RejectedContainer]
+    ) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces |= traces
-        self._refusals.update((one.key, one) for one in refusals)
+        self._refusals.update((one.rejection_key, one) for one in refusals)
 
     @property
-    def refusals(self) -> tuple[RefusedContainer, ...]:
+    def rejections(self) -> tuple[RejectedContainer, ...]:
         """The latest refused containers of pods that are there, oldest first."""
         return tuple(self._refusals.values())
 
-    def _keep_refusals(self, wanted: Callable[[RefusedContainer], bool]) -> None:
-        self._refusals = {one.key: one for one in self.refusals if wanted(one)}
+    def _keep_refusals(self, wanted: Callable[[RejectedContainer], bool]) -> None:
+        self._refusals = {one.rejection_key: one for one in self.rejections if wanted(one)}
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
@@ -860,40 +903,42 @@ class Agent:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _release(self, container_id: str) -> tuple[ContainerUpdate, ...]:
+    def _release_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         allocation = self.state.allocations.get(container_id)
-        if allocation is None or allocation.ended:
+        if allocation is None or allocation.reserved_at:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
-            self._forget(container_id)
+            self._drop_container(container_id)
             return ()
         self._check_if_undone(allocation)
-        released = admit.release(self.machine, self.state, container_id, self._now())
-        self._swap(released.state, released.change)
-        self._forget(container_id)
+        released = admit.release_container(self.machine, self.state, container_id, self._now())
+        self._replace_state(released.state, released.change)
+        self._drop_container(container_id)
         self._check_if_foreign(allocation)
         self._tasks.add(
-            partial(self._tell.released, allocation, partial(self._cpus_in, self.state))
+            partial(self._decision_log.log_released, allocation, partial(self._cpus_in, self.state))
         )
         return released.updates
 
-    def _swap(self, after: NodeState, change: StateChange, pod: PodSandbox | None = None) -> None:
+    def _replace_state(
+        self, after: NodeState, change: StateChange, pod: PodSandbox | None = None
+    ) -> None:
         """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
         if pod is not None and after.can_keep_for(pod.uid):
             after = self._with_sandbox(after, pod)
-        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        broken = check_step_invariants(before, after, self.machine.topology, self.machine.settings)
         if broken:
-            self._tell.broken(broken)
-        self.checkpoint.write(before, after, change)
+            self._decision_log.log_invariant_violations(broken)
+        self.checkpoint.write_change(before, after, change)
         self.state = after
-        withheld = before.withheld_bits
+        withheld = before.unavailable_bits
         if withheld:
             self.narrowed_at = self._now()
-        if withheld != after.withheld_bits:
+        if withheld != after.unavailable_bits:
             self._tasks.add(self._check_foreign)
         if self._begun:
-            self._settle_all()
-        self.notify()
+            self._correct_all_starting()
+        self.notify_listeners()
 
     def _with_sandbox(self, state: NodeState, pod: PodSandbox) -> NodeState:
         """Remember where the cgroup of a pod's sandbox is, if it is there.
@@ -908,10 +953,14 @@ class Agent:
             return state
         return state.with_pod(replace(record, sandbox_cgroup=path))
 
-    def _with_sandboxes(self, state: NodeState, pods: Pods) -> NodeState:
+    def _with_sandboxes(self, state: NodeState, pods: PodTable) -> NodeState:
         """`_with_sandbox` for sandboxes that are new to us."""
         known = self.state.pods if self.synchronized else {}
-        keep = {a.pod_uid for a in state.allocations.values() if a.owned or a.policy in STRICT}
+        keep = {
+            a.pod_uid
+            for a in state.allocations.values()
+            if a.exclusive or a.policy in STRICT_POLICIES
+        }
         for pod_id, uid in pods.uids.items():
             if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
                 state = self._with_sandbox(state, pods[pod_id])
@@ -933,16 +982,16 @@ class Agent:
             return
         container_id = allocation.container_id
         if container_id in self.starting and container_id not in self._begun:
-            self._tasks.add(partial(self._tell.undone, allocation))
+            self._tasks.add(partial(self._decision_log.undone, allocation))
 
     def _check_foreign(self) -> None:
-        self._foreign.check(self.state)
+        self._foreign.report_overlaps(self.state)
 
-    def _settle_all(self) -> None:
+    def _correct_all_starting(self) -> None:
         for container_id in tuple(self._begun):
-            self._settle(container_id)
+            self._correct_starting(container_id)
 
-    def _settle(self, container_id: str) -> None:
+    def _correct_starting(self, container_id: str) -> None:
         """Write the cgroup of a starting container that is meant to have other CPUs by now."""
         start = self.starting.get(container_id)
         allocation = self.state.allocations.get(container_id)
@@ -951,28 +1000,30 @@ class Agent:
         if allocation.kind is Kind.FOREIGN:
             return
         cpus, mems = self.cpus_of(allocation), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus or str(self._pool())
+        new_cpus = "" if start.cpus == cpus else cpus or str(self._shared_pool())
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        wanted = Wanted(self.places.get(container_id, _NOWHERE), new_cpus, new_mems)
-        written = self.write({container_id: wanted})[container_id]
+        wanted = CgroupWrite(self.cgroup_places.get(container_id, _NO_CGROUP), new_cpus, new_mems)
+        written = self.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
             start.cpus, start.mems = cpus, mems or start.mems
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:
-            self._tasks.add(partial(self._tell.corrected, allocation, cpus, written.problem))
+            self._tasks.add(
+                partial(self._decision_log.log_corrected, allocation, cpus, written.problem)
+            )
 
-    def _start_met(self, container: Container) -> None:
+    def _track_unreported_start(self, container: Container) -> None:
         """One that was created without us; it may be anywhere in its start."""
         has = container.resources
-        self.starting[container.id] = Start(has.cpus, has.mems)
+        self.starting[container.id] = ContainerStart(has.cpus, has.mems)
         self._begun[container.id] = None
 
     @property
     def _mark_key(self) -> str:
-        return f"{self.machine.settings.prefix}/{ASSIGNED}"
+        return f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
 
     def _with_mark(self, container: Container) -> Container:
         """With what its cgroup carries, as if its annotations did: it was created without us.
@@ -982,7 +1033,7 @@ class Agent:
         key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
         if container.id in self.state.allocations:
             return container
-        text, resources = self._cgroups.reader.mark(place, key), container.resources
+        text, resources = self._cgroups.reader.read_mark(place, key), container.resources
         if not text:
             return container
         if key in container.annotations:
@@ -992,131 +1043,137 @@ class Agent:
         annotations = {**container.annotations, key: text}
         return replace(container, annotations=annotations, resources=resources)
 
-    def _mark(self, container_id: str) -> None:
+    def _write_assignment_mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""
         allocation = self.state.allocations.get(container_id)
-        place = self.places.get(container_id, _NOWHERE)
+        place = self.cgroup_places.get(container_id, _NO_CGROUP)
         if allocation is not None and not self.observe:
-            text = assigned(allocation, self.cpus_of(allocation), self.machine.key)
-            self._cgroups.mark(place, self._mark_key, text)
+            text = encode_assignment(allocation, self.cpus_of(allocation), self.machine.key)
+            self._cgroups.write_mark(place, self._mark_key, text)
 
-    def _meet(self, pod: PodSandbox, container: Container) -> None:
+    def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
-        met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
-        self._swap(met.state, met.change, pod)
+        met = admit_running(
+            self.machine, self.state, pod, container, self._readings.memory, self._now()
+        )
+        self._replace_state(met.state, met.change, pod)
         if not self.observe:  # else it was refused in words only, and is no gap
-            self._start_met(container)
+            self._track_unreported_start(container)
             self._metrics.gap_containers.inc()
-        self._alone(self._follow(met.updates))
-        last = self.refusals[-1] if self.refusals else None
+        self._check_unsent(self._write_updates(met.updates))
+        last = self.rejections[-1] if self.rejections else None
         if isinstance(met.decision, Admitted):
-            self._admitted(met.decision, gap=True)
+            self._on_admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
         elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
-            self._refused(met.decision, running=True)
+            self._on_rejected(met.decision, running=True)
         else:
-            why = replace(met.decision.trace, steps=(last.message,))
-            self._hold(self.state.allocations[container.id], why)
-        self._tasks.add(partial(self._mark, container.id))
+            why = replace(met.decision.trace, decision_steps=(last.message,))
+            self._hold_trace(self.state.allocations[container.id], why)
+        self._tasks.add(partial(self._write_assignment_mark, container.id))
 
-    def _forget(self, container_id: str) -> None:
+    def _drop_container(self, container_id: str) -> None:
         for known in (self._traces, self.starting, self._begun, self.widening, self.write_counts):
             known.pop(container_id, None)
-        self.updating.discard(container_id)
-        self.places.pop(container_id, None)
-        self.differences.forget(container_id)
+        self.unconfirmed_ids.discard(container_id)
+        self.cgroup_places.pop(container_id, None)
+        self.differences.remove_repaired(container_id)
         self._ended[container_id] = None
-        if len(self._ended) > _ENDED:
+        if len(self._ended) > _MAX_ENDED_IDS:
             del self._ended[next(iter(self._ended))]
 
-    def notify(self) -> None:
+    def notify_listeners(self) -> None:
         """Call listeners: something that they show changed."""
         for listener in self._listeners:
             listener()
 
-    def _admitted(self, decision: Admitted, *, gap: bool = False) -> None:
-        self._hold(decision.allocation, decision.trace)
+    def _on_admitted(self, decision: Admitted, *, gap: bool = False) -> None:
+        self._hold_trace(decision.allocation, decision.trace)
         if decision.trace.ignored:
-            self._tasks.add(partial(self._tell.ignored, decision.trace))
-        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
-        if gap or not decision.allocation.preferred:
+            self._tasks.add(partial(self._decision_log.log_ignored, decision.trace))
+        tell = partial(self._decision_log.log_admitted, decision, self.machine.topology, gap)
+        if gap or not decision.allocation.aligned:
             allocation, observed = decision.allocation, self.observe
-            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
+            notice = partial(
+                self._decision_log.notice_placed, allocation, gap=gap, observed=observed
+            )
             self._tasks.add(tell, notice)
         else:
             self._tasks.add(tell)
 
-    def _hold(self, allocation: Allocation, trace: Trace) -> None:
+    def _hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
         # Containers without any request would cost memory for an explanation of one clause.
-        plain = allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems
-        if not plain or not allocation.preferred:
+        plain = allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems
+        if not plain or not allocation.aligned:
             self._traces[allocation.container_id] = trace
-            self._tasks.add(partial(self._pack, allocation.container_id))
+            self._tasks.add(partial(self._pack_trace, allocation.container_id))
 
-    def _pack(self, container_id: str) -> None:
+    def _pack_trace(self, container_id: str) -> None:
         trace = self._traces.get(container_id)
-        if isinstance(trace, Trace):
-            self._traces[container_id] = keep(trace)
+        if isinstance(trace, DecisionTrace):
+            self._traces[container_id] = pack_trace(trace)
 
-    def _refused(self, decision: Refused, *, running: bool = False) -> None:
+    def _on_rejected(self, decision: Rejected, *, running: bool = False) -> None:
         self.refused += 1
         if running:
-            found = replace(decision.trace, steps=(decision.message, RUNNING))
-            self._hold(self.state.allocations[found.container.id], found)
-        one = RefusedContainer(
+            found = replace(
+                decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
+            )
+            self._hold_trace(self.state.allocations[found.container.id], found)
+        one = RejectedContainer(
             pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
             container=decision.trace.container.name,
             reason=decision.reason,
             message=decision.message,
-            at=self._now(),
-            trace=keep(decision.trace),
+            last_time=self._now(),
+            trace=pack_trace(decision.trace),
             observed=self.observe,
         )
-        before = self._refusals.pop(one.key, None)
-        self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
-        if len(self._refusals) > _REFUSALS:
+        before = self._refusals.pop(one.rejection_key, None)
+        self._refusals[one.rejection_key] = replace(one, count=before.count + 1) if before else one
+        if len(self._refusals) > _MAX_REJECTIONS:
             del self._refusals[next(iter(self._refusals))]
-        self._tell.refused(decision, observed=self.observe)
-        notice = self._tell.notice_refused
+        self._decision_log.log_rejected(decision, observed=self.observe)
+        notice = self._decision_log.notice_refused
         self._tasks.add(partial(notice, decision, observed=self.observe, running=running))
-        self.notify()
+        self.notify_listeners()
 
-    def _resized(
-        self, allocation: Allocation, trace: Trace, before: Allocation | None = None
+    def _on_resized(
+        self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
     ) -> None:
-        self._hold(allocation, trace)
+        self._hold_trace(allocation, trace)
         cpus = self._cpus_in(self.state, allocation)
-        self._tasks.add(partial(self._tell.resized, allocation, cpus, before))
+        self._tasks.add(partial(self._decision_log.log_resized, allocation, cpus, before))
 
-    def _synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
-        if outcome.left_alone:
-            cpus = self._cpus_in(outcome.state, outcome.left_alone[0])  # the same for all of them
+    def _on_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
+        if outcome.unpinned:
+            cpus = self._cpus_in(outcome.state, outcome.unpinned[0])  # the same for all of them
             self._tasks.add(
-                *(partial(self._tell.placed, one, cpus, 0) for one in outcome.left_alone)
+                *(partial(self._decision_log.log_placed, one, cpus, 0) for one in outcome.unpinned)
             )
-        gap = frozenset(outcome.gap)
+        gap = frozenset(outcome.missed_starts)
         for decision in outcome.decisions:
             if isinstance(decision, Admitted):
-                self._admitted(decision, gap=decision.allocation.container_id in gap)
+                self._on_admitted(decision, gap=decision.allocation.container_id in gap)
             else:
-                self._refused(decision, running=True)
+                self._on_rejected(decision, running=True)
         for allocation, trace in outcome.resized:
-            self._resized(allocation, trace, known.get(allocation.container_id))
+            self._on_resized(allocation, trace, known.get(allocation.container_id))
         for container_id in outcome.removed:
-            self._forget(container_id)
-        self._foreign.doubt(outcome)
+            self._drop_container(container_id)
+        self._foreign.report_untrusted(outcome)
         self._tasks.add(self._check_foreign)
-        self._tell.synchronized(outcome)
+        self._decision_log.log_synchronized(outcome)
 
-    def _pool(self) -> CPUSet:
-        return self.state.pool(self.machine.topology, self.machine.settings)
+    def _shared_pool(self) -> CPUSet:
+        return self.state.shared_pool(self.machine.topology, self.machine.settings)
 
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
-        pool = state.pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology, state.withheld_bits))
+        pool = state.shared_pool(self.machine.topology, self.machine.settings)
+        return str(effective_cpus(allocation, pool, self.machine.topology, state.unavailable_bits))
 
 
 class ForeignPins:
@@ -1130,9 +1187,9 @@ class ForeignPins:
         self._metrics = metrics
         self._said: dict[str, CPUSet] = {}
 
-    def check(self, state: NodeState) -> None:
+    def report_overlaps(self, state: NodeState) -> None:
         """Look at every container once; nothing that the runtime waits for calls this."""
-        found = overlapping(state)
+        found = foreign_overlaps(state)
         self._metrics.foreign_on_owned.set(len(found))
         new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
         self._said = dict(found)
@@ -1146,12 +1203,12 @@ class ForeignPins:
             "foreign containers may run on exclusive CPUs of others",
             containers=len(new),
             cpus=str(shared),
-            names=named([state.allocations[i].full_name for i in new]),
+            names=names_text([state.allocations[i].full_name for i in new]),
         )
 
-    def doubt(self, outcome: Resynced) -> None:
+    def report_untrusted(self, outcome: Resynced) -> None:
         """Say which annotations were not believed, and which cpusets nothing explains."""
-        disbelieved, unexplained = outcome.disbelieved, outcome.unexplained
+        disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
         self._metrics.claims_disbelieved.inc(len(disbelieved))
         self._metrics.unexplained_pins.inc(len(unexplained))
         for sentence in disbelieved[:LOGGED_AT_ONCE]:
@@ -1164,12 +1221,12 @@ class ForeignPins:
                 "the origin of these cpusets is unknown: they are treated as pins of others, "
                 "and their CPUs may become exclusive to others",
                 containers=len(unexplained),
-                names=named(unexplained),
+                names=names_text(unexplained),
             )
 
 
-def named(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """The first few names, in order, and how many more there are."""
-    shown = sorted(names)[:NAMED]
+    shown = sorted(names)[:MAX_NAMED_CONTAINERS]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 
 log = get_logger("assigned")
 
-DIRECTORY: Final = "assigned"
-INSIDE: Final = "/run/numa"
+ASSIGNED_DIRECTORY: Final = "assigned"
+CONTAINER_MOUNT_PATH: Final = "/run/numa"
 """Where containers find their files."""
-NAMES: Final = ("assigned.cpuset", "assigned.memset")
-_ID: Final = re.compile(r"\w[\w.-]*")
+ASSIGNED_FILE_NAMES: Final = ("assigned.cpuset", "assigned.memset")
+_CONTAINER_ID_PATTERN: Final = re.compile(r"\w[\w.-]*")
 
 
 class AssignedFiles:
     """The files of each container that was created with them, in the state directory."""
 
     def __init__(self, state_dir: str, agent: Agent, clock: Clock) -> None:
-        self._root = os.path.join(state_dir, DIRECTORY)
+        self._root = os.path.join(state_dir, ASSIGNED_DIRECTORY)
         self._agent, self._clock = agent, clock
         self._due = False
         # By container id; what an earlier process wrote is not known.
         names = os.listdir(self._root) if os.path.isdir(self._root) else []
         self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
-        agent.subscribe(self._changed)
+        agent.subscribe_to_changes(self._schedule_refresh)
 
-    def mounted(self, allocation: Allocation, to: ContainerAdjustment) -> ContainerAdjustment:
+    def with_mounts(self, allocation: Allocation, to: ContainerAdjustment) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
-        free = allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems
-        if free or not _ID.fullmatch(allocation.container_id):
+        free = allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems
+        if free or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
             return to
         path = os.path.join(self._root, allocation.container_id)
         try:
             os.makedirs(path, exist_ok=True)
             os.chmod(path, 0o755)  # noqa: S103  # any user of the container may look
-            self._write(allocation)
+            self._write_container_files(allocation)
         except OSError as error:
             log.warning("no files of what a container has", path=path, problem=str(error))
             return to
-        return replace(to, mounts=(*to.mounts, (INSIDE, path)))
+        return replace(to, mounts=(*to.mounts, (CONTAINER_MOUNT_PATH, path)))
 
-    def _changed(self) -> None:
+    def _schedule_refresh(self) -> None:
         if not self._due:
             self._due = True
             self._clock.call_soon(self.refresh)
@@ -72,8 +72,8 @@ class AssignedFiles:
         for container_id in tuple(self._written):
             allocation = allocations.get(container_id)
             try:
-                if allocation is not None and not allocation.ended:
-                    self._write(allocation)
+                if allocation is not None and not allocation.reserved_at:
+                    self._write_container_files(allocation)
                     continue
                 remove_directory(os.path.join(self._root, container_id))
             except FileNotFoundError:
@@ -83,11 +83,14 @@ class AssignedFiles:
                 continue
             del self._written[container_id]
 
-    def _write(self, allocation: Allocation) -> None:
-        texts = self._agent.cpus_of(allocation) or str(allocation.pinned), str(allocation.mems)
+    def _write_container_files(self, allocation: Allocation) -> None:
+        texts = (
+            self._agent.cpus_of(allocation) or str(allocation.foreign_cpus),
+            str(allocation.mems),
+        )
         if self._written.get(allocation.container_id) == texts:
             return
-        for name, text in zip(NAMES, texts, strict=True):
+        for name, text in zip(ASSIGNED_FILE_NAMES, texts, strict=True):
             path = os.path.join(self._root, allocation.container_id, name)
             beside = f"{path}.new"
             with open(beside, "w", encoding="ascii") as file:
@@ -99,6 +102,6 @@ class AssignedFiles:
 
 def remove_all(state_dir: str) -> None:
     """Take the files away; directories stay, which are mounted in containers that run."""
-    for folder, _, names in os.walk(os.path.join(state_dir, DIRECTORY)):
+    for folder, _, names in os.walk(os.path.join(state_dir, ASSIGNED_DIRECTORY)):
         for name in names:
             os.unlink(os.path.join(folder, name))

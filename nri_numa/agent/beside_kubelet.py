@@ -19,13 +19,13 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import put_in_force
+from nri_numa.agent.reload import apply_config
 from nri_numa.config import AgentConfig
-from nri_numa.engine.cpus.index import index
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.others import pinned_to
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.kubelet.adoption import Adopted, KubeletWatch, adopt
-from nri_numa.kubelet.configuration import AUTO, Found, read
+from nri_numa.kubelet.adoption import InheritedSettings, KubeletPinningMonitor, inherit_settings
+from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -35,16 +35,16 @@ from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from nri_numa.agent.daemon import Daemon
-    from nri_numa.web.responses import KubeletContest
+    from nri_numa.web.responses import KubeletConflict
 
 log = get_logger("kubelet")
 
 
-class BesideKubelet:
+class KubeletSync:
     """Looks what the kubelet granted, and notes where it and we disagree.
 
     Attributes:
-        contests: by container id, what both write; never changes, is replaced as a whole.
+        conflicts: by container id, what both write; never changes, is replaced as a whole.
         configuration: the kubelet's.
     """
 
@@ -59,53 +59,53 @@ class BesideKubelet:
         self._agent = agent
         self._metrics = metrics
         self._files = files
-        self._watch = KubeletWatch(metrics, files.directory)
+        self._watch = KubeletPinningMonitor(metrics, files.directory)
         self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
-        self.contests: Mapping[str, KubeletContest] = MappingProxyType({})
+        self.conflicts: Mapping[str, KubeletConflict] = MappingProxyType({})
         agent.kubelet = self
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def state_file_problems(self) -> tuple[str, ...]:
         """What is wrong with the kubelet's state files, as sentences."""
         return self._files.problems
 
-    def look(self) -> None:
+    def check_grants(self) -> None:
         """Look without a request; called every second, and costs two ``stat`` calls."""
         self.refresh_kubelet_grants()
         self._check_cgroups()
-        self._forget_removed()
+        self._drop_removed()
 
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
-        if not self._files.refresh(topology.possible, topology.numa_ids):
+        if not self._files.refresh_grants(topology.possible, topology.numa_ids):
             return
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
-            self._agent.granted(after)
-        self._clock.call_soon(partial(self._report, before, after, self._files.problems))
+            self._agent.apply_grants(after)
+        self._clock.call_soon(partial(self._report_grants, before, after, self._files.problems))
 
-    def _report(
+    def _report_grants(
         self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
     ) -> None:
-        self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
-        self._metrics.kubelet_granted.set(len(after.granted))
+        self._watch.update_policies({"cpu": after.cpu_policy, "memory": after.memory_policy})
+        self._metrics.kubelet_granted.set(len(after.granted_cpus))
         self._metrics.kubelet_state_problems.set(len(problems))
         new = frozenset(problems) - self._said
         self._said = frozenset(problems)
         for problem in sorted(new):
             log.warning("the kubelet's state is not understood", problem=problem)
-        if after.granted != before.granted:
+        if after.granted_cpus != before.granted_cpus:
             log.info(
                 "the kubelet's exclusive CPUs changed",
-                cpus=str(after.granted),
-                before=str(before.granted),
+                cpus=str(after.granted_cpus),
+                before=str(before.granted_cpus),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.granted & self._agent.state.owned
-        if owned and owned != before.granted & self._agent.state.owned:
+        owned = after.granted_cpus & self._agent.state.exclusive
+        if owned and owned != before.granted_cpus & self._agent.state.exclusive:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
@@ -122,45 +122,47 @@ class BesideKubelet:
         if not granted or not pinned_to(asked) <= granted:
             return  # the shared set, or not the kubelet at all: `overridden` says so
         if kept:
-            self._contest(after, asked, kept, "nri-numa", "UpdateContainer")
-        elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
-            self._contest(after, asked, "", "kubelet", "UpdateContainer")
+            self._record_conflict(after, asked, kept, "nri-numa", "UpdateContainer")
+        elif before.kind not in (Kind.FOREIGN, Kind.UNPINNED):
+            self._record_conflict(after, asked, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
         """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
         state = self._agent.state
         for container_id, one in self._agent.differences.known.items():
             allocation = state.allocations.get(container_id)
-            if allocation is None or not one.given_up:
+            if allocation is None or not one.repairs_abandoned:
                 continue
             has = pinned_to(one.cpus)
             wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
             if has and (has == wants or has in state.kubelet.shared):
-                if container_id in self.contests:
+                if container_id in self.conflicts:
                     continue
-                self._contest(allocation, one.cpus, one.meant_cpus, "kubelet", "cgroup")
+                self._record_conflict(allocation, one.cpus, one.desired_cpus, "kubelet", "cgroup")
 
-    def _contest(
+    def _record_conflict(
         self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
     ) -> None:
-        from nri_numa.web.responses import KubeletContest
+        from nri_numa.web.responses import KubeletConflict
 
-        known = self.contests.get(allocation.container_id)
+        known = self.conflicts.get(allocation.container_id)
         if known is not None and known.yields_to == yields_to:
-            self._keep(replace(known, times=known.times + 1, asked=asked, kept=kept))
+            self._store_conflict(
+                replace(known, times=known.times + 1, requested_cpus=asked, actual_cpus=kept)
+            )
             return
-        self._keep(
-            KubeletContest(
+        self._store_conflict(
+            KubeletConflict(
                 container_id=allocation.container_id,
                 namespace=allocation.namespace,
                 pod=allocation.pod,
                 pod_uid=allocation.pod_uid,
                 container=allocation.container,
-                asked=asked,
-                kept=kept,
+                requested_cpus=asked,
+                actual_cpus=kept,
                 yields_to=yields_to,
-                seen_in=seen_in,
-                since=self._clock.time(),
+                detected_in=seen_in,
+                first_time=self._clock.time(),
                 times=1,
             )
         )
@@ -176,20 +178,22 @@ class BesideKubelet:
             remedy="docs/kubelet.md",
         )
 
-    def _keep(self, contest: KubeletContest) -> None:
-        self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
-        self._agent.notify()
+    def _store_conflict(self, contest: KubeletConflict) -> None:
+        self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
+        self._agent.notify_listeners()
 
-    def _forget_removed(self) -> None:
+    def _drop_removed(self) -> None:
         live = self._agent.state.allocations
-        if any(i not in live for i in self.contests):
-            self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
-            self._agent.notify()
+        if any(i not in live for i in self.conflicts):
+            self.conflicts = MappingProxyType(
+                {i: c for i, c in self.conflicts.items() if i in live}
+            )
+            self._agent.notify_listeners()
 
 
 # --- Settings that follow from the kubelet's configuration ---
 
-EVERY: Final = 5.0
+CONFIG_CHECK_INTERVAL_S: Final = 5.0
 """Seconds between two looks at the kubelet's command line and files."""
 
 
@@ -197,7 +201,7 @@ class KubeletSettings:
     """What the kubelet's configuration says, and what became ours of it.
 
     Attributes:
-        found: the kubelet's configuration when it was last read.
+        discovered: the kubelet's configuration when it was last read.
         adopted: what became ours of it.
     """
 
@@ -206,61 +210,63 @@ class KubeletSettings:
         kubelet_root: str,
         capacity: CapacityFactors | None = None,
         *,
-        read: Callable[[str, str, str], Found] = read,
+        read: Callable[[str, str, str], DiscoveredConfig] = read_kubelet_config,
     ) -> None:
         self._root = kubelet_root
         self._read = read
         self._capacity = capacity
         self._said: frozenset[str] = frozenset()
-        self.found = Found()
-        self.adopted: Adopted | None = None
+        self.discovered = DiscoveredConfig()
+        self.adopted: InheritedSettings | None = None
 
-    def read(self, config: AgentConfig) -> bool:
+    def read_config(self, config: AgentConfig) -> bool:
         """Read the kubelet's configuration; whether it is another one than before.
 
         A kubelet that is being restarted, and a file that cannot be read, change nothing.
         """
-        section, before = config.kubelet, self.found
+        section, before = config.kubelet, self.discovered
         found = self._read(section.config, section.config_dir, self._root)
-        if before.running and not found.running and section.config == AUTO:
+        if before.running and not found.running and section.config == CONFIG_AUTO:
             return False
         if found.facts is None and found.problems:
             found = replace(found, facts=before.facts)
-        self.found = found
+        self.discovered = found
         return found.signature != before.signature
 
-    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+    def effective_settings(self, config: AgentConfig, topology: Topology) -> Settings:
         """Ours, with what the kubelet's configuration adds; any thread may ask."""
-        ours = configuration.settings(config)
-        facts = self.found.facts
+        ours = configuration.derive_settings(config)
+        facts = self.discovered.facts
         self.adopted = (
-            None if facts is None else adopt(ours, config, facts, topology, index(topology))
+            None
+            if facts is None
+            else inherit_settings(ours, config, facts, topology, build_allocator_index(topology))
         )
         settings = ours if self.adopted is None else self.adopted.settings
-        return settings if self._capacity is None else self._capacity.over(settings, topology)
+        return settings if self._capacity is None else self._capacity.apply_to(settings, topology)
 
-    def report(self) -> None:
+    def report_config(self) -> None:
         """Log once what became ours, what differs, and what cannot be read."""
         adopted = self.adopted
         lines = {
             **dict.fromkeys(adopted.adopted if adopted else (), log.info),
             **dict.fromkeys(adopted.differences if adopted else (), log.warning),
-            **dict.fromkeys(self.found.problems, log.warning),
+            **dict.fromkeys(self.discovered.problems, log.warning),
         }
         for sentence, level in lines.items():
             if sentence not in self._said:
-                level("the kubelet's configuration", says=sentence, file=self.found.path)
+                level("the kubelet's configuration", says=sentence, file=self.discovered.path)
         self._said = frozenset(lines)
 
-    async def run(self, daemon: Daemon) -> None:
+    async def watch_config(self, daemon: Daemon) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
-            await asyncio.sleep(EVERY)
-            await self.refresh(daemon)
+            await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
+            await self.refresh_config(daemon)
 
-    async def refresh(self, daemon: Daemon) -> None:
+    async def refresh_config(self, daemon: Daemon) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
-        if await asyncio.to_thread(self.read, daemon.config):
-            if not await put_in_force(daemon, self):
-                self.found = Found()  # once more
-            self.report()
+        if await asyncio.to_thread(self.read_config, daemon.config):
+            if not await apply_config(daemon, self):
+                self.discovered = DiscoveredConfig()  # once more
+            self.report_config()

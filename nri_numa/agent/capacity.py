@@ -18,24 +18,31 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import put_in_force
+from nri_numa.agent.reload import apply_config
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
 from nri_numa.machine.tree import open_tree
-from nri_numa.machine.waiting import CPUTimes, Smoothed, cpu_times, frequencies, stolen, waiting
+from nri_numa.machine.waiting import (
+    CPUTimes,
+    SmoothedFactors,
+    cpu_times,
+    read_frequency_by_node,
+    runqueue_by_node,
+    steal_by_node,
+)
 from nri_numa.model.machine import Topology
 from nri_numa.model.offline_capacity import (
-    DRAINED,
-    LONGEST,
-    LONGEST_VALIDITY,
+    DRAINED_ANNOTATION,
+    MAX_DOCUMENT_BYTES,
+    MAX_VALIDITY_S,
     OFFLINE_CAPACITY,
     BadCapacity,
     OfflineCapacity,
     json_object,
     list_of,
     numa_nodes,
-    parsed,
+    parse_capacity,
 )
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
@@ -50,11 +57,11 @@ if TYPE_CHECKING:
 
 log = get_logger("capacity")
 
-EVERY: Final = 1.0
+FILE_CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two looks at the file; one `open` of a missing file costs 5 µs."""
 
 
-class CapacityWatch(ABC):
+class CapacityMonitor(ABC):
     """Looks again and again what factors are; new containers are decided by them, nothing moves.
 
     Attributes:
@@ -66,27 +73,27 @@ class CapacityWatch(ABC):
     _in_force = True
 
     @abstractmethod
-    def refresh(self, topology: Topology) -> bool:
+    def refresh_capacity(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
     async def run(self, daemon: Daemon, source: KubeletSettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply(daemon, source)
+            await self.apply_capacity(daemon, source)
             await asyncio.sleep(self.interval)
 
-    async def apply(self, daemon: Daemon, source: KubeletSettings) -> None:
+    async def apply_capacity(self, daemon: Daemon, source: KubeletSettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.refresh, daemon.agent.machine.topology):
+        if await asyncio.to_thread(self.refresh_capacity, daemon.agent.machine.topology):
             self._in_force = False
         if not self._in_force:
-            self._in_force = await put_in_force(daemon, source)
+            self._in_force = await apply_config(daemon, source)
 
 
-class OutsideCapacity(CapacityWatch):
+class ExternalCapacity(CapacityMonitor):
     """What others say of this node's capacity; nothing where the path of their file is empty."""
 
-    interval = EVERY
+    interval = FILE_CHECK_INTERVAL_S
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
@@ -95,7 +102,7 @@ class OutsideCapacity(CapacityWatch):
         self._drained: frozenset[int] = frozenset()
         self._said: frozenset[str] = frozenset()
 
-    def refresh(self, topology: Topology) -> bool:
+    def refresh_capacity(self, topology: Topology) -> bool:
         """Read the file, and forget what is no longer true; whether anything is different.
 
         A file that is not there, or not as expected, changes nothing: what was said before goes on
@@ -103,7 +110,9 @@ class OutsideCapacity(CapacityWatch):
         """
         problems: set[str] = set()
         try:
-            problems = self._take(read_file(self._path, LONGEST, ours=False).decode())
+            problems = self._apply_document(
+                read_file(self._path, MAX_DOCUMENT_BYTES, ours=False).decode()
+            )
         except FileNotFoundError:
             pass
         except UnicodeDecodeError:
@@ -111,9 +120,9 @@ class OutsideCapacity(CapacityWatch):
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity
-        if capacity.zones and capacity.until > now + LONGEST_VALIDITY:
+        if capacity.zones and capacity.expires_at > now + MAX_VALIDITY_S:
             problems.add("until is more than 7 days away: it does not count")
-        counts = now < capacity.until <= now + LONGEST_VALIDITY
+        counts = now < capacity.expires_at <= now + MAX_VALIDITY_S
         factors = {
             **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
             **dict.fromkeys(sorted(self._drained), 0.0),
@@ -123,7 +132,7 @@ class OutsideCapacity(CapacityWatch):
                 f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
-        self._report(frozenset(problems))
+        self._report_problems(frozenset(problems))
         if factors == self.factors:
             return False
         log.info(
@@ -135,30 +144,30 @@ class OutsideCapacity(CapacityWatch):
         self.factors = factors
         return True
 
-    def _take(self, text: str) -> set[str]:
+    def _apply_document(self, text: str) -> set[str]:
         """Believe what is sound of a document; the problems of the rest."""
         try:
             document = json_object(text)
         except BadCapacity as error:
             return {str(error)}
         problems: set[str] = set()
-        if unknown := document.keys() - {OFFLINE_CAPACITY, DRAINED}:
+        if unknown := document.keys() - {OFFLINE_CAPACITY, DRAINED_ANNOTATION}:
             problems.add(f"unknown key {ascii(min(unknown))[:60]}")
-        for key in (OFFLINE_CAPACITY, DRAINED):
+        for key in (OFFLINE_CAPACITY, DRAINED_ANNOTATION):
             value = document.get(key)
             if not isinstance(value, str):
                 problems.add(f"{key}: expected a text")
                 continue
             try:
-                if key == DRAINED:
+                if key == DRAINED_ANNOTATION:
                     self._drained = numa_nodes(value)
                 else:
-                    self._capacity = parsed(value)
+                    self._capacity = parse_capacity(value)
             except BadCapacity as error:
                 problems.add(f"{key}: {error}")
         return problems
 
-    def _report(self, problems: frozenset[str]) -> None:
+    def _report_problems(self, problems: frozenset[str]) -> None:
         for problem in sorted(problems - self._said):
             log.warning("capacity from outside not as expected", file=self._path, problem=problem)
         self._said = problems
@@ -166,42 +175,44 @@ class OutsideCapacity(CapacityWatch):
 
 # --- Measured ---
 
-STEP: Final = 0.1
+FACTOR_STEP: Final = 0.1
 """How far the average must be from a factor before it changes."""
-SOURCE: Final = "steal"
+STEAL_SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
 
-class StealWatch(CapacityWatch):
+class StealWatch(CapacityMonitor):
     """Measures steal of each NUMA node, and what capacity factors follow."""
 
     def __init__(self, config: MeasuredCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
         self.interval = parse_duration(config.interval)
-        self._acts = config.mode is MeasuredMode.ACT
+        self._acts = config.mode is MeasuredMode.ENFORCE
         self._root = root
         self._metrics = metrics
         self._gauges: StealGauges | None = None
         self._clock = clock
-        self._smoothed = Smoothed(
-            half_life=parse_duration(config.half_life), step=STEP, floor=config.floor
+        self._smoothed = SmoothedFactors(
+            half_life=parse_duration(config.half_life), step=FACTOR_STEP, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""
 
-    def acting(self) -> Mapping[int, float]:
+    def enforced_factors(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
         return self.factors if self._acts else {}
 
-    def refresh(self, topology: Topology) -> bool:
+    def refresh_capacity(self, topology: Topology) -> bool:
         """Read once; whether settings are different. What cannot be read changes nothing."""
         now = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
-            times = cpu_times(tree.read("proc/stat") or "", tree.read("proc/schedstat") or "")
+            times = cpu_times(
+                tree.read_file("proc/stat") or "", tree.read_file("proc/schedstat") or ""
+            )
         except (TopologyError, OSError) as error:
-            return self._unknown(str(error))
+            return self._report_unreadable(str(error))
         if not times.steal:
-            return self._unknown(f"{self._root.rstrip('/')}/proc/stat reports no steal")
+            return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         if self._problem:
             log.info("steal is known again")
             self._problem = ""
@@ -210,29 +221,29 @@ class StealWatch(CapacityWatch):
         if last is None or last[1] is not topology or now <= last[0]:
             return False
         seconds = now - last[0]
-        steal = stolen(last[2], times, topology)
-        self._smoothed.keep(set(topology.numa_nodes))
-        changed = self._smoothed.take(steal, seconds)
+        steal = steal_by_node(last[2], times, topology)
+        self._smoothed.retain_nodes(set(topology.numa_nodes))
+        changed = self._smoothed.update_steal(steal, seconds)
         if changed:
             self.factors = dict(self._smoothed.factors)
             log.info(
                 "capacity measured",
                 factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items())) or "all 1",
                 steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
-                source=SOURCE,
+                source=STEAL_SOURCE,
                 in_force=self._acts,
             )
         if self._gauges is None:
             self._gauges = StealGauges(self._metrics)
-        self._gauges.set(
+        self._gauges.update_gauges(
             {i: self.factors.get(i, 1.0) for i in steal},
             steal,
-            waiting(last[2], times, topology, seconds),
-            frequencies(tree, topology),
+            runqueue_by_node(last[2], times, topology, seconds),
+            read_frequency_by_node(tree, topology),
         )
         return changed and self._acts
 
-    def _unknown(self, problem: str) -> bool:
+    def _report_unreadable(self, problem: str) -> bool:
         if problem != self._problem:
             log.warning("steal is not known here", because=problem)
         self._last, self._problem = None, problem
@@ -242,15 +253,15 @@ class StealWatch(CapacityWatch):
 class CapacityFactors(NamedTuple):
     """All factors, laid over the configuration's."""
 
-    outside: OutsideCapacity
+    outside: ExternalCapacity
     measured: StealWatch
 
-    def over(self, settings: Settings, topology: Topology) -> Settings:
+    def apply_to(self, settings: Settings, topology: Topology) -> Settings:
         """As measured where that is lower, but where a factor comes from outside, times that one.
 
         Any thread may ask.
         """
-        outside, measured = self.outside.factors, self.measured.acting()
+        outside, measured = self.outside.factors, self.measured.enforced_factors()
         factors = dict(settings.capacity_factor)
         for i in topology.numa_nodes:
             ours = factors.get(i, 1.0)

@@ -23,40 +23,40 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig, sockets
+from nri_numa.config import AgentConfig, driver_sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
-    CPU,
+    CPU_CAPACITY,
     CPUS_VARIABLE,
-    LONGEST,
-    MEMORY,
-    BadClaim,
+    MAX_CLAIM_BYTES,
+    MEMORY_CAPACITY,
     Claim,
-    Result,
+    ClaimResult,
+    InvalidClaim,
     cdi_device,
     cdi_document,
-    claim_from,
-    claim_of,
+    decode_record,
     device_name,
-    document_of,
+    encode_record,
     is_uid,
     metadata_document,
     metadata_path,
-    results_named,
+    parse_claim,
+    parse_claim_variables,
 )
-from nri_numa.engine.accounting import largest
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.accounting import max_exclusive_by_node
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.demand import NOT_PREPARED, read_claims, result_text, with_slots
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from nri_numa.model.machine import counted, cpus_text, numa_text
+from nri_numa.model.machine import count_text, cpus_text, numa_text
 from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
+    PlacementOptions,
     PodSandbox,
-    Refusal,
-    Requested,
+    Rejection,
     Resources,
 )
 from nri_numa.observe.logs import get_logger
@@ -64,20 +64,20 @@ from nri_numa.store.files import remove_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
-    from nri_numa.dra.service import Prepared
+    from nri_numa.dra.service import PreparedDevice
 
 
 log = get_logger("dra")
 
-_AGAIN: Final = 10.0
+_SOCKET_RETRY_S: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
-_EVERY: Final = 0.1
-_ENDING: Final = 10.0
+_POLL_INTERVAL_S: Final = 0.1
+_CONTAINER_STOP_WAIT_S: Final = 10.0
 """Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
 gives them two. It waits 45 for a claim, of which the publisher may need 20."""
 
 
-class ClaimBook:
+class ClaimStore:
     """The claims that are prepared on this node.
 
     Records of them are in a directory of ours, CDI files in one of the runtime.
@@ -111,31 +111,33 @@ class ClaimBook:
         except OSError as error:  # each preparation will say so too
             log.warning("no place for records of claims", problem=str(error))
         found: dict[str, Claim] = {}
-        for name in sorted(handover.names(self._records)):
+        for name in sorted(handover.list_file_names(self._records)):
             uid = name.removesuffix(".json")
             if name.startswith(".") or not is_uid(uid):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._records, name))  # cut short by a kill
                 continue
             try:
-                claim = claim_of(handover.read(self._record(uid), LONGEST))
+                claim = decode_record(
+                    handover.read_small_file(self._record_path(uid), MAX_CLAIM_BYTES)
+                )
                 if claim.uid != uid:
-                    raise BadClaim(f"a record of claim {claim.uid[:60]!r}, expected {uid}")
-            except (BadClaim, OSError) as error:
+                    raise InvalidClaim(f"a record of claim {claim.uid[:60]!r}, expected {uid}")
+            except (InvalidClaim, OSError) as error:
                 log.warning("record of a claim cannot be read", uid=uid, problem=str(error))
                 continue
             found[uid] = claim
         self.claims = found
-        for uid in {*handover.names(self._about)} - found.keys():
+        for uid in {*handover.list_file_names(self._about)} - found.keys():
             with contextlib.suppress(OSError):
                 remove_directory(os.path.join(self._about, uid))
         self._put_cdi_right(found)
-        self._asker.clean()
+        self._asker.remove_leftovers()
         log.info("claims", remembered=len(found))
 
     def _put_cdi_right(self, claims: Mapping[str, Claim]) -> None:
         prefix = f"{self._driver}-claim_"
-        for name in handover.names(self._cdi):
+        for name in handover.list_file_names(self._cdi):
             mine = name.startswith((prefix, f".{prefix}"))
             if mine and name.removeprefix(prefix).removesuffix(".json") not in claims:
                 with contextlib.suppress(OSError):
@@ -146,51 +148,53 @@ class ClaimBook:
             except OSError as error:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
-    def registered(self) -> None:
+    def on_driver_registered(self) -> None:
         """The kubelet has registered the driver; the publisher learns of it."""
-        self._asker.registered()
+        self._asker.record_registration()
 
     # --- the kubelet's calls ----------------------------------------------------------------------
 
-    def prepare(self, namespace: str, name: str, uid: str) -> list[Prepared]:
+    def prepare_claim(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
         """Prepare a claim; once more is the same.
 
         Raises:
             BadClaim: it cannot be had, or not be met on this node.
             OSError: its files cannot be written.
         """
-        from nri_numa.dra.service import Prepared
+        from nri_numa.dra.service import PreparedDevice
 
         if not is_uid(uid):
-            raise BadClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
-        claim = self._read(namespace, name, uid)  # may take long, and holds up no other claim
+            raise InvalidClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
+        claim = self._read_claim(namespace, name, uid)  # may take long, and holds up no other claim
         with self._turn:
             known = self.claims.get(uid)
-            judge(self._agent.machine, claim)
+            validate_claim(self._agent.machine, claim)
             if known is not None and known.results != claim.results:
-                raise BadClaim(
+                raise InvalidClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
                     "same until it is unprepared"
                 )
             if claim != known:
-                handover.write(self._record(uid), document_of(claim), mode=0o600)
+                handover.write_file_atomically(
+                    self._record_path(uid), encode_record(claim), mode=0o600
+                )
             self._write_cdi(claim)
             self.claims = {**self.claims, uid: claim}
         if known is None:
-            self._wait_for_cpus(claim)
-            log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_words(claim))
+            self._await_free_cpus(claim)
+            log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_results_text(claim))
         return [
-            Prepared(
+            PreparedDevice(
                 request=one.request,
                 pool=self._pool,
                 device=device_name(one.numa_node),
                 cdi=cdi_device(self._driver, uid, number),
-                share=one.share,
+                share_id=one.share_id,
             )
             for number, one in enumerate(claim.results)
         ]
 
-    def _wait_for_cpus(self, claim: Claim) -> None:
+    def _await_free_cpus(self, claim: Claim) -> None:
         """Wait for the end of containers that the API server no longer knows, and counts no more.
 
         A refused container would come back after the kubelet's back-off only.
@@ -198,13 +202,13 @@ class ClaimBook:
         needed: Counter[int] = Counter()
         for one in claim.results:
             needed[one.numa_node] += one.cpus
-        for _ in range(round(_ENDING / _EVERY)):
-            free = largest(self._agent.machine, self._agent.state)
+        for _ in range(round(_CONTAINER_STOP_WAIT_S / _POLL_INTERVAL_S)):
+            free = max_exclusive_by_node(self._agent.machine, self._agent.state)
             if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
                 return
-            self._sleep(_EVERY)
+            self._sleep(_POLL_INTERVAL_S)
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare_claim(self, uid: str) -> None:
         """Forget a claim; one that is not known is forgotten already.
 
         Raises:
@@ -213,7 +217,7 @@ class ClaimBook:
         if not is_uid(uid):
             return
         with self._turn:
-            for path in (self._record(uid), self._cdi_file(uid)):
+            for path in (self._record_path(uid), self._cdi_file(uid)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             with contextlib.suppress(OSError):
@@ -224,25 +228,25 @@ class ClaimBook:
         if gone is not None:
             log.info("claim forgotten", claim=gone.full_name, uid=uid)
 
-    def _read(self, namespace: str, name: str, uid: str) -> Claim:
-        document = self._asker.ask(namespace, name, uid)
-        claim = claim_from(document, driver=self._driver, pool=self._pool)
+    def _read_claim(self, namespace: str, name: str, uid: str) -> Claim:
+        document = self._asker.fetch_claim(namespace, name, uid)
+        claim = parse_claim(document, driver=self._driver, pool=self._pool)
         if (claim.namespace, claim.name, claim.uid) != (namespace, name, uid):
-            raise BadClaim(
+            raise InvalidClaim(
                 f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was made "
                 "anew"
             )
         return claim
 
-    def health(self) -> tuple[str, Mapping[str, str]]:
+    def device_health(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by device which CPUs went offline that containers have of it by claims."""
         topology = self._agent.machine.topology
         lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
         for one in self._agent.state.allocations.values():
             claimed, gone = read_claims(one.slots), one.cpus - topology.online
-            if claimed is None or one.ended or not gone:
+            if claimed is None or one.reserved_at or not gone:
                 continue
-            has = topology.counts(one.cpus & topology.online)
+            has = topology.cpu_count_by_node(one.cpus & topology.online)
             for i, count in claimed.by_node.items():  # where an offline CPU was is not known
                 if has.get(i, 0) < count:
                     lost[i] = lost.get(i, NO_CPUS) | gone
@@ -253,12 +257,12 @@ class ClaimBook:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def seen(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def with_claims(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
-        named = results_named(container.mentions.claims)
+        named = parse_claim_variables(container.mentions.claims)
         if not named:
             return pod, container
-        results: list[tuple[str, int, Result]] = []
+        results: list[tuple[str, int, ClaimResult]] = []
         text = ""
         for uid, number in named:
             claim = self.claims.get(uid)
@@ -281,14 +285,14 @@ class ClaimBook:
 
     def with_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
-        named = results_named(container.mentions.claims)
-        to = replace(to, mounts=(*to.mounts, *self._metadata(named, to.cpus).items()))
+        named = parse_claim_variables(container.mentions.claims)
+        to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
             return to  # of several claims it is not known which CPUs are whose
         return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
 
-    def _metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
+    def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
         numa_nodes, mounts = self._agent.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
@@ -302,7 +306,7 @@ class ClaimBook:
             text = metadata_document(self._driver, self._pool, claim, one, own, int(time.time()))
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                handover.write(path, text)
+                handover.write_file_atomically(path, text)
                 os.chmod(path, 0o644)  # any user of the container may read it
             except OSError as error:
                 log.warning("no device metadata", uid=uid, problem=str(error))
@@ -312,7 +316,7 @@ class ClaimBook:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _record(self, uid: str) -> str:
+    def _record_path(self, uid: str) -> str:
         return os.path.join(self._records, f"{uid}.json")
 
     def _cdi_file(self, uid: str) -> str:
@@ -322,23 +326,23 @@ class ClaimBook:
         text = cdi_document(self._driver, claim)
         path = self._cdi_file(claim.uid)
         with contextlib.suppress(OSError):
-            if handover.read(path, LONGEST) == text:
+            if handover.read_small_file(path, MAX_CLAIM_BYTES) == text:
                 return
         os.makedirs(self._cdi, mode=0o755, exist_ok=True)
-        handover.write(path, text)
+        handover.write_file_atomically(path, text)
 
 
-def _words(claim: Claim) -> str:
+def _results_text(claim: Claim) -> str:
     return ", ".join(
-        f"{counted(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
+        f"{count_text(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
     )
 
 
-def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None:
+def build_claim_store(config: AgentConfig, node: str, agent: Agent) -> ClaimStore | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
-    return ClaimBook(
+    return ClaimStore(
         config.dra.driver,
         node,
         records=os.path.join(config.state_dir, "claims"),
@@ -348,12 +352,12 @@ def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None
     )
 
 
-async def serve_kubelet(config: AgentConfig, book: ClaimBook) -> None:
+async def serve_kubelet(config: AgentConfig, book: ClaimStore) -> None:
     """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
     from nri_numa.dra.service import KubeletPlugin
 
-    registry, endpoint = sockets(config.kubelet_root, config.dra.driver)
-    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.registered)
+    registry, endpoint = driver_sockets(config.kubelet_root, config.dra.driver)
+    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.on_driver_registered)
     said = ""
     try:
         while True:
@@ -365,7 +369,7 @@ async def serve_kubelet(config: AgentConfig, book: ClaimBook) -> None:
                 if str(error) != said:
                     log.warning("the kubelet is not served", problem=str(error))
                 said = str(error)
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_SOCKET_RETRY_S)
         log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
         await asyncio.Event().wait()
     finally:
@@ -374,10 +378,10 @@ async def serve_kubelet(config: AgentConfig, book: ClaimBook) -> None:
 
 # --- Whether a claim can be met on this machine ---
 
-_PERIOD = 100_000
+_CFS_PERIOD_US = 100_000
 
 
-def judge(machine: Machine, claim: Claim) -> None:
+def validate_claim(machine: NodeModel, claim: Claim) -> None:
     """Say no to what this machine does not have, and to parameters that make no sense.
 
     Raises:
@@ -388,37 +392,40 @@ def judge(machine: Machine, claim: Claim) -> None:
         who = f"claim {claim.full_name}, request {one.request}"
         node = machine.topology.numa_nodes.get(one.numa_node)
         if node is None or not node.cpus:
-            raise BadClaim(
+            raise InvalidClaim(
                 f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
                 f"of {machine.topology.cpu_nodes}"
             )
         usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
-        memory = one.capacity.get(MEMORY, 0)
-        for what, asked, has in ((CPU, one.cpus, usable), (MEMORY, memory, node.memory_bytes)):
+        memory = one.capacity.get(MEMORY_CAPACITY, 0)
+        for what, asked, has in (
+            (CPU_CAPACITY, one.cpus, usable),
+            (MEMORY_CAPACITY, memory, node.memory_bytes),
+        ):
             if asked > has:
-                raise BadClaim(
+                raise InvalidClaim(
                     f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
                 )
-        requested = _requested(machine, claim, number)
-        if isinstance(requested, Refusal):
-            raise BadClaim(f"{who}: {requested.message}")
+        requested = _resolve_claim_options(machine, claim, number)
+        if isinstance(requested, Rejection):
+            raise InvalidClaim(f"{who}: {requested.message}")
         # The engine compares the list of ``numamem`` with the machine when it places.
         listed = requested.listed_mems
         said = f"{who}: parameter numamem is {requested.numamem!r}, and"
         if listed and (missing := listed - there):
-            raise BadClaim(
+            raise InvalidClaim(
                 f"{said} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
                 f"NUMA nodes among {there}"
             )
         if listed and memory and one.numa_node not in listed:
-            raise BadClaim(
+            raise InvalidClaim(
                 f"{said} the claim takes memory of NUMA node {one.numa_node}; expected that one "
                 "in it, or no memory in the claim"
             )
 
 
 def with_parameters(
-    machine: Machine, pod: PodSandbox, container: Container, results: Sequence[Result]
+    machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimResult]
 ) -> PodSandbox:
     """The pod as if its annotations said for this container what its claims say."""
     prefix = machine.settings.prefix
@@ -431,7 +438,9 @@ def with_parameters(
     return replace(pod, annotations={**said, **pod.annotations}) if said else pod
 
 
-def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refusal:
+def _resolve_claim_options(
+    machine: NodeModel, claim: Claim, number: int
+) -> PlacementOptions | Rejection:
     """What a container with this result alone, and as many CPUs, would ask for."""
     one = claim.results[number]
     pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
@@ -441,7 +450,7 @@ def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refus
         pod_id="",
         name="claim",
         annotations={machine.slots_key: text},
-        resources=Resources(cpu_quota=one.cpus * _PERIOD, cpu_period=_PERIOD),
+        resources=Resources(cpu_quota=one.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
     )
     # That of the machine remembers what it read, for the loop's thread alone.
     resolve = Resolver(machine.settings, machine.list_limit)

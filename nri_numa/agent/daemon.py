@@ -21,9 +21,9 @@ from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
-from nri_numa.agent.beside_kubelet import BesideKubelet, KubeletSettings
-from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
-from nri_numa.agent.claims import claim_book, serve_kubelet
+from nri_numa.agent.beside_kubelet import KubeletSettings, KubeletSync
+from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
+from nri_numa.agent.claims import build_claim_store, serve_kubelet
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.interrupts import Interrupts
@@ -34,35 +34,41 @@ from nri_numa.agent.links import (
     memory_policies,
     over_cri,
 )
-from nri_numa.agent.loop import Clock, GapWatch, HeapRelease, collect, watched_loop
-from nri_numa.agent.mover import Mover
+from nri_numa.agent.loop import Clock, HeapRelease, LoopMonitor, collect_generation, watched_loop
+from nri_numa.agent.mover import MemoryMigrator
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
-    Prepared,
-    Rereading,
-    no_kernel_events,
-    prepare,
-    prepare_aside,
-    with_tables,
+    MachineReloader,
+    PreparedConfig,
+    build_tables,
+    prepare_config,
+    prepare_in_thread,
+    report_polling,
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
-from nri_numa.agent.serving import About, Collaborators, Serving
+from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
 from nri_numa.agent.unmatched import UnmatchedAnnotations
-from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, parse_duration, two_digits
+from nri_numa.config import (
+    AgentConfig,
+    InternalErrorAnswer,
+    node_name,
+    parse_duration,
+    parse_plugin_index,
+)
 from nri_numa.config.sections import MeasuredMode
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.configuration import hostname_override
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
-from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
+from nri_numa.runtime import LinkState, PermanentlyRejected, RuntimeInfo, RuntimeLink
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import signing_key
 from nri_numa.store.journal import state_from
@@ -74,13 +80,13 @@ if TYPE_CHECKING:
 log = logs.get_logger("daemon")
 
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
-TICK: Final = 1.0
+PERIODIC_INTERVAL_S: Final = 1.0
 """Seconds between two rounds of what is done beside requests."""
 MEMORY_EVERY: Final = 5
 """Rounds between two looks at memory and at what changes on a machine."""
 EXPLANATIONS_EVERY: Final = 10
 """Rounds between two looks at whether there are new explanations to save."""
-GAPS: Final = 120
+LOOP_GAP_SAMPLES: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
 DECIDED_REQUESTS: Final = 1024
 """Requests kept for spans, about a megabyte: `nri-numa publish` reads them within two seconds."""
@@ -96,7 +102,7 @@ class Daemon:
     """
 
     def __init__(
-        self, config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], gaps: LoopMonitor
     ) -> None:
         """Build the parts that need no event loop.
 
@@ -123,18 +129,18 @@ class Daemon:
         metrics.config_read(at=started)
         name = node_name(config, hostname_override)
 
-        topology = discover(config.sysfs_root)
+        topology = discover_topology(config.sysfs_root)
         for warning in topology.warnings:
             log.warning("odd machine", warning=warning)
-        if problems := configuration.problems(config, topology):
+        if problems := configuration.validate_config(config, topology):
             raise ConfigError("configuration", problems)
-        who = identity(config)
+        who = checkpoint_identity(config)
         self.store = CheckpointStore(
             config.state_dir, identity=who, clock=clock.time, metrics=metrics
         )
         loaded = self.store.load()
         key, doubts = signing_key(
-            config.state_dir, trusted=self.store.trusted, writable=self.store.locked
+            config.state_dir, trusted=self.store.trusted, writable=self.store.is_locked
         )
         state, damaged = state_from(loaded.entries)
         for problem in (*loaded.problems, *doubts, *damaged):
@@ -142,20 +148,20 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         self._devices = NodeDevices(config)
-        self._rereading = Rereading(config.sysfs_root, self._devices, clock)
-        self._outside = OutsideCapacity(config.offline_capacity.file, clock)
+        self._rereading = MachineReloader(config.sysfs_root, self._devices, clock)
+        self._outside = ExternalCapacity(config.offline_capacity.file, clock)
         if config.offline_capacity.file:
-            self._outside.refresh(topology)
+            self._outside.refresh_capacity(topology)
         self._steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
         capacity = CapacityFactors(self._outside, self._steal)
         self._kubelet = KubeletSettings(config.kubelet_root, capacity)
-        self._kubelet.read(config)
-        settings = self._kubelet.settings(config, topology)
-        self._kubelet.report()
+        self._kubelet.read_config(config)
+        settings = self._kubelet.effective_settings(config, topology)
+        self._kubelet.report_config()
 
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
         self.agent = agent = Agent(
-            with_tables(Machine(topology=topology, settings=settings, key=key)),
+            build_tables(NodeModel(topology=topology, settings=settings, key=key)),
             metrics=metrics,
             store=self.store,
             clock=clock,
@@ -163,8 +169,8 @@ class Daemon:
             cgroups=writer,
             observe=config.observe,
         )
-        agent.restore(state)
-        self._beside = BesideKubelet(
+        agent.restore_state(state)
+        self._beside = KubeletSync(
             agent, metrics, StateFiles(config.kubelet_root), self._kubelet, clock
         )
         self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
@@ -176,14 +182,14 @@ class Daemon:
             notices=agent.notices,
             trouble=lambda problem: log.warning("notices not saved", problem=problem),
         )
-        if problem := self._notices.open(writable=self.store.locked):
+        if problem := self._notices.restore_and_open(writable=self.store.is_locked):
             log.warning("notices", problem=problem)
-        agent.notices.changed = agent.notify
+        agent.notices.changed = agent.notify_listeners
         if config.publish.otlp_endpoint:
-            agent.decided.limit, agent.decided.changed = DECIDED_REQUESTS, agent.notify
+            agent.decided.limit, agent.decided.changed = DECIDED_REQUESTS, agent.notify_listeners
         self.unmatched = UnmatchedAnnotations(agent, clock)
-        self._device_watch = self._devices.watch(agent)
-        self._claims = claim_book(config, name, agent)
+        self._device_watch = self._devices.new_device_watch(agent)
+        self._claims = build_claim_store(config, name, agent)
         if self._claims is not None:
             self._claims.load()
         publishes = config.publish.node_resource_topology
@@ -217,7 +223,9 @@ class Daemon:
         else:
             link_settings = LinkSettings(
                 name=launched.name if launched else config.runtime.plugin_name,
-                index=launched.index if launched else two_digits(config.runtime.plugin_index),
+                index=launched.index
+                if launched
+                else parse_plugin_index(config.runtime.plugin_index),
                 socket_path=config.runtime.nri_socket,
                 descriptor=launched.descriptor if launched else None,
                 events=AGENT_EVENTS,
@@ -230,22 +238,22 @@ class Daemon:
         self.reconciler = Reconciler(
             agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
         )
-        self._mover = Mover(agent, metrics, writer, clock)
-        self.serving: Serving | None = None
+        self._mover = MemoryMigrator(agent, metrics, writer, clock)
+        self.serving: HTTPThread | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
-            self.serving = Serving(
+            self.serving = HTTPThread(
                 config,
                 agent,
                 metrics,
-                About(__version__, name, started),
+                ProcessInfo(__version__, name, started),
                 self.runtime,
-                Collaborators(
+                OptionalParts(
                     readings=self._rereading,
                     unmatched=self.unmatched,
                     kubelet=self._beside,
                     devices=self._devices,
                     measured=self._steal,
-                    late=self._late,
+                    late_starts=self._late,
                     pods=self._pending_pods,
                 ),
                 clock=clock,
@@ -273,17 +281,19 @@ class Daemon:
         Everything that runs is in `_loops`.
         """
         loop = asyncio.get_running_loop()
-        logs.defer(loop)
+        logs.defer_formatting(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._hangup)
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         await self._rereading.read_memory(self.agent)
         self._beside.refresh_kubelet_grants()
         devices = self._device_watch
         if devices is not None:
             devices.start()
-        link = asyncio.create_task(self._linked(), name="link")
-        others = [asyncio.create_task(run, name=name) for name, run in self._loops().items()]
+        link = asyncio.create_task(self._run_link(), name="link")
+        others = [
+            asyncio.create_task(run, name=name) for name, run in self._background_loops().items()
+        ]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
         gc.collect()
@@ -291,12 +301,12 @@ class Daemon:
         # Nor may it run within a request, where it took more than half of a large Synchronize.
         gc.disable()
         # All of this is no gap yet: the link is dialled when it is done.
-        loop.call_soon(self._gaps.take)
+        loop.call_soon(self._gaps.pop_longest_gap)
         try:
             await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
-            return self._ended(link, others)
+            return self._exit_code(link, others)
         finally:
-            self.notifier.stopping()
+            self.notifier.notify_stopping()
             for task in (link, stop, *others):
                 task.cancel()
             await asyncio.gather(link, stop, *others, return_exceptions=True)
@@ -310,17 +320,17 @@ class Daemon:
             self._lock.close()
             gc.enable()
             log.info("stopped")
-            logs.defer(None)
+            logs.defer_formatting(None)
 
-    async def _linked(self) -> None:
+    async def _run_link(self) -> None:
         """Run the link, once no other agent works on the runtime."""
-        while problem := self._contested():
+        while problem := self._other_agent():
             if problem != self.runtime.status[1]:
                 self.handler.link_changed(LinkState.DISCONNECTED, problem)
-            await self.clock.sleep(TICK)
+            await self.clock.sleep(PERIODIC_INTERVAL_S)
         await self.link.run()
 
-    def _contested(self) -> str:
+    def _other_agent(self) -> str:
         """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
 
         What was only observed is put right once it need not be any more.
@@ -330,7 +340,7 @@ class Daemon:
             self._lock.close()
         else:
             try:
-                self._lock.hold()
+                self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
         if problem and problem != self._contest:
@@ -338,28 +348,30 @@ class Daemon:
         self._contest = problem
         before, self.agent.observe = self.agent.observe, self.config.observe or bool(problem)
         if before and not self.agent.observe:
-            self.reconciler.look(self.agent.places)
+            self.reconciler.request_check(self.agent.cgroup_places)
         return problem
 
-    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def _background_loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs beside the link, by name, until it is cancelled."""
         agent, config, reread = self.agent, self.config, self._rereading
         loops: dict[str, Coroutine[Any, Any, None]] = {
-            "every second": self._every_second(),
+            "every second": self._run_periodic(),
             "reconcile": self.reconciler.run_rounds(self),
-            "looks": self.reconciler.run_looks(self),
+            "looks": self.reconciler.run_checks(self),
             "systemd": self.reconciler.run_systemd(),
             "mover": self._mover.run(),
-            "kubelet's configuration": self._kubelet.run(self),
-            "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
+            "kubelet's configuration": self._kubelet.watch_config(self),
+            "hotplug": hotplug.watch_cpu_events(
+                partial(reread.read_machine, agent), report_polling
+            ),
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
         interrupts, keep_off = Interrupts(config.state_dir), config.interrupts_off_exclusive_cpus
-        if keep_off or interrupts.changed:
-            loops["interrupts"] = interrupts.run(agent, self.clock, wanted=keep_off)
-        if config.room.far_pages < 1:
-            loops["far memory"] = self._mover.look_for_far(config)
+        if keep_off or interrupts.needs_restore:
+            loops["interrupts"] = interrupts.run_steering(agent, self.clock, wanted=keep_off)
+        if config.room.max_remote_memory_fraction < 1:
+            loops["far memory"] = self._mover.watch_remote_memory(config)
         if config.offline_capacity.file:
             loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
@@ -368,13 +380,13 @@ class Daemon:
             loops["steal"] = self._steal.run(self, self._kubelet)
         return loops
 
-    def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
+    def _exit_code(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
         for task in others:
             if task.done():
                 task.result()  # raises what it failed with, also that it was cancelled
         if link.done() and not link.cancelled():
             error = link.exception()
-            if isinstance(error, RefusedForGood):
+            if isinstance(error, PermanentlyRejected):
                 log.error("the runtime refuses this plugin for good", error=str(error))
                 return EXIT_FAILED
             if error is not None:
@@ -382,12 +394,12 @@ class Daemon:
             log.info("the runtime that launched us closed the link")
         return EXIT_OK
 
-    async def _every_second(self) -> None:
+    async def _run_periodic(self) -> None:
         """What is done beside requests: each part is short, or happens in a thread."""
-        agent, gaps = self.agent, deque[float](maxlen=GAPS)
+        agent, gaps = self.agent, deque[float](maxlen=LOOP_GAP_SAMPLES)
         number = look_in = refused = 0
         while True:
-            await self.clock.sleep(TICK)
+            await self.clock.sleep(PERIODIC_INTERVAL_S)
             number += 1
             if number % MEMORY_EVERY == 0 or agent.refused != refused:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
@@ -395,35 +407,35 @@ class Daemon:
                 refused = agent.refused
                 await self._rereading.read_memory(agent)
                 await self._rereading.read_machine(agent)
-                agent.release_kept()
+                agent.release_reservations()
             if number % MEMORY_EVERY == 0:
-                self._mover.look()
-            self._beside.look()
-            self.store.maintain()
-            self._contested()
+                self._mover.request_check()
+            self._beside.check_grants()
+            self.store.retry_or_compact()
+            self._other_agent()
             if number % EXPLANATIONS_EVERY == 0:
                 self._explanations.save_soon()
-                self.unmatched.look()
-            collect(number)
+                self.unmatched.report_settled()
+            collect_generation(number)
             self._heap.release_if_grown()
-            if self._blind and self.runtime.active:
+            if self._blind and self.runtime.is_synchronized:
                 # NRI before 0.7 gives the plugins that it launched no picture of what runs, and no
                 # stop of what is older than they are either. It opens its socket only after its
                 # plugins are up, so the first tries may fail.
                 look_in -= 1
-                if look_in <= 0 and not await self.link.refresh():
+                if look_in <= 0 and not await self.link.resynchronize_containers():
                     look_in = BLIND_EVERY
             self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
-            self.notifier.watchdog()
-            gaps.append(self._gaps.take())
+            self.notifier.notify_watchdog()
+            gaps.append(self._gaps.pop_longest_gap())
             self.metrics.loop_lag(max(gaps))
 
     # --- called by the link -----------------------------------------------------------------------
 
-    def configured(self, info: RuntimeInfo) -> None:
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""
         self.runtime.info = info
-        self.agent.runtime_waits(info.request_timeout)
+        self.agent.set_response_timeout(info.request_timeout)
         policies = memory_policies(
             info,
             os.uname().release,
@@ -441,56 +453,56 @@ class Daemon:
         try:
             # At once: the containers that the runtime names next are decided by it.
             machine = self.agent.machine
-            prepared = prepare(lambda: self._load(text), self.config, machine, self._kubelet)
-            self._apply(prepared, late="the runtime's drop-in came too late for this key")
+            prepared = prepare_config(lambda: self._load(text), self.config, machine, self._kubelet)
+            self._apply_config(prepared, late="the runtime's drop-in came too late for this key")
         except ConfigError as error:
-            self._not_used(error, "drop-in configuration not used")
+            self._report_bad_drop_in(error, "drop-in configuration not used")
 
-    def _not_used(self, error: ConfigError, event: str) -> None:
+    def _report_bad_drop_in(self, error: ConfigError, event: str) -> None:
         self.metrics.config_read(at=None)
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""
-        self.runtime.changed(state, detail)
+        self.runtime.record_link_state(state, detail)
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info
         level("link", state=state.value, detail=detail)
         if self.serving is not None and state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
-            self.serving.link_settled()
-        self.agent.notify()
+            self.serving.allow_start()
+        self.agent.notify_listeners()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
             # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
             # and systemd would kill a service that never gets ready.
-            self.notifier.ready(f"link {state.value}")
+            self.notifier.notify_ready(f"link {state.value}")
             if not self._ready and state is LinkState.ACTIVE:
                 log.info("ready", seconds=round(self.clock.time() - self._started, 3))
             elif not self._ready:
                 log.info("waiting for the runtime")
             self._ready = True
         else:
-            self.notifier.status(f"link {state.value} {detail}".strip())
+            self.notifier.notify_status(f"link {state.value} {detail}".strip())
 
     # --- signals ----------------------------------------------------------------------------------
 
-    def _hangup(self) -> None:
+    def _on_sighup(self) -> None:
         self._reload_requested = True
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.create_task(self._reload(), name="reload")
+            self._reloading = asyncio.create_task(self._reload_config(), name="reload")
 
-    async def _reload(self) -> None:
+    async def _reload_config(self) -> None:
         """Read the configuration again, once more when it was requested meanwhile."""
-        self.notifier.reloading()
+        self.notifier.notify_reloading()
         while self._reload_requested:
             self._reload_requested = False
             load = partial(self._load, self._drop_in)
             machine = self.agent.machine
             try:
-                prepared = await prepare_aside(load, self.config, machine, self._kubelet)
+                prepared = await prepare_in_thread(load, self.config, machine, self._kubelet)
             except ConfigError as error:
-                self._not_used(error, "configuration not reloaded")
+                self._report_bad_drop_in(error, "configuration not reloaded")
             except Exception:
                 self.metrics.config_read(at=None)
                 self.metrics.internal_errors.inc()
@@ -498,12 +510,12 @@ class Daemon:
             else:
                 # Of a machine that has changed since, capacity factors may have, too.
                 if self.agent.machine is machine:
-                    self._apply(prepared)
+                    self._apply_config(prepared)
                 else:
                     self._reload_requested = True
-        self.notifier.ready("reloaded")
+        self.notifier.notify_ready("reloaded")
 
-    def _apply(self, new: Prepared, late: str = "this change needs a restart") -> None:
+    def _apply_config(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
         self.metrics.config_read(at=self.clock.time())
         for key in new.restart:
             log.warning(late, key=key)
@@ -512,13 +524,13 @@ class Daemon:
             return
         config = self.config = new.config
         logs.set_level(config.log.level.value)
-        self._contested()
+        self._other_agent()
         self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
-        self.agent.retopology(new.machine)
+        self.agent.update_topology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 
 
-def identity(config: AgentConfig) -> dict[str, str]:
+def checkpoint_identity(config: AgentConfig) -> dict[str, str]:
     """What a checkpoint must agree on to be ours: this boot of this machine."""
     boot = ""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -526,17 +538,19 @@ def identity(config: AgentConfig) -> dict[str, str]:
     return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
 
 
-def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
+def run_daemon(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
     """Run the plugin in an event loop of its own; arguments and errors as of `Daemon`.
 
     Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
     """
     loop, gaps = watched_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(_run(config, load, gaps))
+        return runner.run(_run_new_daemon(config, load, gaps))
 
 
-async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch) -> int:
+async def _run_new_daemon(
+    config: AgentConfig, load: Callable[[str], AgentConfig], gaps: LoopMonitor
+) -> int:
     try:
         daemon = Daemon(config, load, gaps)
     except StateDirectoryBusy as error:

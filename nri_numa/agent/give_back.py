@@ -28,32 +28,32 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.assigned_files import remove_all
-from nri_numa.agent.explanations import FILE
+from nri_numa.agent.explanations import EXPLANATIONS_FILE_NAME
 from nri_numa.agent.interrupts import Interrupts
 from nri_numa.agent.links import locked_socket, over_cri
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
-from nri_numa.engine.adopt import ASSIGNED
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.adopt import ASSIGNED_KEY
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
-from nri_numa.engine.resync import resync
-from nri_numa.engine.state import Allocation, Kind, NodeState, build
+from nri_numa.engine.resync import rebuild_node_state
+from nri_numa.engine.state import Allocation, Kind, NodeState, build_state
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA
-from nri_numa.model.workload import Container, ContainerUpdate, Pods, PodSandbox, QoSClass
+from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, PodTable, QoSClass
 from nri_numa.nri.link import push_one_shot
 from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
-from nri_numa.store.files import known_key
+from nri_numa.store.files import read_key
 from nri_numa.store.journal import Document, state_from
 
 _Ids = TypeVar("_Ids", CPUSet, NUMASet)
 
-ASIDE: Final = "checkpoint.released"
+RELEASED_FILE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
 
 READ_BACK_SECONDS: Final = 10.0
@@ -62,7 +62,7 @@ READ_BACK_SECONDS: Final = 10.0
 Under the systemd driver each takes its time."""
 
 
-class Result(StrEnum):
+class ReleaseResult(StrEnum):
     """What became of one container."""
 
     RELEASED = "released"
@@ -79,7 +79,7 @@ class Result(StrEnum):
     """Never ours: pinned by others, or not at all."""
 
 
-class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
+class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
@@ -93,22 +93,22 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    result: Result
+    result: ReleaseResult
     had_cpus: str = ""
     had_mems: str = ""
     cpus: str = ""
     mems: str = ""
     quota: int | None = None
     note: str = ""
-    place: CgroupPlace = msgspec.field(default_factory=CgroupPlace)
+    cgroup: CgroupPlace = msgspec.field(default_factory=CgroupPlace)
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether anything is written."""
         return bool(self.cpus or self.mems or self.quota is not None)
 
     @property
-    def update(self) -> ContainerUpdate:
+    def release_update(self) -> ContainerUpdate:
         """What the runtime is sent."""
         return ContainerUpdate(
             container_id=self.container_id,
@@ -119,26 +119,26 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was done.
 
     Attributes:
-        containers: every container of the node, in the order of `plan`.
+        containers: every container of the node, in the order of `plan_release`.
         checkpoint: where the old checkpoint is kept now; empty when there was nothing to keep.
         problems: sentences about what was odd on the way.
     """
 
-    containers: tuple[GivenBack, ...]
+    containers: tuple[ReleasedContainer, ...]
     checkpoint: str = ""
     problems: tuple[str, ...] = ()
 
     @property
-    def ok(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing of ours is left."""
-        return all(c.result is not Result.FAILED for c in self.containers)
+        return all(c.result is not ReleaseResult.FAILED for c in self.containers)
 
 
-class AgentRuns(CheckpointError):
+class AgentIsRunning(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
     def __init__(self, path: str, owner: str) -> None:
@@ -153,12 +153,12 @@ class AgentRuns(CheckpointError):
 # --- what to do, without I/O ------------------------------------------------------------------
 
 
-def plan(
-    machine: Machine,
+def plan_release(
+    machine: NodeModel,
     prior: NodeState,
     pods: Iterable[PodSandbox],
     containers: Iterable[Container],
-) -> tuple[GivenBack, ...]:
+) -> tuple[ReleasedContainer, ...]:
     """What each container gets back, by namespace, pod, container and id.
 
     Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
@@ -167,43 +167,48 @@ def plan(
     """
     by_pod = {pod.id: pod for pod in pods}
     live = [container for container in containers if container.pod_id in by_pod]
-    outcome = resync(machine, prior, by_pod.values(), live)
+    outcome = rebuild_node_state(machine, prior, by_pod.values(), live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = build(known, kubelet=prior.kubelet).pool(machine.topology, machine.settings)
+    pool = build_state(known, kubelet=prior.kubelet).shared_pool(machine.topology, machine.settings)
     placed = outcome.state.allocations
-    found = [_one(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live]
+    found = [
+        _plan_container(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live
+    ]
     return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
 
 
-def _one(
-    machine: Machine,
+def _plan_container(
+    machine: NodeModel,
     prior: NodeState,
     pool: CPUSet,
     pod: PodSandbox,
     container: Container,
     placed: Allocation | None,
-) -> GivenBack:
+) -> ReleasedContainer:
     everything = machine.topology
     allocation = prior.allocations.get(container.id)
     resources = container.resources
-    entry = GivenBack(
+    entry = ReleasedContainer(
         container_id=container.id,
         namespace=pod.namespace,
         pod=pod.name,
         container=container.name,
-        result=Result.FOREIGN,
+        result=ReleaseResult.FOREIGN,
         had_cpus=resources.cpus,
         had_mems=resources.mems,
-        place=CgroupPlace(container.cgroups_path, container.pid),
+        cgroup=CgroupPlace(container.cgroups_path, container.pid),
     )
     lifted: int | None
     if allocation is not None:
-        kind, lifted = allocation.kind, allocation.quota
+        kind, lifted = allocation.kind, allocation.lifted_quota
     else:
-        kind, lifted = _annotated(machine, pool, container, placed)
+        kind, lifted = _kind_from_annotation(machine, pool, container, placed)
     if kind is Kind.FOREIGN:
         return entry
-    cpus, mems = _parsed(CPUSet, resources.cpus), _parsed(NUMASet, resources.mems)
+    cpus, mems = (
+        _parse_list_or_none(CPUSet, resources.cpus),
+        _parse_list_or_none(NUMASet, resources.mems),
+    )
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
         milli = request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
@@ -216,7 +221,7 @@ def _one(
     # What the kubelet sent, which does not send it again: the grant, or what is not granted.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
-    every = granted or everything.allowed - grants.granted or everything.allowed
+    every = granted or everything.allowed - grants.granted_cpus or everything.allowed
     # An empty text is no cpuset of its own, and one that cannot be read was not written by us.
     entry = replace(
         entry,
@@ -225,11 +230,11 @@ def _one(
         quota=quota,
         note=note,
     )
-    return replace(entry, result=Result.PLANNED if entry.changed else Result.FREE)
+    return replace(entry, result=ReleaseResult.PLANNED if entry.has_changes else ReleaseResult.FREE)
 
 
-def _annotated(
-    machine: Machine, pool: CPUSet, container: Container, placed: Allocation | None
+def _kind_from_annotation(
+    machine: NodeModel, pool: CPUSet, container: Container, placed: Allocation | None
 ) -> tuple[Kind, int | None]:
     """What a container is that the checkpoint does not know, and the quota that was lifted.
 
@@ -237,24 +242,29 @@ def _annotated(
     container carries an annotation: it is ours where its pod asks for CPUs and it has those that it
     would be given (``placed``).
     """
-    marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
+    marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED_KEY}")
     if marker is None:
-        cpus = _parsed(CPUSet, container.resources.cpus)
-        fewer = placed is not None and placed.soft and cpus is not None and cpus <= placed.cpus
+        cpus = _parse_list_or_none(CPUSet, container.resources.cpus)
+        fewer = (
+            placed is not None
+            and placed.yields_to_exclusive
+            and cpus is not None
+            and cpus <= placed.cpus
+        )
         if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
-            lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
+            lifted = placed.exclusive and container.resources.cpu_quota == NO_QUOTA
             return placed.kind, 0 if lifted else None
-        return (Kind.UNBOUND if cpus == pool else Kind.FOREIGN), None
+        return (Kind.UNPINNED if cpus == pool else Kind.FOREIGN), None
     try:
         document = json.loads(marker)
         kind = Kind(document["kind"])
         owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Kind.UNBOUND, None  # damaged, but only we write this key
+        return Kind.UNPINNED, None  # damaged, but only we write this key
     return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
 
 
-def _parsed(kind: type[_Ids], text: str) -> _Ids | None:
+def _parse_list_or_none(kind: type[_Ids], text: str) -> _Ids | None:
     try:
         return kind.parse(text)
     except ListFormatError:
@@ -264,14 +274,14 @@ def _parsed(kind: type[_Ids], text: str) -> _Ids | None:
 # --- doing it ---------------------------------------------------------------------------------
 
 
-async def release(
+async def release_all_containers(
     config: AgentConfig,
     *,
     identity: Mapping[str, str],
     dry_run: bool = False,
     timeout: float = 60.0,  # noqa: ASYNC109 - the time limit is part of what is asked for
     waiting: Callable[[], object] = lambda: None,
-) -> Report:
+) -> ReleaseReport:
     """Give everything back, and read back that it arrived.
 
     The runtime has ``timeout`` seconds to take our registration; ``waiting`` is called when that
@@ -282,16 +292,16 @@ async def release(
         RuntimeUnavailable: the runtime cannot be reached or did not answer; nothing was changed.
         TopologyError: the machine cannot be read.
     """
-    topology = await asyncio.to_thread(discover, config.sysfs_root)
-    machine = Machine(
+    topology = await asyncio.to_thread(discover_topology, config.sysfs_root)
+    machine = NodeModel(
         topology=topology,
-        settings=configuration.settings(config),
-        key=known_key(config.state_dir),
+        settings=configuration.derive_settings(config),
+        key=read_key(config.state_dir),
     )
     problems: list[str] = []
     with contextlib.ExitStack() as cleanup:
         if dry_run:
-            store, entries = None, _read(config, problems)
+            store, entries = None, _read_checkpoint_entries(config, problems)
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
@@ -300,35 +310,35 @@ async def release(
             try:
                 loaded = store.load()
             except StateDirectoryBusy as error:
-                raise AgentRuns(config.state_dir, error.owner) from error
-            claim.hold()
+                raise AgentIsRunning(config.state_dir, error.owner) from error
+            claim.acquire()
             problems += loaded.problems
             entries = loaded.entries
         prior, damaged = state_from(entries)
         problems += damaged
         kubelet = StateFiles(config.kubelet_root)
-        kubelet.refresh(topology.possible, topology.numa_ids)
+        kubelet.refresh_grants(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         reader = CgroupReader(config.cgroup_root)
-        planned = await _exchange(config, machine, prior, reader, dry_run, timeout, waiting)
+        planned = await _send_release(config, machine, prior, reader, dry_run, timeout, waiting)
         if dry_run:
-            return Report(containers=planned, problems=tuple(problems))
-        await asyncio.to_thread(Interrupts(config.state_dir).give_back)
+            return ReleaseReport(containers=planned, problems=tuple(problems))
+        await asyncio.to_thread(Interrupts(config.state_dir).restore_affinity)
         remove_all(config.state_dir)
         done = await _read_back(reader, planned)
-        report = Report(containers=done, problems=tuple(problems))
-        if store is not None and report.ok:
-            report = replace(report, checkpoint=_set_aside(store, bool(entries)))
+        report = ReleaseReport(containers=done, problems=tuple(problems))
+        if store is not None and report.is_complete:
+            report = replace(report, checkpoint=_archive_checkpoint(store, bool(entries)))
         return report
 
 
-def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
-    path = os.path.join(config.state_dir, checkpoint.JOURNAL)
+def _read_checkpoint_entries(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
+    path = os.path.join(config.state_dir, checkpoint.JOURNAL_FILE_NAME)
     if not os.path.exists(path):
         return {}
     try:
-        loaded = checkpoint.read(path)
+        loaded = checkpoint.read_checkpoint(path)
     except CheckpointError as error:
         problems.append(f"{error}; it is not used")
         return {}
@@ -336,22 +346,24 @@ def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
     return loaded.entries
 
 
-async def _exchange(
+async def _send_release(
     config: AgentConfig,
-    machine: Machine,
+    machine: NodeModel,
     prior: NodeState,
     reader: CgroupReader,
     dry_run: bool,
     seconds: float,
     waiting: Callable[[], object],
-) -> tuple[GivenBack, ...]:
-    planned: tuple[GivenBack, ...] = ()
+) -> tuple[ReleasedContainer, ...]:
+    planned: tuple[ReleasedContainer, ...] = ()
 
-    def answer(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+    def on_synchronize(
+        pods: PodTable, containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        shown = [_as_its_cgroup(reader, machine.topology.allowed, c) for c in containers]
-        planned = plan(machine, prior, [pods[pod_id] for pod_id in pods.uids], shown)
-        return [] if dry_run else [c.update for c in planned if c.changed]
+        shown = [_with_actual_cpuset(reader, machine.topology.allowed, c) for c in containers]
+        planned = plan_release(machine, prior, [pods[pod_id] for pod_id in pods.uids], shown)
+        return [] if dry_run else [c.release_update for c in planned if c.has_changes]
 
     timer = asyncio.get_running_loop().call_later(1.0, waiting)
     try:
@@ -359,13 +371,13 @@ async def _exchange(
             if over_cri(config):
                 from nri_numa.cri.link import update_once
 
-                detail = await update_once(answer, socket_path=config.runtime.cri_socket)
+                detail = await update_once(on_synchronize, socket_path=config.runtime.cri_socket)
             else:
                 detail = await push_one_shot(
-                    answer,
+                    on_synchronize,
                     socket_path=config.runtime.nri_socket,
                     name=f"{config.runtime.plugin_name}-release",
-                    index=configuration.two_digits(config.runtime.plugin_index),
+                    index=configuration.parse_plugin_index(config.runtime.plugin_index),
                 )
     except TimeoutError:
         detail = (
@@ -380,29 +392,31 @@ async def _exchange(
     return planned
 
 
-def _as_its_cgroup(reader: CgroupReader, every: CPUSet, container: Container) -> Container:
+def _with_actual_cpuset(reader: CgroupReader, every: CPUSet, container: Container) -> Container:
     """With the CPUs of its cgroup: of neighbours the runtime's record is older (docs/adr/0012)."""
-    observed = reader.observe(CgroupPlace(container.cgroups_path, container.pid))
+    observed = reader.read_actual_cgroup(CgroupPlace(container.cgroups_path, container.pid))
     if observed is None or every <= observed.cpus:
         return container
     resources = replace(container.resources, cpus=str(observed.cpus))
     return replace(container, resources=resources)
 
 
-async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tuple[GivenBack, ...]:
+async def _read_back(
+    reader: CgroupReader, planned: Sequence[ReleasedContainer]
+) -> tuple[ReleasedContainer, ...]:
     """Wait until the cgroups say what was sent; the runtime does not say what became of it."""
-    open_entries = {c.container_id: c for c in planned if c.changed}
-    results: dict[str, Result] = dict.fromkeys(open_entries, Result.RECORDED)
+    open_entries = {c.container_id: c for c in planned if c.has_changes}
+    results: dict[str, ReleaseResult] = dict.fromkeys(open_entries, ReleaseResult.RECORDED)
     deadline = time.monotonic() + READ_BACK_SECONDS
-    while open_entries and reader.available():
-        places = [(i, c.place) for i, c in open_entries.items()]
+    while open_entries and reader.detect_hierarchy():
+        places = [(i, c.cgroup) for i, c in open_entries.items()]
         seen = await asyncio.to_thread(observe_all, reader, places)
         for container_id, observed in seen.items():
             entry = open_entries[container_id]
             arrived = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
                 not entry.mems or observed.mems == NUMASet.parse(entry.mems)
             )
-            results[container_id] = Result.RELEASED if arrived else Result.FAILED
+            results[container_id] = ReleaseResult.RELEASED if arrived else ReleaseResult.FAILED
             if arrived:
                 del open_entries[container_id]
                 deadline = time.monotonic() + READ_BACK_SECONDS
@@ -412,11 +426,11 @@ async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tupl
     return tuple(replace(c, result=results.get(c.container_id, c.result)) for c in planned)
 
 
-def _set_aside(store: CheckpointStore, keep: bool) -> str:
+def _archive_checkpoint(store: CheckpointStore, keep: bool) -> str:
     """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
-    aside = os.path.join(store.directory, ASIDE)
+    aside = os.path.join(store.directory, RELEASED_FILE)
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(store.directory, FILE))
+        os.unlink(os.path.join(store.directory, EXPLANATIONS_FILE_NAME))
     try:
         if keep:
             os.replace(store.path, aside)

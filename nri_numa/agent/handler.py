@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Final
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.unmatched import UnmatchedAnnotations
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Rejected
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
 )
 from nri_numa.observe.logs import get_logger, operation
 from nri_numa.observe.metrics import Metrics
-from nri_numa.runtime import LinkState, RequestRefused, RuntimeInfo
+from nri_numa.runtime import LinkState, RequestRejected, RuntimeInfo
 
 if TYPE_CHECKING:
     from nri_numa.agent.assigned_files import AssignedFiles
-    from nri_numa.agent.claims import ClaimBook
+    from nri_numa.agent.claims import ClaimStore
     from nri_numa.agent.daemon import Daemon
     from nri_numa.devices.watch import DeviceWatch
 
@@ -39,11 +39,11 @@ log = get_logger("nri")
 SLOW_SECONDS: Final = 0.5
 """An answer that takes longer is logged."""
 
-PATIENCE: Final = 300.0
+PENDING_POD_TIMEOUT_S: Final = 300.0
 """Seconds for which a pending pod is named: one whose image cannot be pulled must not keep its
 node's numbers from the scheduler for ever."""
 
-SOON: Final = 0.5
+FIRST_CONTAINER_DELAY_S: Final = 0.5
 """Seconds in which the first container follows where its image is there."""
 
 
@@ -71,7 +71,7 @@ class AgentHandler:
         reject_on_error: bool = False,
         annotations: UnmatchedAnnotations | None = None,
         devices: DeviceWatch | None = None,
-        claims: ClaimBook | None = None,
+        claims: ClaimStore | None = None,
         pending: PendingPods | None = None,
     ) -> None:
         self.reject_on_error = reject_on_error
@@ -95,39 +95,41 @@ class AgentHandler:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def configured(self, info: RuntimeInfo) -> None:
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
         if self._observer is not None:
-            self._observer.configured(info)
-        self._metrics.connected(info.name, info.version)
+            self._observer.on_runtime_configured(info)
+        self._metrics.record_registration(info.name, info.version)
 
-    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+    def synchronize(
+        self, pods: PodTable, containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
         """Let the agent compare what runs with what it knows."""
         with operation():
             self._pod_uids = dict(pods.uids)
             self._failed.clear()
             if self._pending is not None:
-                self._pending.retain(pods.uids.keys())
+                self._pending.retain_sandboxes(pods.uids.keys())
             if self._annotations is not None:
-                self._annotations.kept(pods.uids.values())
+                self._annotations.retain_pods(pods.uids.values())
                 named = (c for c in containers if c.pod_id in pods.uids)
-                self._annotations.saw((pods[c.pod_id], c.name) for c in named)
+                self._annotations.record_containers((pods[c.pod_id], c.name) for c in named)
             if self._devices is not None:
-                self._devices.kept([pods[pod_id] for pod_id in pods.uids])
+                self._devices.retain_pods([pods[pod_id] for pod_id in pods.uids])
             if not self.reads_mentions:
                 return self._agent.synchronize(pods, containers)
-            return self._agent.synchronize(*self._completed(pods, containers))
+            return self._agent.synchronize(*self._with_all_devices(pods, containers))
 
     def create_container(
         self, pod: PodSandbox, container: Container
     ) -> tuple[ContainerAdjustment, Sequence[ContainerUpdate]]:
         """Place a container."""
         if not container.id:
-            raise RequestRefused("InvalidRequest: the container has no id, expected the runtime's")
+            raise RequestRejected("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
             self._pod_uids[pod.id] = pod.uid
             if self._annotations is not None:
-                self._annotations.saw([(pod, container.name)])
+                self._annotations.record_containers([(pod, container.name)])
             try:
                 answer = self._agent.create_container(*self._with_devices(pod, container))
             except Exception:
@@ -140,13 +142,13 @@ class AgentHandler:
                     self._pending.discard(pod.id)
             if answer is None:
                 return NO_ADJUSTMENT, ()
-            if isinstance(answer, Refused):
-                raise _refusal(answer)
+            if isinstance(answer, Rejected):
+                raise _rejection_error(answer)
             adjustment = answer.adjustment
-            if self._claims is not None and answer.allocation.owned:
+            if self._claims is not None and answer.allocation.exclusive:
                 adjustment = self._claims.with_cpus(container, adjustment)
             if self.files is not None:
-                adjustment = self.files.mounted(answer.allocation, adjustment)
+                adjustment = self.files.with_mounts(answer.allocation, adjustment)
             return adjustment, answer.updates
 
     def update_container(
@@ -156,9 +158,13 @@ class AgentHandler:
         with operation():
             pod, container = self._with_devices(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
-            if isinstance(outcome, Refused):
-                raise _refusal(outcome)
-            return outcome.updates if outcome.own is None else (outcome.own, *outcome.updates)
+            if isinstance(outcome, Rejected):
+                raise _rejection_error(outcome)
+            return (
+                outcome.updates
+                if outcome.container_update is None
+                else (outcome.container_update, *outcome.updates)
+            )
 
     def post_update_container(self, container_id: str) -> None:
         """Its cgroup may have what the runtime remembered."""
@@ -198,7 +204,7 @@ class AgentHandler:
             if self._pending is not None:
                 self._pending.add(pod)
             if self._devices is not None:
-                self._devices.began(pod)
+                self._devices.prepare_pod(pod)
 
     def stop_pod(self, pod: PodSandbox) -> None:
         """Give back what was kept for it; the pod is forgotten when it is removed."""
@@ -215,22 +221,22 @@ class AgentHandler:
             if self._pending is not None:  # over CRI no stop was reported
                 self._pending.discard(pod.id)
             if self._annotations is not None:
-                self._annotations.gone(uid)
+                self._annotations.remove_pod(uid)
             if self._devices is not None:
-                self._devices.removed(pod.id)
+                self._devices.forget_pod(pod.id)
 
     def _with_devices(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """Pod and container with what is known of the container's devices and claims."""
         if self._devices is not None:
-            known = self._devices.known(pod.id, container.name, container.mentions)
-            container = known.on(container)
+            known = self._devices.known_devices(pod.id, container.name, container.mentions)
+            container = known.apply_to(container)
         if self._claims is not None:
-            pod, container = self._claims.seen(pod, container)
+            pod, container = self._claims.with_claims(pod, container)
         return pod, container
 
-    def _completed(
-        self, pods: Pods, containers: Sequence[Container]
-    ) -> tuple[Pods, list[Container]]:
+    def _with_all_devices(
+        self, pods: PodTable, containers: Sequence[Container]
+    ) -> tuple[PodTable, list[Container]]:
         """All pods and containers `_with_devices`; what claims say of a pod adds up."""
         by_id = {pod_id: pods[pod_id] for pod_id in pods.uids}
         found: list[Container] = []
@@ -240,13 +246,13 @@ class AgentHandler:
                     by_id[container.pod_id], container
                 )
             found.append(container)
-        return Pods.of(by_id.values()), found
+        return PodTable.from_pods(by_id.values()), found
 
     # --- the link ---------------------------------------------------------------------------------
 
-    def replied(self, event_name: str, seconds: float) -> None:
+    def on_request_answered(self, event_name: str, seconds: float) -> None:
         """Count the request, now that its answer is on its way."""
-        self._metrics.request(event_name, seconds)
+        self._metrics.record_request(event_name, seconds)
         if seconds > SLOW_SECONDS:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))
 
@@ -269,17 +275,17 @@ class AgentHandler:
         except Exception:
             log.exception("internal error", event_name=event_name)
         if self.reject_on_error and event_name in ("CreateContainer", "UpdateContainer"):
-            raise RequestRefused(
+            raise RequestRejected(
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"
             )
 
 
-def _refusal(refused: Refused) -> RequestRefused:
+def _rejection_error(refused: Rejected) -> RequestRejected:
     """Make the error that the pod's author will read: one line, whatever names are in it."""
     text = f"{refused.reason}: {refused.message}"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return RequestRefused(text)
+    return RequestRejected(text)
 
 
 class PendingPods:
@@ -301,23 +307,25 @@ class PendingPods:
         """A sandbox runs."""
         if pod.qos is QoSClass.GUARANTEED:
             self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
-            self._clock.call_later(SOON, partial(self._check, pod.id))
+            self._clock.call_later(
+                FIRST_CONTAINER_DELAY_S, partial(self._notify_if_pending, pod.id)
+            )
 
-    def _check(self, sandbox: str) -> None:
+    def _notify_if_pending(self, sandbox: str) -> None:
         if sandbox in self._pods:
-            self._agent.notify()
+            self._agent.notify_listeners()
 
     def discard(self, sandbox: str) -> None:
         """A container of it was decided about, or it is stopped."""
         self._pods.pop(sandbox, None)
 
-    def retain(self, sandboxes: Collection[str]) -> None:
+    def retain_sandboxes(self, sandboxes: Collection[str]) -> None:
         """There are no other sandboxes."""
         for sandbox in self._pods.keys() - sandboxes:
             self.discard(sandbox)
 
-    def names(self) -> list[tuple[str, str]]:
+    def pod_names(self) -> list[tuple[str, str]]:
         """Namespace and name of each; may be called in another thread."""
-        oldest = self._clock.monotonic() - PATIENCE
+        oldest = self._clock.monotonic() - PENDING_POD_TIMEOUT_S
         # A copy in one step: the runtime's requests change it meanwhile.
         return [(space, name) for at, space, name in tuple(self._pods.values()) if at > oldest]

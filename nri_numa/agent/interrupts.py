@@ -27,20 +27,20 @@ from nri_numa.store.files import read_file, replace_file
 
 log = get_logger("interrupts")
 
-EVERY: Final = 30
+SCAN_INTERVAL_S: Final = 30
 """Seconds between two looks for new interrupts, or a new irqbalance."""
-HOST: Final = "/host/proc/irq"
+HOST_IRQ_DIRECTORY: Final = "/host/proc/irq"
 """Where a container has the host's, if it has it: its own ``/proc/irq`` is read-only."""
-BALANCERS: Final = "/run/irqbalance/irqbalance*.sock"
-_FILE: Final = "interrupts"
-_MOST: Final = 4 << 20
-_LONGEST: Final = 480
+IRQBALANCE_SOCKETS: Final = "/run/irqbalance/irqbalance*.sock"
+_INTERRUPTS_FILE_NAME: Final = "interrupts"
+_MAX_FILE_BYTES: Final = 4 << 20
+_MAX_BAN_LIST_BYTES: Final = 480
 """Bytes of a list for irqbalance, which reads 500 of a message."""
-_UNBAN: Final = "NULL"
-_SECONDS: Final = 2.0
+_NO_BANNED_CPUS: Final = "NULL"
+_IRQBALANCE_TIMEOUT_S: Final = 2.0
 
 
-class _Kept(msgspec.Struct):
+class _OriginalAffinity(msgspec.Struct):
     """What was before.
 
     Attributes:
@@ -55,16 +55,20 @@ class _Kept(msgspec.Struct):
 class Interrupts:
     """The interrupts of this machine; all methods but `run` do I/O, and are called in a thread."""
 
-    def __init__(self, state_dir: str, root: str = "/", balancers: str = BALANCERS) -> None:
-        self._file = os.path.join(state_dir, _FILE)
-        host = os.path.join(root, HOST[1:])
+    def __init__(
+        self, state_dir: str, root: str = "/", balancers: str = IRQBALANCE_SOCKETS
+    ) -> None:
+        self._file = os.path.join(state_dir, _INTERRUPTS_FILE_NAME)
+        host = os.path.join(root, HOST_IRQ_DIRECTORY[1:])
         self._irqs = host if os.path.isdir(host) else os.path.join(root, "proc/irq")
         self._balancers = balancers
         self._said = ""
-        self._kept = _Kept()
+        self._kept = _OriginalAffinity()
         self._lock = threading.Lock()
         try:
-            self._kept = msgspec.json.decode(read_file(self._file, _MOST), type=_Kept)
+            self._kept = msgspec.json.decode(
+                read_file(self._file, _MAX_FILE_BYTES), type=_OriginalAffinity
+            )
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError) as error:
@@ -72,70 +76,76 @@ class Interrupts:
         self._saved = msgspec.json.encode(self._kept)
 
     @property
-    def changed(self) -> bool:
+    def needs_restore(self) -> bool:
         """Whether anything is to be given back."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run(self, agent: Agent, clock: Clock, *, wanted: bool) -> None:
+    async def run_steering(self, agent: Agent, clock: Clock, *, wanted: bool) -> None:
         """Keep them off while that is wanted, and give them back when this is cancelled."""
         done, rounds = None, 0
         try:
             while True:
-                exclusive = agent.state.withheld if wanted and not agent.observe else NO_CPUS
+                exclusive = (
+                    agent.state.unavailable_cpus if wanted and not agent.observe else NO_CPUS
+                )
                 now = exclusive, agent.machine.topology.online
-                if now != done or rounds >= EVERY:
-                    await asyncio.to_thread(self.keep_off, *now)
+                if now != done or rounds >= SCAN_INTERVAL_S:
+                    await asyncio.to_thread(self.steer_from, *now)
                     done, rounds = now, 0
                 await clock.sleep(1.0)
                 rounds += 1
         finally:
-            self.give_back()
+            self.restore_affinity()
 
-    def give_back(self) -> None:
+    def restore_affinity(self) -> None:
         """Everything as it was before."""
-        self.keep_off(NO_CPUS, NO_CPUS)
+        self.steer_from(NO_CPUS, NO_CPUS)
 
-    def keep_off(self, exclusive: CPUSet, online: CPUSet) -> None:
+    def steer_from(self, exclusive: CPUSet, online: CPUSet) -> None:
         """Have no interrupt on these CPUs, as far as the kernel moves it."""
         with self._lock:
-            if exclusive or self.changed:
-                self._keep_off(exclusive, online)
+            if exclusive or self.needs_restore:
+                self._steer_from(exclusive, online)
 
-    def _keep_off(self, exclusive: CPUSet, online: CPUSet) -> None:
+    def _steer_from(self, exclusive: CPUSet, online: CPUSet) -> None:
         problems = []
         balancers = sorted(glob.glob(self._balancers))
         self._kept.banned = {p: cpus for p, cpus in self._kept.banned.items() if p in balancers}
         for path in tuple(balancers):
             try:
-                self._ban(path, exclusive)
+                self._ban_exclusive_cpus(path, exclusive)
             except ConnectionRefusedError:  # the socket of one that was killed
                 balancers.remove(path)
                 self._kept.banned.pop(path, None)
             except (OSError, ValueError) as error:
                 problems.append(f"irqbalance at {path}: {error}")
         # It moves them by itself; what we wrote before it came is given back.
-        problems += self._move(NO_CPUS if balancers else exclusive, online)
-        self._save()
+        problems += self._write_affinity_lists(NO_CPUS if balancers else exclusive, online)
+        self._save_original_lists()
         said = "; ".join(problems)
         if said and said != self._said:
             log.warning("interrupts may be on exclusive CPUs", cpus=str(exclusive), why=said[:900])
         self._said = said
 
-    def _ban(self, path: str, exclusive: CPUSet) -> None:
+    def _ban_exclusive_cpus(self, path: str, exclusive: CPUSet) -> None:
         if path not in self._kept.banned:
             if not exclusive:
                 return
-            mask = _ask(path, "setup").rpartition("BANNED ")[2].replace(",", "")
+            mask = _query_irqbalance(path, "setup").rpartition("BANNED ")[2].replace(",", "")
             self._kept.banned[path] = str(CPUSet.from_bits(int(mask, 16)))
-            self._save()
-        text = str(CPUSet.parse(self._kept.banned[path]) | exclusive) if exclusive else _UNBAN
-        if len(text) > _LONGEST:
-            raise ValueError(f"takes no list of {len(text)} bytes, expected at most {_LONGEST}")
-        _ask(path, f"settings cpus {text}")
+            self._save_original_lists()
+        text = (
+            str(CPUSet.parse(self._kept.banned[path]) | exclusive) if exclusive else _NO_BANNED_CPUS
+        )
+        if len(text) > _MAX_BAN_LIST_BYTES:
+            raise ValueError(
+                f"takes no list of {len(text)} bytes, expected at most {_MAX_BAN_LIST_BYTES}"
+            )
+        _query_irqbalance(path, f"settings cpus {text}")
         if not exclusive:
             del self._kept.banned[path]
 
-    def _move(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
+    def _write_affinity_lists(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
         """Write the lists that have to change; a sentence for each that could not be written."""
         kept, problems, wanted = self._kept.irqs, [], dict[str, str]()
         try:
@@ -145,7 +155,7 @@ class Interrupts:
         self._kept.irqs = kept = {n: kept[n] for n in there if n in kept}
         for number in there:
             try:
-                now = _read(self._path(number))
+                now = _read_text_file(self._affinity_path(number))
                 before, ours = kept.get(number, (now, now))
                 if now != ours:
                     before = now  # another program decided meanwhile
@@ -159,34 +169,36 @@ class Interrupts:
                 kept[number] = before, target
             if target not in (now, ""):
                 wanted[number] = target
-        self._save()
+        self._save_original_lists()
         for number, target in wanted.items():
             try:
-                with open(self._path(number), "w", encoding="ascii") as file:
+                with open(self._affinity_path(number), "w", encoding="ascii") as file:
                     file.write(target)
             except OSError as error:
                 kept.pop(number, None)
-                if exclusive & self._effective(number):
-                    problems.append(f"{self._name(number)}: {error.strerror}")
+                if exclusive & self._effective_cpus(number):
+                    problems.append(f"{self._interrupt_label(number)}: {error.strerror}")
         return problems
 
-    def _path(self, number: str) -> str:
+    def _affinity_path(self, number: str) -> str:
         return os.path.join(self._irqs, number, "smp_affinity_list")
 
-    def _effective(self, number: str) -> CPUSet:
+    def _effective_cpus(self, number: str) -> CPUSet:
         """The CPUs that an interrupt really goes to."""
         try:
-            return CPUSet.parse(_read(os.path.join(self._irqs, number, "effective_affinity_list")))
+            return CPUSet.parse(
+                _read_text_file(os.path.join(self._irqs, number, "effective_affinity_list"))
+            )
         except (OSError, ListFormatError):
             return NO_CPUS
 
-    def _name(self, number: str) -> str:
+    def _interrupt_label(self, number: str) -> str:
         """``36 (nvme0q1)``: its driver's folder is its name."""
         folder = os.path.join(self._irqs, number)
         names = [e.name for e in os.scandir(folder) if e.is_dir()]
         return f"{number} ({', '.join(sorted(names))})" if names else number
 
-    def _save(self) -> None:
+    def _save_original_lists(self) -> None:
         data = msgspec.json.encode(self._kept)
         if data != self._saved:
             self._saved = data
@@ -196,16 +208,16 @@ class Interrupts:
                 log.warning("interrupts are not noted", file=self._file, why=str(error))
 
 
-def _read(path: str) -> str:
+def _read_text_file(path: str) -> str:
     with open(path, encoding="ascii", errors="replace") as file:
         return file.read().strip()
 
 
-def _ask(path: str, question: str) -> str:
+def _query_irqbalance(path: str, question: str) -> str:
     """What irqbalance answers; it closes the connection, and wants to see that we are root."""
     who = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_SECONDS)
+        connection.settimeout(_IRQBALANCE_TIMEOUT_S)
         connection.connect(path)
         connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")

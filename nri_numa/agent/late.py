@@ -17,19 +17,19 @@ from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import observe
+from nri_numa.agent.reconcile import observe_cgroups
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupReader, Wanted, text
+from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
-from nri_numa.observe.notices import What
+from nri_numa.observe.notices import NoticeKind
 
 log = get_logger("late")
 
-FIRST_WAIT: Final = 0.005
-LONGEST_WAIT: Final = 0.2
+FIRST_POLL_S: Final = 0.005
+MAX_POLL_S: Final = 0.2
 """Seconds between two looks at a container that is not right yet, growing."""
-GIVEN_UP: Final = 10.0
+MEASURE_LIMIT_S: Final = 10.0
 """Seconds after which it is a matter of drift, which is looked for by itself."""
 
 
@@ -45,48 +45,50 @@ class LateStarts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def known(self) -> Mapping[str, float]:
+    def start_delays(self) -> Mapping[str, float]:
         """Seconds by which containers were late at most, by id; 0 for those in time.
 
         Replaced as a whole, never changed: others read it from their threads.
         """
         return self._known
 
-    def begun(self, container_id: str, started: float, updated: float | None) -> None:
+    def on_start(self, container_id: str, started: float, updated: float | None) -> None:
         """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
 
         ``updated`` is when the runtime took an update for it; None when it has not.
         """
-        meant = self._meant(container_id)
+        meant = self._desired_lists(container_id)
         if meant is None:
             return
-        place = self._agent.places[container_id]
-        written = self._agent.write({container_id: Wanted(place, *meant)})[container_id]
+        place = self._agent.cgroup_places[container_id]
+        written = self._agent.write_cgroups({container_id: CgroupWrite(place, *meant)})[
+            container_id
+        ]
         if written.problem or written.missing:
             return
-        started = self._forked(place.pid, started)
+        started = self._process_created_at(place.pid, started)
         right = self._clock.time() if written.changed else updated or started
-        self._right(container_id, max(0.0, right - started))
+        self._record_delay(container_id, max(0.0, right - started))
 
-    def started(self, container_id: str, started: float) -> None:
+    def on_update_applied(self, container_id: str, started: float) -> None:
         """The runtime has applied its update; look until it arrived, if that is not known yet."""
-        if container_id in self._known or self._meant(container_id) is None:
+        if container_id in self._known or self._desired_lists(container_id) is None:
             return
-        task = asyncio.create_task(self._measure(container_id, started), name="late")
+        task = asyncio.create_task(self._measure_start_delay(container_id, started), name="late")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _meant(self, container_id: str) -> tuple[str, str] | None:
+    def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
         """CPUs and memory nodes to have; None for one that is left alone."""
         allocation = self._agent.state.allocations.get(container_id)
         if self._agent.observe or allocation is None or allocation.kind is Kind.FOREIGN:
             return None
-        if container_id not in self._agent.places:
+        if container_id not in self._agent.cgroup_places:
             return None
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
-    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+    def on_rejected(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
         """A container was refused, and starts nevertheless."""
         if self._agent.observe:
             return
@@ -97,8 +99,8 @@ class LateStarts:
             container=container,
             message=message,
         )
-        self._agent.notices.add(
-            What.UNPINNED,
+        self._agent.notices.add_notice(
+            NoticeKind.UNPINNED,
             "refused, and starts nevertheless, because over CRI no start can be prevented: "
             f"{message}",
             namespace=namespace,
@@ -108,10 +110,10 @@ class LateStarts:
             reason="RefusedRunning",
         )
 
-    def resize_refused(self, container_id: str, quota: int) -> None:
+    def on_resize_rejected(self, container_id: str, quota: int) -> None:
         """A resize was refused, and the runtime has its CFS quota nevertheless."""
         if not self._agent.observe:
-            self._agent.limited(container_id, quota)
+            self._agent.record_enforced_quota(container_id, quota)
 
     async def close(self) -> None:
         """Stop measuring."""
@@ -120,29 +122,29 @@ class LateStarts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forked(self, pid: int, started: float) -> float:
+    def _process_created_at(self, pid: int, started: float) -> float:
         """When the kernel made a container's process: before its program's first instruction.
 
         A runtime notes the start when its call returns, which on a busy machine is long after that.
         """
         try:
-            ticks = int(text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+            ticks = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
             return started
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         forked = self._clock.time() - age
         # Without the host's PIDs it may be anybody's process.
-        return forked if 0 < started - forked < GIVEN_UP else started
+        return forked if 0 < started - forked < MEASURE_LIMIT_S else started
 
-    async def _measure(self, container_id: str, started: float) -> None:
-        agent, wait = self._agent, FIRST_WAIT
-        while self._clock.time() - started < GIVEN_UP:
-            place = agent.places.get(container_id)
+    async def _measure_start_delay(self, container_id: str, started: float) -> None:
+        agent, wait = self._agent, FIRST_POLL_S
+        while self._clock.time() - started < MEASURE_LIMIT_S:
+            place = agent.cgroup_places.get(container_id)
             if place is None or container_id not in agent.state.allocations:
                 return
             try:
                 found = await asyncio.to_thread(
-                    observe,
+                    observe_cgroups,
                     self._reader,
                     agent.machine,
                     agent.state,
@@ -152,14 +154,14 @@ class LateStarts:
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))
                 return
-            if found.seen and not found.corrections:
-                began = self._forked(place.pid, started)
-                self._right(container_id, max(0.0, self._clock.time() - began))
+            if found.cgroup_count and not found.corrections:
+                began = self._process_created_at(place.pid, started)
+                self._record_delay(container_id, max(0.0, self._clock.time() - began))
                 return
             await self._clock.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, MAX_POLL_S)
 
-    def _right(self, container_id: str, seconds: float) -> None:
+    def _record_delay(self, container_id: str, seconds: float) -> None:
         live = self._agent.state.allocations
         allocation = live.get(container_id)
         if allocation is None:
@@ -172,4 +174,4 @@ class LateStarts:
             id=container_id[:12],
             late_ms=round(seconds * 1000, 1),
         )
-        self._agent.notify()
+        self._agent.notify_listeners()

@@ -14,8 +14,8 @@ from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig, LinkKind
 from nri_numa.model.workload import (
-    RUNTIMES,
-    SINCE,
+    MIN_KERNEL_VERSIONS,
+    MIN_RUNTIMES_TEXT,
     ContainerUpdate,
     MemoryPolicies,
     MemoryPolicy,
@@ -27,7 +27,7 @@ from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
 from nri_numa.text import utc_text
 
 if TYPE_CHECKING:
-    from nri_numa.devices.counts import Counted, DeviceCounts
+    from nri_numa.devices.counts import CountsOrReason, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
     from nri_numa.machine.pci import PCIDevice
     from nri_numa.web.responses import Link
@@ -82,7 +82,7 @@ class RuntimeConnection:
         self.info: RuntimeInfo | None = None
         self.unanswered = ""
 
-    def changed(self, state: LinkState, detail: str) -> None:
+    def record_link_state(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""
         self.status = state, detail
         if state is LinkState.ACTIVE:
@@ -91,15 +91,15 @@ class RuntimeConnection:
             self.down_since = self._time()
 
     @property
-    def active(self) -> bool:
+    def is_synchronized(self) -> bool:
         """Registered and synchronized."""
         return self.status[0] is LinkState.ACTIVE
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that no request asked for."""
-        return await self._link.push(updates)
+        return await self._link.push_updates(updates)
 
-    def facts(self) -> Link:
+    def status_facts(self) -> Link:
         """The link at this moment; any thread may ask."""
         from nri_numa.web.responses import Link
 
@@ -109,14 +109,14 @@ class RuntimeConnection:
             detail=detail,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
-            unanswered=self.unanswered,
-            problem="" if since is None else _down(since, detail),
-            over="cri" if self.over_cri else UNSET,
+            pending_registration=self.unanswered,
+            problem="" if since is None else _link_down_text(since, detail),
+            interface="cri" if self.over_cri else UNSET,
         )
 
     def check_answers(self, limit_s: float) -> None:
         """Say when the runtime does not answer a call of ours for so long, and when it does."""
-        what, seconds = self._link.watch.waiting()
+        what, seconds = self._link.watch.longest_pending()
         self._metrics.runtime_unanswered.set(seconds)
         hangs = bool(what) and seconds >= limit_s
         if hangs and not self.unanswered:
@@ -131,14 +131,14 @@ class RuntimeConnection:
                 remedy="if no container is in its grace period, restart the runtime: containers "
                 "go on running",
             )
-            self._agent.notify()
+            self._agent.notify_listeners()
         elif self.unanswered and not hangs:
             self.unanswered = ""
             log.info("the runtime answers again")
-            self._agent.notify()
+            self._agent.notify_listeners()
 
 
-def _down(since: float, detail: str) -> str:
+def _link_down_text(since: float, detail: str) -> str:
     why = f" ({detail})" if detail else ""
     return (
         f"there is no link to the runtime since {utc_text(since)}{why}: "
@@ -148,7 +148,7 @@ def _down(since: float, detail: str) -> str:
 
 # --- Memory policies that this node's runtime and kernel can set ---
 
-_INSTEAD: Final = {
+_FALLBACK_POLICIES: Final = {
     MemoryPolicy.PREFERRED_MANY: MemoryPolicy.PREFERRED,
     MemoryPolicy.WEIGHTED_INTERLEAVE: MemoryPolicy.INTERLEAVE,
 }
@@ -164,22 +164,22 @@ def memory_policies(
     if not info.nri_version:
         clause = (
             f"{info.name} {info.version} hands none on (its NRI is older than 0.12); expected "
-            f"{RUNTIMES}"
+            f"{MIN_RUNTIMES_TEXT}"
         )
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
     release = parse_version(kernel)
     return MemoryPolicies(
         {
             mode: f"Linux {kernel} does not have it; expected Linux {since[0]}.{since[1]} or "
-            f"newer, or {_INSTEAD[mode]}"
-            for mode, since in SINCE.items()
+            f"newer, or {_FALLBACK_POLICIES[mode]}"
+            for mode, since in MIN_KERNEL_VERSIONS.items()
             if release is not None and release[:2] < since
         },
-        weights=_weights(sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"),
+        weights=_interleave_weights(sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"),
     )
 
 
-def _weights(folder: Path) -> dict[int, int]:
+def _interleave_weights(folder: Path) -> dict[int, int]:
     """``node0`` and so on, each a number from 1 to 255; what cannot be read counts as 1."""
     found: dict[int, int] = {}
     for path in sorted(folder.glob("node*")):
@@ -219,11 +219,11 @@ class NodeDevices:
             self.pci = pci_devices(tree) if config.devices.enabled else None
             self.roots = pcie_roots(tree) if config.dra.enabled else {}
 
-    def counted(self) -> Counted | None:
+    def device_counts(self) -> CountsOrReason | None:
         """How many devices the kubelet can give, or why that is not known, from memory."""
-        return None if self._counts is None else self._counts.known()
+        return None if self._counts is None else self._counts.cached_counts()
 
-    def watch(self, agent: Agent) -> DeviceWatch | None:
+    def new_device_watch(self, agent: Agent) -> DeviceWatch | None:
         """Finds out which devices containers have."""
         if not self._config.devices.enabled:
             return None
@@ -233,6 +233,6 @@ class NodeDevices:
             self._config.devices,
             root=self._config.sysfs_root,
             kubelet_root=self._config.kubelet_root,
-            places=lambda: agent.machine.places,
+            places=lambda: agent.machine.alignable_nodes,
             own_resource=self._config.device_plugin.resource_name,
         )

@@ -19,48 +19,48 @@ from typing import Final, cast
 
 # --- How much of one CPU a thread may have ---
 
-SHARE: Final = 0.2
+HTTP_CPU_SHARE: Final = 0.2
 """Of one CPU, in the long run. The runtime meets the thread at work in one request of five at most,
 and on a machine of two CPUs a client who never stops leaves nine tenths to others."""
-BURST: Final = 0.05
+HTTP_CPU_BURST_S: Final = 0.05
 """Seconds of CPU time at once after a rest: a scrape of 1,000 containers (2 ms for its text), or
 the page with its files and lists, also on a machine that is several times as slow."""
-HURRIED: Final = 0.5
+HURRIED_CPU_SHARE: Final = 0.5
 """The same while newcomers stand in line: a probe is found by accepting who stands before it, 0.1
 ms for each of a thousand, and the kubelet waits for a second."""
-LONGEST: Final = 0.02
+MAX_PAUSE_S: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
 its pauses together are a tenth of the second that the kubelet gives it, whatever else is served in
 these rounds."""
 
 
 @dataclass(slots=True)
-class CPUShare:
+class CPUBudget:
     """A bucket of CPU time, full at the start.
 
-    What would take longer to pay back than `LONGEST` is forgiven.
+    What would take longer to pay back than `MAX_PAUSE_S` is forgiven.
 
     Attributes:
         hurry: whether there is a reason to now.
     """
 
     hurry: bool = False
-    _last: tuple[float, float] | None = None
+    _last_charge: tuple[float, float] | None = None
     _saved: float = 0.0
 
-    def pause(self, now: float, used: float) -> float:
+    def required_pause_s(self, now: float, used: float) -> float:
         """Seconds to stand still before the next piece of work; 0 while something is saved up.
 
         ``used`` is CPU time of the thread so far.
         """
-        if self._last is None:
-            self._last, self._saved = (now, used), BURST
-        share = HURRIED if self.hurry else SHARE
-        earned = share * (now - self._last[0])
-        spent = used - self._last[1]
-        self._last = now, used
-        self._saved = min(BURST, self._saved + earned) - spent
-        self._saved = max(self._saved, -share * LONGEST)
+        if self._last_charge is None:
+            self._last_charge, self._saved = (now, used), HTTP_CPU_BURST_S
+        share = HURRIED_CPU_SHARE if self.hurry else HTTP_CPU_SHARE
+        earned = share * (now - self._last_charge[0])
+        spent = used - self._last_charge[1]
+        self._last_charge = now, used
+        self._saved = min(HTTP_CPU_BURST_S, self._saved + earned) - spent
+        self._saved = max(self._saved, -share * MAX_PAUSE_S)
         return max(0.0, -self._saved / share)
 
 
@@ -91,7 +91,7 @@ class Clock:
         await asyncio.sleep(seconds)
 
 
-class GapWatch(selectors.DefaultSelector):
+class LoopMonitor(selectors.DefaultSelector):
     """Waits for sockets, and notes how long the loop was busy in between.
 
     The time from one return of ``select`` to its next call is what a request that came in just
@@ -119,12 +119,12 @@ class GapWatch(selectors.DefaultSelector):
         self.busy = True
         return ready
 
-    def busy_for(self) -> float:
+    def current_gap(self) -> float:
         """Seconds that the present round lasts already; 0 while the loop waits."""
         woke = self._woke
         return self._clock() - woke if self.busy and woke is not None else 0.0
 
-    def take(self) -> float:
+    def pop_longest_gap(self) -> float:
         """The longest gap in seconds since this was asked last."""
         longest, self._longest = self._longest, 0.0
         return longest
@@ -132,13 +132,13 @@ class GapWatch(selectors.DefaultSelector):
 
 def watched_loop(
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[asyncio.SelectorEventLoop, GapWatch]:
+) -> tuple[asyncio.SelectorEventLoop, LoopMonitor]:
     """An event loop, and who watches it."""
-    watch = GapWatch(clock)
+    watch = LoopMonitor(clock)
     return asyncio.SelectorEventLoop(watch), watch
 
 
-class CourteousSelector(selectors.DefaultSelector):
+class YieldingSelector(selectors.DefaultSelector):
     """Finds out what there is to do, and begins with it when the loop of another thread waits.
 
     After `STUCK` seconds a piece of work is done all the same: a probe may look whether a loop that
@@ -148,14 +148,14 @@ class CourteousSelector(selectors.DefaultSelector):
     STUCK: Final = 0.1
     PAUSE: Final = 0.001
     UNTIDY: Final = 1000
-    NOT_OURS: Final = 10_000
+    GC_OBJECTS: Final = 10_000
     """New objects from which tidying up pays, and from which most of them are of a large request:
     they live, and looking at them would take long."""
 
     def __init__(
         self,
-        watch: GapWatch,
-        share: CPUShare | None = None,
+        watch: LoopMonitor,
+        share: CPUBudget | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
@@ -163,24 +163,24 @@ class CourteousSelector(selectors.DefaultSelector):
     ) -> None:
         super().__init__()
         self._watch = watch
-        self._share = share or CPUShare()
+        self._share = share or CPUBudget()
         self._clock, self._used, self._sleep = clock, used, sleep
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
         # Before it looks: what comes during the pause is served in the next round already.
-        self.rest()
+        self.wait_for_budget()
         ready = super().select(timeout)
-        self.give_way()
-        self.tidy_up()
+        self.yield_to_loop()
+        self.collect_garbage()
         return ready
 
-    def rest(self) -> None:
+    def wait_for_budget(self) -> None:
         """Return when this thread may have CPU time again."""
-        if pause := self._share.pause(self._clock(), self._used()):
+        if pause := self._share.required_pause_s(self._clock(), self._used()):
             self._sleep(pause)
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """Return when the other loop waits, or is stuck."""
         end: float | None = None
         while self._watch.busy:
@@ -190,34 +190,34 @@ class CourteousSelector(selectors.DefaultSelector):
                 return
             self._sleep(self.PAUSE)
 
-    def tidy_up(self) -> None:
+    def collect_garbage(self) -> None:
         """Collect our own garbage while it is little.
 
         The collector is run by hand, once a second, by the thread that goes first. Connections
         leave circles (every transport of asyncio is one), and those of a thousand connections took
         it 50 ms.
         """
-        if self.UNTIDY <= gc.get_count()[0] < self.NOT_OURS and not self._watch.busy:
+        if self.UNTIDY <= gc.get_count()[0] < self.GC_OBJECTS and not self._watch.busy:
             gc.collect(0)
 
 
 # --- Memory that is not used any more goes back to the kernel ---
 
-GROWN: Final = 2 << 20
+HEAP_GROWTH_BYTES: Final = 2 << 20
 """Bytes of resident memory more than after the last time that make it worth a look."""
 RELEASE_REST: Final = 5
 """Rounds between two times at least: a busy node needs again what it gave back."""
-_KEPT: Final = 1 << 18
+_HEAP_RESERVE_BYTES: Final = 1 << 18
 """Bytes left at the end of the heap, for the requests that come next."""
 
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Bytes of resident memory; 0 where it is not known."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
+            return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -239,7 +239,7 @@ _trim: Final = _malloc_trim()
 
 def release_heap() -> None:
     """Give free pages of the heap back."""
-    _trim(_KEPT)
+    _trim(_HEAP_RESERVE_BYTES)
 
 
 class HeapRelease:
@@ -247,7 +247,7 @@ class HeapRelease:
 
     def __init__(
         self,
-        resident: Callable[[], int] = resident,
+        resident: Callable[[], int] = resident_bytes,
         release_heap: Callable[[], object] = release_heap,
     ) -> None:
         self._resident = resident
@@ -261,7 +261,7 @@ class HeapRelease:
             self._rest -= 1
             return
         now = self._resident()
-        if now - self._least < GROWN:
+        if now - self._least < HEAP_GROWTH_BYTES:
             self._least = min(self._least, now)
             return
         self._release_heap()
@@ -269,7 +269,7 @@ class HeapRelease:
         self._rest = RELEASE_REST
 
 
-def collect(round_number: int) -> None:
+def collect_generation(round_number: int) -> None:
     """Look for garbage between requests; the older it is, the more seldom, as the collector does.
 
     The youngest objects are those of one second. Everything takes 20 ms with 1,000 containers.

@@ -22,32 +22,32 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nri_numa.agent.interrupts import BALANCERS, HOST
+from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, IRQBALANCE_SOCKETS
 from nri_numa.agent.links import locked_socket
-from nri_numa.agent.runtime_lock import RuntimeLock, holder
-from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
-from nri_numa.config.sections import leaves
-from nri_numa.engine.cpus.index import index
+from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
+from nri_numa.config import AgentConfig, LinkKind, derive_settings, split_address, validate_config
+from nri_numa.config.sections import config_keys
+from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
-from nri_numa.kubelet.adoption import adopt
-from nri_numa.kubelet.configuration import Found, KubeletFacts, read
-from nri_numa.kubelet.state_files import NAMES, StateFiles
+from nri_numa.kubelet.adoption import inherit_settings
+from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
+from nri_numa.kubelet.state_files import STATE_FILE_NAMES, StateFiles
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.pci import pci_devices
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.machine.usable import sentence
+from nri_numa.machine.usable import partition_sentence
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
-from nri_numa.store.checkpoint import LOCK
+from nri_numa.store.checkpoint import LOCK_FILE_NAME
 from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, seconds_left
 
-_TIMEOUT = 2.0
-_READABLE = 1 << 20  # bytes of another program's file that are looked at
+_CONNECT_TIMEOUT_S = 2.0
+_MAX_FILE_BYTES = 1 << 20  # bytes of another program's file that are looked at
 
 
 class Level(StrEnum):
@@ -73,47 +73,49 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def _ok(subject: str, message: str) -> Finding:
+def _passed_finding(subject: str, message: str) -> Finding:
     return Finding(subject=subject, level=Level.OK, message=message)
 
 
-def _warn(subject: str, message: str, remedy: str) -> Finding:
+def _warning_finding(subject: str, message: str, remedy: str) -> Finding:
     return Finding(subject=subject, level=Level.WARN, message=message, remedy=remedy)
 
 
-def _fail(subject: str, message: str, remedy: str) -> Finding:
+def _failed_finding(subject: str, message: str, remedy: str) -> Finding:
     return Finding(subject=subject, level=Level.FAIL, message=message, remedy=remedy)
 
 
-def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
     topology = None
     try:
-        topology = discover(config.sysfs_root)
+        topology = discover_topology(config.sysfs_root)
     except TopologyError as error:
-        yield _fail("machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root.")
+        yield _failed_finding(
+            "machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root."
+        )
     if topology is not None:
-        yield from machine(topology)
-        yield from configuration(config, topology)
-        yield from tickless(config, topology)
+        yield from check_machine(topology)
+        yield from check_configuration(config, topology)
+        yield from nohz_full(config, topology)
         yield from host_processes(config, topology)
-        yield from isolation(config, topology)
-        yield from devices(config)
-    yield from privileges()
-    yield from cgroups(Path(config.cgroup_root), root)
-    yield from runtime(config, root)
+        yield from check_isolated_cpus(config, topology)
+        yield from check_devices(config)
+    yield from check_privileges()
+    yield from check_cgroup_controllers(Path(config.cgroup_root), root)
+    yield from check_runtime_link(config, root)
     yield from pod_level_resources(root)
-    yield from agents(config)
-    yield from kubelet(config, topology)
+    yield from check_other_agents(config)
+    yield from check_kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
     yield from libraries(config)
-    yield from http(config)
-    yield from balancing(root)
-    yield from interrupts(config, root)
-    yield from service(config, root)
+    yield from check_http_address(config)
+    yield from numa_balancing(root)
+    yield from check_interrupt_steering(config, root)
+    yield from check_systemd_service(config, root)
 
 
-def machine(topology: Topology) -> Iterator[Finding]:
+def check_machine(topology: Topology) -> Iterator[Finding]:
     """What the machine is, and what is odd about it."""
     counts = ", ".join(
         f"{count} {noun}{'s' if count != 1 else ''}"
@@ -125,23 +127,23 @@ def machine(topology: Topology) -> Iterator[Finding]:
         )
     )
     if len(topology.numa_nodes) > 1:
-        yield _ok("machine", counts)
+        yield _passed_finding("machine", counts)
     else:
-        yield _warn(
+        yield _warning_finding(
             "machine",
             f"{counts}: there is nothing to align",
             "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
         )
-    partitions = {sentence(one) for one in topology.partitions}
+    partitions = {partition_sentence(one) for one in topology.partitions}
     for warning in topology.warnings:
         remedy = "See `nri-numa topology`; placement works with what is."
         if warning in partitions:
             remedy = "If they were meant for pods, end the partition (cgroup-v2.rst, cpuset.cpus."
             remedy += "partition; cpuset.cpu_exclusive on version 1); they come back by themselves."
-        yield _warn("machine", warning, remedy)
+        yield _warning_finding("machine", warning, remedy)
 
 
-def devices(config: AgentConfig) -> Iterator[Finding]:
+def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """The devices that containers can be placed beside, by NUMA node."""
     # Order: by NUMA node, unknown ones last, then kind.
     found = Counter(
@@ -156,35 +158,37 @@ def devices(config: AgentConfig) -> Iterator[Finding]:
         where.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
     seen = "; ".join(f"{numa_node}: {', '.join(kinds)}" for numa_node, kinds in where.items())
     use = "" if config.devices.enabled else " (devices.enabled is off: no container is near them)"
-    yield _ok("devices", f"{seen}{use}" if seen else "no PCI devices that containers are given")
+    yield _passed_finding(
+        "devices", f"{seen}{use}" if seen else "no PCI devices that containers are given"
+    )
 
 
-def tickless(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+def nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Whether anybody takes notice of the kernel's nohz_full list."""
     if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
-        yield _ok(
+        yield _passed_finding(
             "kernel",
             f"{cpus_text(topology.nohz_full, 'runs', 'run')} without a timer tick (nohz_full); "
             "nohzFullCPUs: prefer keeps exclusive containers there",
         )
 
 
-def isolation(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Whether containers that share have CPUs between which the kernel balances load."""
     if config.isolated_cpus is IsolatedCPUs.ONLY and not topology.isolated & topology.allowed:
-        yield _warn(
+        yield _warning_finding(
             "kernel",
             "isolatedCPUs is only, but no CPU that containers may use is isolated: no container "
             "can have exclusive CPUs",
             "Boot with isolcpus=, or set isolatedCPUs: avoid.",
         )
-    pool = NodeState().pool(topology, settings(config))
+    pool = NodeState().shared_pool(topology, derive_settings(config))
     lone = [
         i for i, node in topology.numa_nodes.items()
         if (here := node.cpus & pool) and here <= topology.isolated
     ]  # fmt: skip
     if lone:
-        yield _warn(
+        yield _warning_finding(
             "kernel",
             f"all shared CPUs of {numa_text(NUMASet(lone))} are isolated (isolcpus): the kernel "
             "moves no process between them, so that all of a container's may run on one",
@@ -193,23 +197,23 @@ def isolation(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
         )
 
 
-def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+def check_configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """What the configuration says that this machine does not have."""
-    found = problems(config, topology)
+    found = validate_config(config, topology)
     for problem in found:
-        yield _fail("configuration", problem, "Correct the configuration file.")
+        yield _failed_finding("configuration", problem, "Correct the configuration file.")
     if not found:
         group = f"; settings of node group {config.node_group}" if config.node_group else ""
-        yield _ok("configuration", f"sound, and fits this machine{group}")
+        yield _passed_finding("configuration", f"sound, and fits this machine{group}")
 
 
-def privileges() -> Iterator[Finding]:
+def check_privileges() -> Iterator[Finding]:
     """Whether we may do what the agent does."""
     if os.geteuid() == 0:
-        yield _ok("privileges", "running as root")
+        yield _passed_finding("privileges", "running as root")
         yield from installation()
     else:
-        yield _warn(
+        yield _warning_finding(
             "privileges",
             f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
             "Run the check as the user that the agent runs as, usually root.",
@@ -225,7 +229,7 @@ def installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[
             writable = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
             if about.st_uid or writable:
                 who = f"belongs to user {about.st_uid}" if about.st_uid else "is writable by others"
-                yield _warn(
+                yield _warning_finding(
                     "installation",
                     f"{part} {who}, who can make root run anything",
                     "Install it for root: sudo make node makes /opt/nri-numa.",
@@ -235,19 +239,26 @@ def installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[
 
 # --- cgroups ------------------------------------------------------------------------------------
 
-_NEEDED = ("cpuset", "memory")
+_REQUIRED_CONTROLLERS = ("cpuset", "memory")
 
 
-def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
+def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the controllers are there that cpus and mems are written to."""
-    unified = _read(mount / "cgroup.controllers")
-    there = [n for n in _NEEDED if (mount / n).is_dir()] if unified is None else unified.split()
+    unified = _read_text_file(mount / "cgroup.controllers")
+    there = (
+        [n for n in _REQUIRED_CONTROLLERS if (mount / n).is_dir()]
+        if unified is None
+        else unified.split()
+    )
     version = "v1" if unified is None else "v2"
-    missing = [name for name in _NEEDED if name not in there]
-    if unified is None and len(missing) == len(_NEEDED):
-        known = {line.split("\t")[0] for line in (_read(root / "proc/cgroups") or "").splitlines()}
-        absent = [name for name in _NEEDED if name not in known]
-        yield _fail(
+    missing = [name for name in _REQUIRED_CONTROLLERS if name not in there]
+    if unified is None and len(missing) == len(_REQUIRED_CONTROLLERS):
+        known = {
+            line.split("\t")[0]
+            for line in (_read_text_file(root / "proc/cgroups") or "").splitlines()
+        }
+        absent = [name for name in _REQUIRED_CONTROLLERS if name not in known]
+        yield _failed_finding(
             "cgroups",
             f"no cgroup controllers below {mount}",
             f"The kernel lacks {', '.join(absent)}; boot one that has them."
@@ -258,18 +269,18 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
         other = ", or move to cgroup v2."
         if unified is not None:
             other = "; on a hybrid set-up unmount the v1 controllers."
-        yield _fail(
+        yield _failed_finding(
             "cgroups",
             f"cgroup {version} without the controller {', '.join(missing)}",
             f"Boot without cgroup_disable={other}",
         )
     else:
-        yield _ok("cgroups", f"cgroup {version} with cpuset and memory")
+        yield _passed_finding("cgroups", f"cgroup {version} with cpuset and memory")
         yield from _check_writes(mount, root)
         for name in ("kubepods.slice", "kubepods"):
-            inside = _read(mount / name / "cgroup.controllers")
+            inside = _read_text_file(mount / name / "cgroup.controllers")
             if inside is not None and "cpuset" not in inside.split():
-                yield _warn(
+                yield _warning_finding(
                     "cgroups",
                     f"cpuset is not enabled for {name}",
                     "The runtime enables it with the first pinned container; if it does not, check "
@@ -279,13 +290,13 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
 
 def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
     """Whether cgroups can be written: by the installed service, or by us in a container."""
-    problem, protection = "", dict(_lines(root)).get("ProtectControlGroups", "no")
-    if protection.lower() not in _NO:
-        problem = f"{UNIT} has ProtectControlGroups={protection}"
+    problem, protection = "", dict(_read_unit_settings(root)).get("ProtectControlGroups", "no")
+    if protection.lower() not in _SYSTEMD_FALSE:
+        problem = f"{SYSTEMD_UNIT} has ProtectControlGroups={protection}"
     elif os.geteuid() == 0:
         problem = CgroupWriter(CgroupReader(str(mount))).write_problem()
     if problem:
-        yield _warn(
+        yield _warning_finding(
             "cgroups",
             f"they cannot be written: {problem}. The runtime is asked, which is later, and no "
             "container moves",
@@ -302,10 +313,10 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
     from nri_numa.agent.beside_kubelet import KubeletSettings
 
     known = KubeletSettings(config.kubelet_root)
-    known.read(config)
-    reserved = known.settings(config, topology).reserved_cpus & topology.online
+    known.read_config(config)
+    reserved = known.effective_settings(config, topology).reserved_cpus & topology.online
     if not reserved:
-        yield _warn(
+        yield _warning_finding(
             _HOST_PROCESSES,
             "no CPUs are reserved for them, so they also run on exclusive CPUs",
             "Set reservedCPUs. See docs/operations.md, host processes.",
@@ -313,7 +324,7 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
         return
     mount = Path(config.cgroup_root)
     if not (mount / "cgroup.controllers").exists():
-        yield _warn(
+        yield _warning_finding(
             _HOST_PROCESSES,
             "with cgroup v1 systemd keeps no slice off exclusive CPUs",
             "Write it into /etc/systemd/system.conf and reboot: "
@@ -329,10 +340,10 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
         if (cpus := _cpus_of(unit) or every) - reserved
     }
     if not wider:
-        yield _ok(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
+        yield _passed_finding(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
         return
     said = ", ".join(f"{name} ({cpus})" for name, cpus in wider.items())
-    yield _warn(
+    yield _warning_finding(
         _HOST_PROCESSES,
         f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
         "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
@@ -342,7 +353,7 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
 
 def _cpus_of(directory: Path) -> CPUSet:
     try:
-        return CPUSet.parse((_read(directory / "cpuset.cpus.effective") or "").strip())
+        return CPUSet.parse((_read_text_file(directory / "cpuset.cpus.effective") or "").strip())
     except ListFormatError:
         return NO_CPUS
 
@@ -350,16 +361,16 @@ def _cpus_of(directory: Path) -> CPUSet:
 # --- the runtime --------------------------------------------------------------------------------
 
 
-def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the runtime serves NRI, or CRI where that is the link."""
     if config.runtime.link is LinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
         remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
-        yield from _socket("CRI", path, remedy, "runtime.criSocket")
+        yield from _check_runtime_socket("CRI", path, remedy, "runtime.criSocket")
         return
     path = config.runtime.nri_socket
     if not os.path.exists(path) and (lacks := containerd_lacks_nri(root)):
-        yield _fail("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
+        yield _failed_finding("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
         return
     disabled = containerd_disables_nri(root)
     remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
@@ -368,39 +379,41 @@ def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     elif distribution := containerd_distribution(root):
         remedy = f"{distribution.advice}."
     because = "" if disabled is None else f": {disabled}"
-    yield from _socket("NRI", path, remedy, "runtime.nriSocket", because)
+    yield from _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because)
 
 
-def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> Iterator[Finding]:
+def _check_runtime_socket(
+    name: str, path: str, remedy: str, key: str, because: str = ""
+) -> Iterator[Finding]:
     """Whether anything answers on a socket of the runtime."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        yield _fail(name, f"there is no socket {path}{because}", remedy)
+        yield _failed_finding(name, f"there is no socket {path}{because}", remedy)
         return
     except OSError as error:
-        yield _fail(name, f"{path}: {error.strerror}", "Run as root.")
+        yield _failed_finding(name, f"{path}: {error.strerror}", "Run as root.")
         return
     if not stat.S_ISSOCK(mode):
-        yield _fail(name, f"{path} is no socket", f"Set {key}.")
+        yield _failed_finding(name, f"{path} is no socket", f"Set {key}.")
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(_TIMEOUT)
+            sock.settimeout(_CONNECT_TIMEOUT_S)
             sock.connect(path)
     except PermissionError:
-        yield _warn(name, f"{path} may only be opened by another user", "Run as root.")
+        yield _warning_finding(name, f"{path} may only be opened by another user", "Run as root.")
     except OSError as error:
-        yield _fail(
+        yield _failed_finding(
             name,
             f"{path} does not answer: {error.strerror or error}",
             remedy if remedy.startswith("Start") else f"Start the runtime. {remedy}",
         )
     else:
-        yield _ok(name, f"{path} answers")
+        yield _passed_finding(name, f"{path} answers")
 
 
-def agents(config: AgentConfig) -> Iterator[Finding]:
+def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
     """Whether an agent with another state directory works on this runtime: it takes one.
 
     Nothing where no agent would use the directory: the one of it cannot be told from another.
@@ -410,13 +423,15 @@ def agents(config: AgentConfig) -> Iterator[Finding]:
             return
     lock = RuntimeLock(locked_socket(config))
     try:
-        lock.hold()
+        lock.acquire()
     except RuntimeBusy as error:
-        if error.pid is not None and error.pid == holder(os.path.join(config.state_dir, LOCK)):
-            yield _ok("agent", f"process {error.pid} works on this runtime")
+        if error.pid is not None and error.pid == find_lock_holder(
+            os.path.join(config.state_dir, LOCK_FILE_NAME)
+        ):
+            yield _passed_finding("agent", f"process {error.pid} works on this runtime")
         else:
             message, _, remedy = str(error).partition("; ")
-            yield _fail("agent", message, f"{remedy[:1].upper()}{remedy[1:]}.")
+            yield _failed_finding("agent", message, f"{remedy[:1].upper()}{remedy[1:]}.")
     finally:
         lock.close()
 
@@ -468,7 +483,7 @@ def containerd_nri(
         version = version or document.get("version", 1)
         if section := nri_section(document):
             found.append((file, section))
-        for imported in _imports(document, file, root):
+        for imported in _imported_config_files(document, file, root):
             if imported not in files:
                 files.append(imported)
     table, by = dict[str, Any](), dict[str, Path]()
@@ -481,7 +496,7 @@ def containerd_nri(
     return version, table, by
 
 
-def _imports(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Path]:
+def _imported_config_files(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Path]:
     patterns = document.get("imports", [])
     if not isinstance(patterns, list):
         raise ValueError(f"{file}: imports is {patterns!r}, expected a list of files")
@@ -492,7 +507,7 @@ def _imports(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Pa
         yield from map(Path, found)
 
 
-_BINARIES = (
+_BINARY_DIRECTORIES = (
     *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
     *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
 )
@@ -543,14 +558,17 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
     """
     import subprocess
 
-    for directory in _BINARIES:
+    for directory in _BINARY_DIRECTORIES:
         program = root / directory / "containerd"
         if not os.access(program, os.X_OK):
             continue
         try:
             # The program that the node runs as root anyway.
             said = subprocess.run(  # noqa: S603
-                [str(program), "--version"], capture_output=True, text=True, timeout=_TIMEOUT
+                [str(program), "--version"],
+                capture_output=True,
+                text=True,
+                timeout=_CONNECT_TIMEOUT_S,
             ).stdout
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
@@ -567,7 +585,7 @@ def pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     text = f"containerd {version[0]}.{version[1]} says the pod's sum when its sandbox is made"
     if version < (2, 3):
         text += ", and nothing when it is resized (2.3 does): that sum goes on counting"
-    yield _ok("pod-level resources", text)
+    yield _passed_finding("pod-level resources", text)
 
 
 def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -586,19 +604,19 @@ def state_directory(directory: Path) -> Iterator[Finding]:
     while not os.path.exists(at) and at != at.parent:  # also where we may not look
         at = at.parent
     if not at.is_dir():
-        yield _fail("state", f"{at} is no directory", "Set stateDir.")
+        yield _failed_finding("state", f"{at} is no directory", "Set stateDir.")
     elif not os.access(at, os.W_OK | os.X_OK):
-        yield _fail("state", f"{at} cannot be written", "Run as root, or set stateDir.")
+        yield _failed_finding("state", f"{at} cannot be written", "Run as root, or set stateDir.")
     elif at != directory:
-        yield _ok("state", f"{directory} will be made")
+        yield _passed_finding("state", f"{directory} will be made")
     elif problem := directory_problem(at.stat()):
-        yield _fail(
+        yield _failed_finding(
             "state",
             f"{at} {problem}: other users could change which CPUs are exclusive",
             f"chown root: {at} && chmod 700 {at}, or set stateDir.",
         )
     else:
-        yield _ok("state", f"{directory} can be written")
+        yield _passed_finding("state", f"{directory} can be written")
 
 
 _LIBRARIES: Final = {
@@ -615,7 +633,7 @@ def libraries(config: AgentConfig) -> Iterator[Finding]:
     """What is switched on and cannot be imported here."""
     for key, module in _LIBRARIES.items():
         near = key in ("devices.network", "devices.podResources")
-        if not leaves()[key].get(config) or (near and not config.devices.enabled):
+        if not config_keys()[key].value_in(config) or (near and not config.devices.enabled):
             continue
         try:
             import_module(module)
@@ -624,52 +642,58 @@ def libraries(config: AgentConfig) -> Iterator[Finding]:
                 "nri-numa[otel]" if key == "publish.otlpEndpoint" else "all that nri-numa needs"
             )
             problem = f"{key} is on, and does nothing here: {error}"
-            yield _fail(key.partition(".")[0], problem, f"Install {package}, or switch it off.")
+            yield _failed_finding(
+                key.partition(".")[0], problem, f"Install {package}, or switch it off."
+            )
 
 
-def http(config: AgentConfig) -> Iterator[Finding]:
+def check_http_address(config: AgentConfig) -> Iterator[Finding]:
     """Whether the API's address is free, or ours, and its files are in order."""
     section = config.http
     address = split_address(section.address)
     if address is None:
-        yield _ok("http", "off")
+        yield _passed_finding("http", "off")
         return
     if section.token_file:
         try:
             TokenFile(section.token_file)
         except ConfigError as error:
             remedy = "Write a token into it: openssl rand -hex 32."
-            yield _fail("http", error.problems[0], remedy)
+            yield _failed_finding("http", error.problems[0], remedy)
         else:
             if os.stat(section.token_file).st_mode & 0o077:
-                yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+                yield _warning_finding(
+                    "http", f"{section.token_file} can be read by others", "chmod 600 it."
+                )
     if section.tls_cert:
         try:
             Certificate(section.tls_cert, section.tls_key)
         except ConfigError as error:
-            yield _fail("http", error.problems[0], "Give PEM files that belong together.")
+            yield _failed_finding("http", error.problems[0], "Give PEM files that belong together.")
         else:
-            yield from _validity(section.tls_cert)
+            yield from _check_certificate_validity(section.tls_cert)
     host, port = address
     answer = _who_listens(host, port, tls=bool(section.tls_cert))
     if answer == "none":
-        yield _ok("http", f"{section.address} is free")
+        yield _passed_finding("http", f"{section.address} is free")
     elif answer == "nri-numa":
-        yield _ok("http", f"{section.address} is served by a running nri-numa")
+        yield _passed_finding("http", f"{section.address} is served by a running nri-numa")
     else:
-        yield _fail(
+        yield _failed_finding(
             "http",
             f"{section.address} is taken by another program; the agent would run without HTTP",
             "Set http.address to a free port.",
         )
 
 
-def _validity(cert: str) -> Iterator[Finding]:
+def _check_certificate_validity(cert: str) -> Iterator[Finding]:
     left = seconds_left(cert, time.time())
     if left is not None and left < 0:
-        yield _fail("http", f"{cert} has expired", "Renew the certificate.")
+        yield _failed_finding("http", f"{cert} has expired", "Renew the certificate.")
     elif left is not None and left < 14 * 86400:
-        yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
+        yield _warning_finding(
+            "http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time."
+        )
 
 
 def _who_listens(host: str, port: int, *, tls: bool) -> str:
@@ -679,16 +703,18 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
     target = host if host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104  # compared
     try:
-        socket.create_connection((target, port), timeout=_TIMEOUT).close()
+        socket.create_connection((target, port), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError:
         return "none"
     connection: http.client.HTTPConnection
     if tls:
         # Only the name in the answer matters here, so that a private authority is no hindrance.
         context = ssl._create_unverified_context()  # noqa: S323
-        connection = http.client.HTTPSConnection(target, port, timeout=_TIMEOUT, context=context)
+        connection = http.client.HTTPSConnection(
+            target, port, timeout=_CONNECT_TIMEOUT_S, context=context
+        )
     else:
-        connection = http.client.HTTPConnection(target, port, timeout=_TIMEOUT)
+        connection = http.client.HTTPConnection(target, port, timeout=_CONNECT_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")
         server = connection.getresponse().getheader("Server", "")
@@ -699,67 +725,80 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
     return "nri-numa" if server.startswith("nri-numa") else "other"
 
 
-def balancing(root: Path = Path("/")) -> Iterator[Finding]:
+def numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the kernel moves pages on its own account."""
-    if (_read(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
-        yield _ok(
+    if (_read_text_file(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
+        yield _passed_finding(
             "kernel",
             "automatic NUMA balancing is on; pinned containers do not need it, "
             "kernel.numa_balancing=0 spares them its page faults",
         )
 
 
-def interrupts(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether interrupts of devices can be kept off exclusive CPUs, where that is asked for."""
     if not config.interrupts_off_exclusive_cpus:
         return
-    lists = [*(root / HOST[1:]).glob("*/smp_affinity_list")]
+    lists = [*(root / HOST_IRQ_DIRECTORY[1:]).glob("*/smp_affinity_list")]
     lists = lists or [*(root / "proc/irq").glob("*/smp_affinity_list")]
-    tunables = dict(_lines(root)).get("ProtectKernelTunables", "no").lower() in _YES
-    if any(root.glob(BALANCERS[1:])):
-        yield _ok("interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones")
-    elif any((_read(comm) or "").strip() == "irqbalance" for comm in root.glob("proc/[0-9]*/comm")):
-        yield _warn(
+    tunables = (
+        dict(_read_unit_settings(root)).get("ProtectKernelTunables", "no").lower() in _SYSTEMD_TRUE
+    )
+    if any(root.glob(IRQBALANCE_SOCKETS[1:])):
+        yield _passed_finding(
+            "interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones"
+        )
+    elif any(
+        (_read_text_file(comm) or "").strip() == "irqbalance"
+        for comm in root.glob("proc/[0-9]*/comm")
+    ):
+        yield _warning_finding(
             "interrupts",
-            f"irqbalance runs without a socket at /{BALANCERS[1:]}, and moves interrupts back",
+            f"irqbalance runs without a socket at /{IRQBALANCE_SOCKETS[1:]}, and moves "
+            "interrupts back",
             "Give the agent /run/irqbalance, or stop irqbalance.",
         )
     elif tunables or not any(os.access(path, os.W_OK) for path in lists):
-        yield _warn(
+        yield _warning_finding(
             "interrupts",
             "interruptsOffExclusiveCPUs has no effect: /proc/irq cannot be written",
             "systemctl edit nri-numa, with [Service] ProtectKernelTunables=no; in a container "
-            f"mount the host's /proc/irq at {HOST}.",
+            f"mount the host's /proc/irq at {HOST_IRQ_DIRECTORY}.",
         )
     else:
-        yield _ok("interrupts", "interrupts of devices can be kept off exclusive CPUs")
+        yield _passed_finding("interrupts", "interrupts of devices can be kept off exclusive CPUs")
 
 
-def _read(path: Path) -> str | None:
+def _read_text_file(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
-            return file.read(_READABLE).decode(errors="replace")
+            return file.read(_MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return None
 
 
-def worst(findings: list[Finding]) -> Level:
+def worst_level(findings: list[Finding]) -> Level:
     """The gravest level among the findings."""
     return max((finding.level for finding in findings), key=list(Level).index, default=Level.OK)
 
 
 # --- The kubelet on this node ---
 
-_GUIDE = "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."
+_KUBELET_GUIDE_TEXT = (
+    "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."
+)
 
 
-def kubelet(
+def check_kubelet(
     config: AgentConfig, topology: Topology | None, proc: str = "/proc"
 ) -> Iterator[Finding]:
     """Whether the kubelet's own managers pin containers too, and whether both agree."""
     directory = Path(config.kubelet_root)
-    if "KUBERNETES_SERVICE_HOST" in os.environ and not (directory / NAMES["cpu"]).exists():
-        yield _warn(
+    if (
+        "KUBERNETES_SERVICE_HOST" in os.environ
+        and not (directory / STATE_FILE_NAMES["cpu"]).exists()
+    ):
+        yield _warning_finding(
             "kubelet",
             f"this pod does not see {directory} of the node, so that CPUs which the kubelet's "
             "static policies grant are not known",
@@ -767,29 +806,31 @@ def kubelet(
         )
         return
     if not directory.is_dir():
-        yield _ok("kubelet", f"none below {directory}")
+        yield _passed_finding("kubelet", f"none below {directory}")
         return
-    found = read(config.kubelet.config, config.kubelet.config_dir, str(directory), proc)
+    found = read_kubelet_config(
+        config.kubelet.config, config.kubelet.config_dir, str(directory), proc
+    )
     for problem in found.problems:
-        yield _warn(
+        yield _warning_finding(
             "kubelet",
             f"its configuration: {problem}",
             "Correct it: the kubelet reads the same. Or set kubelet.config to the right file.",
         )
     files = StateFiles(str(directory))
     if topology is not None:
-        files.refresh(topology.possible, topology.numa_ids)
+        files.refresh_grants(topology.possible, topology.numa_ids)
     for problem in files.problems:
-        yield _warn(
+        yield _warning_finding(
             "kubelet",
             f"its state: {problem}",
             "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
         )
-    yield from _policies(files, found.facts, config)
-    yield from _differences(config, topology, found)
+    yield from _check_kubelet_policies(files, found.facts, config)
+    yield from _kubelet_differences(config, topology, found)
 
 
-def _policies(
+def _check_kubelet_policies(
     files: StateFiles, facts: KubeletFacts | None, config: AgentConfig
 ) -> Iterator[Finding]:
     grants = files.grants
@@ -797,89 +838,94 @@ def _policies(
     cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
     memory = grants.memory_policy or (facts.memory_policy if facts else "")
     if cpu == "static":
-        held = f"; {cpus_text(grants.granted)} granted now" if grants.granted else ""
-        yield _warn(
+        held = f"; {cpus_text(grants.granted_cpus)} granted now" if grants.granted_cpus else ""
+        yield _warning_finding(
             "kubelet",
             f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",
             f"What it grants is left to it (kubelet.override: {config.kubelet.override}). For full "
             "control set cpuManagerPolicy: none, drain the node, delete "
-            f"{files.path('cpu')} and restart the kubelet. {_GUIDE}",
+            f"{files.state_file_path('cpu')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
         )
     if memory == "Static":
-        yield _warn(
+        yield _warning_finding(
             "kubelet",
             "its memory manager policy is Static: it sets memory nodes of Guaranteed pods itself",
             "For full control set memoryManagerPolicy: None, drain the node, delete "
-            f"{files.path('memory')} and restart the kubelet. {_GUIDE}",
+            f"{files.state_file_path('memory')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
         )
     if facts is not None:
-        yield from _next_start(files, grants, facts)
+        yield from _next_kubelet_start(files, grants, facts)
     if cpu != "static" and memory != "Static":
         known = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
-        yield _ok("kubelet", known)
+        yield _passed_finding("kubelet", known)
 
 
-def _next_start(files: StateFiles, grants: KubeletGrants, facts: KubeletFacts) -> Iterator[Finding]:
+def _next_kubelet_start(
+    files: StateFiles, grants: KubeletGrants, facts: KubeletFacts
+) -> Iterator[Finding]:
     policies: Mapping[str, tuple[str, str]] = {
         "cpu": (grants.cpu_policy, facts.cpu_policy),
         "memory": (grants.memory_policy, facts.memory_policy),
     }
     for manager, (noted, wanted) in policies.items():
         if noted and noted != wanted:
-            yield _warn(
+            yield _warning_finding(
                 "kubelet",
-                f"{files.path(manager)} has policy {noted}, and its configuration has {wanted}: it "
+                f"{files.state_file_path(manager)} has policy {noted}, and its configuration "
+                f"has {wanted}: it "
                 "does not start again like this",
-                f"Drain the node, delete {files.path(manager)}, restart the kubelet.",
+                f"Drain the node, delete {files.state_file_path(manager)}, restart the kubelet.",
             )
 
 
-def _differences(config: AgentConfig, topology: Topology | None, found: Found) -> Iterator[Finding]:
+def _kubelet_differences(
+    config: AgentConfig, topology: Topology | None, found: DiscoveredConfig
+) -> Iterator[Finding]:
     if topology is None or found.facts is None:
         return
-    ours = settings(config)
-    adopted = adopt(ours, config, found.facts, topology, index(topology))
+    ours = derive_settings(config)
+    adopted = inherit_settings(ours, config, found.facts, topology, build_allocator_index(topology))
     for difference in adopted.differences:
-        yield _warn(
+        yield _warning_finding(
             "kubelet",
             difference,
-            f"Make {found.path} and ours say the same. {_GUIDE}",
+            f"Make {found.path} and ours say the same. {_KUBELET_GUIDE_TEXT}",
         )
     for adoption in adopted.adopted:
-        yield _ok("kubelet", f"ours by its configuration: {adoption}")
+        yield _passed_finding("kubelet", f"ours by its configuration: {adoption}")
 
 
 # --- The systemd service: what its unit keeps it from ---
 
-UNIT: Final = "nri-numa.service"
-_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
+SYSTEMD_UNIT: Final = "nri-numa.service"
+_UNIT_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
 """Where units are, strongest first; see systemd.unit(5)."""
-_HOMES: Final = ("/home/", "/root/", "/run/user/")
+_HOME_DIRECTORIES: Final = ("/home/", "/root/", "/run/user/")
 """What ``ProtectHome=`` hides; see systemd.exec(5)."""
-_YES: Final = ("yes", "true", "on", "1", "y", "t")
-_NO: Final = ("no", "false", "off", "0", "n", "f")
+_SYSTEMD_TRUE: Final = ("yes", "true", "on", "1", "y", "t")
+_SYSTEMD_FALSE: Final = ("no", "false", "off", "0", "n", "f")
 _CAP_SYS_ADMIN: Final = 21
-_SETTING: Final = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-_STATUS: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
+_UNIT_SETTING_PATTERN: Final = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_PROC_STATUS_PATTERN: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
 
 
-def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the installed service can see its program; nothing where none is installed."""
-    lines = _lines(root)
+    lines = _read_unit_settings(root)
     unit = dict(lines)
     if config.devices.enabled and config.devices.network:
-        yield from _network(lines, root)
+        yield from _check_network_namespaces(lines, root)
     program = unit.get("ExecStart", "").lstrip("-@:+!").partition(" ")[0]
     if not program.startswith("/"):
         return
-    hidden = [p for p in _executed(root, program) if p.startswith(_HOMES)]
-    if not hidden or unit.get("ProtectHome", "no").lower() not in (*_YES, "tmpfs"):
-        yield _ok("service", f"{UNIT} runs {program}")
+    hidden = [p for p in _executed_files(root, program) if p.startswith(_HOME_DIRECTORIES)]
+    if not hidden or unit.get("ProtectHome", "no").lower() not in (*_SYSTEMD_TRUE, "tmpfs"):
+        yield _passed_finding("service", f"{SYSTEMD_UNIT} runs {program}")
         return
     extra = " CapabilityBoundingSet=CAP_DAC_READ_SEARCH" if hidden[0].startswith("/home/") else ""
-    yield _fail(
+    yield _failed_finding(
         "service",
-        f"{UNIT} cannot start: {hidden[0]} is in a home directory, which "
+        f"{SYSTEMD_UNIT} cannot start: {hidden[0]} is in a home directory, which "
         f"ProtectHome={unit['ProtectHome']} hides from it",
         "Make the virtual environment elsewhere, in /opt/nri-numa for example. Or let the "
         f"service see home directories: systemctl edit nri-numa, with [Service] "
@@ -887,33 +933,39 @@ def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     )
 
 
-def _network(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
+def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
     """Whether network namespaces of pods may be entered: by the service, in a container by us."""
     if lines:
-        may = _allows(
+        may = _list_allows(
             lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
         )
-        may = may and _allows(
-            lines, "RestrictNamespaces", "net", nothing=_YES, everything=("", *_NO)
+        may = may and _list_allows(
+            lines,
+            "RestrictNamespaces",
+            "net",
+            nothing=_SYSTEMD_TRUE,
+            everything=("", *_SYSTEMD_FALSE),
         )
-        who = UNIT
+        who = SYSTEMD_UNIT
         remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
         remedy += "RestrictNamespaces=net on lines of their own"
     else:
-        status = dict(_STATUS.findall(_read(root / "proc/self/status") or ""))
+        status = dict(
+            _PROC_STATUS_PATTERN.findall(_read_text_file(root / "proc/self/status") or "")
+        )
         # For another user than root, what the agent may do is not known.
         may = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
         who = "this container"
         remedy = "Add the capability SYS_ADMIN and the host's /run/netns"
     if not may:
-        yield _warn(
+        yield _warning_finding(
             "devices",
             f"devices.network gives no hints: {who} may not enter the network namespaces of pods",
             f"{remedy}. Or set devices.network: false.",
         )
 
 
-def _allows(
+def _list_allows(
     lines: list[tuple[str, str]],
     key: str,
     word: str,
@@ -934,30 +986,32 @@ def _allows(
     return allowed
 
 
-def _lines(root: Path) -> list[tuple[str, str]]:
+def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
     """Keys and values in the unit and its drop-ins; continued lines are not joined."""
-    units = [root / d / UNIT for d in _DIRECTORIES if (root / d / UNIT).is_file()]
+    units = [
+        root / d / SYSTEMD_UNIT for d in _UNIT_DIRECTORIES if (root / d / SYSTEMD_UNIT).is_file()
+    ]
     # Drop-ins count in the order of their names, wherever they are; of equal names the first.
     drop_ins: dict[str, Path] = {}
-    for directory in _DIRECTORIES:
-        for path in (root / directory / f"{UNIT}.d").glob("*.conf"):
+    for directory in _UNIT_DIRECTORIES:
+        for path in (root / directory / f"{SYSTEMD_UNIT}.d").glob("*.conf"):
             drop_ins.setdefault(path.name, path)
     paths = [units[0], *(path for _, path in sorted(drop_ins.items()))] if units else []
-    return _SETTING.findall("\n".join(_read(path) or "" for path in paths))
+    return _UNIT_SETTING_PATTERN.findall("\n".join(_read_text_file(path) or "" for path in paths))
 
 
-def _executed(root: Path, program: str) -> Iterator[str]:
+def _executed_files(root: Path, program: str) -> Iterator[str]:
     """The files that are executed for a program: where its links lead, and its interpreter."""
-    path = _resolved(root, program)
+    path = _resolve_in_root(root, program)
     yield path
-    first = (_read(root / path.lstrip("/")) or "").partition("\n")[0]
+    first = (_read_text_file(root / path.lstrip("/")) or "").partition("\n")[0]
     interpreter = first.removeprefix("#!").split()[:1] if first.startswith("#!") else []
     if interpreter:
         yield interpreter[0]
-        yield _resolved(root, interpreter[0])
+        yield _resolve_in_root(root, interpreter[0])
 
 
-def _resolved(root: Path, path: str) -> str:
+def _resolve_in_root(root: Path, path: str) -> str:
     real = str((root / path.lstrip("/")).resolve())
     top = str(root.resolve()).rstrip("/")
     return real.removeprefix(top) if real.startswith(f"{top}/") else real

@@ -1,9 +1,9 @@
 """Cgroups as the node state means them: desired against observed, and what is done about it.
 
 *Desired* is the node state. *Observed* are the cpuset files of containers, read in a thread, some
-at a time with pauses, and compared there (`observe`): the loop is given only containers that may
-not be as meant, looks at them once more, and writes them in the same go, so that nothing can
-change in between. They are looked at
+at a time with pauses, and compared there (`observe_cgroups`): the loop is given only containers
+that may not be as meant, looks at them once more, and writes them in the same go, so that nothing
+can change in between. They are looked at
 
 - when something writes their files (inotify), and every ``reconcile.interval``. What differs then
   is *drift*;
@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.resync import Correction, plan_corrections
 from nri_numa.engine.state import Kind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import (
@@ -49,7 +49,7 @@ from nri_numa.machine.cgroups import (
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import What
+from nri_numa.observe.notices import NoticeKind
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -60,57 +60,57 @@ log = get_logger("reconcile")
 
 REPAIR_WINDOW: Final = 600.0
 """Seconds in which repairs of one container are counted."""
-TURN: Final = 0.01
+POLL_INTERVAL_S: Final = 0.01
 """Seconds between a write and the look at it, and between two looks."""
-SHARE: Final = 10
+REST_RATIO: Final = 10
 """A look is followed by this many times its own length of rest: a tenth of a core at most."""
-AT_ONCE: Final = 25
+WRITE_BATCH: Final = 25
 """Cgroups written in one go, each some tens of microseconds."""
-BATCH: Final = 25
+READ_BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
-PAUSE: Final = 0.002
+THREAD_PAUSE_S: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
-STEP: Final = 1.0
+SCHEDULE_INTERVAL_S: Final = 1.0
 """Seconds after which it is seen that a round is due, that the kernel takes writes again, and what
 to give to systemd: what changes again meanwhile is given once."""
-SETTLE: Final = 1.0
+PUSH_DELAY_S: Final = 1.0
 """Seconds before a push: an update that rides on an answer has arrived by then."""
-LOGGED_AT_ONCE: Final = 20
+MAX_LOG_LINES: Final = 20
 """Lines of one round about single containers; a thousand at once would keep requests waiting."""
-READ_BACK: Final = 0.2
+READ_BACK_DELAY_S: Final = 0.2
 """Seconds between a push and reading back what became of it."""
-CHUNK: Final = 32
+PUSH_BATCH: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
-BLIND_ROUNDS: Final = 3
+NO_CGROUP_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
-UNMOVED: Final = "the runtime took the update, and the cgroup is as before"
+UPDATE_WITHOUT_EFFECT: Final = "the runtime took the update, and the cgroup is as before"
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one round came to, by container id.
 
     Attributes:
-        seen: containers that have a cgroup.
+        cgroup_count: containers that have a cgroup.
         drifted: not as meant, and that after the second look too.
         repaired: put right, as read back.
-        given_up: repaired so often lately that it is left to what rewrites it.
+        abandoned: repaired so often lately that it is left to what rewrites it.
     """
 
-    seen: int = 0
+    cgroup_count: int = 0
     drifted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
-    given_up: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
 
 
 class Observation(msgspec.Struct, frozen=True):
     """What a look at some containers showed.
 
     Attributes:
-        seen: how many have a cgroup.
+        cgroup_count: how many have a cgroup.
         corrections: those that are not as meant.
     """
 
-    seen: int
+    cgroup_count: int
     corrections: tuple[Correction, ...]
 
 
@@ -133,7 +133,7 @@ class Reconciler:
         self._writer = writer
         self._scopes = scopes
         self._clock = clock
-        self._late: dict[str, float] = {}
+        self._undelivered: dict[str, float] = {}
         self._written: set[str] = set()
         self._wake = asyncio.Event()
         self._untold: dict[str, None] = {}
@@ -147,7 +147,7 @@ class Reconciler:
         self._unreadable = self._unwritable = self._unwatched = ""
         self._blind = 0
         agent.reconciler = self
-        writer.held_up = self._held_up
+        writer.held_up = self._on_slow_write
         if problem := writer.write_problem():
             log.warning(
                 "cgroups cannot be written: the runtime is asked, and no container moves",
@@ -156,26 +156,26 @@ class Reconciler:
 
     # --- when to look -----------------------------------------------------------------------------
 
-    def look(self, ids: Collection[str]) -> None:
+    def request_check(self, ids: Collection[str]) -> None:
         """Look at these soon: what they were meant to have may not have arrived."""
         now = self._clock.time()
         for container_id in ids:
-            self._late.setdefault(container_id, now)
+            self._undelivered.setdefault(container_id, now)
         self._wake.set()
 
-    def _held_up(self, ids: Collection[str], in_kernel: bool) -> None:
+    def _on_slow_write(self, ids: Collection[str], in_kernel: bool) -> None:
         """Say that writes take long, and look what came of them when they are through."""
         self._metrics.writes_held_up.inc()
         log.warning(
             "writes of cpusets take long",
-            ids=",".join(i[:12] for i in list(ids)[:LOGGED_AT_ONCE]),
+            ids=",".join(i[:12] for i in list(ids)[:MAX_LOG_LINES]),
             because="the kernel has another change of cgroups under way"
             if in_kernel
             else "the thread that writes got no CPU in time",
         )
-        self.look(ids)
+        self.request_check(ids)
 
-    async def run_looks(self, daemon: Daemon) -> None:
+    async def run_checks(self, daemon: Daemon) -> None:
         """Look at what was written or may be late until cancelled.
 
         With ``reconcile.interval`` 0 nothing that others write is looked at.
@@ -183,30 +183,36 @@ class Reconciler:
         loop = asyncio.get_running_loop()
         with CpusetWatch(self._writer.reader) as watch:
             if watch.fd >= 0:
-                loop.add_reader(watch.fd, self._read, watch)
+                loop.add_reader(watch.fd, self._on_watch_readable, watch)
             try:
                 while True:
                     await self._wake.wait()
-                    await self._clock.sleep(TURN)  # who writes CPUs also writes memory nodes
+                    await self._clock.sleep(
+                        POLL_INTERVAL_S
+                    )  # who writes CPUs also writes memory nodes
                     self._wake.clear()
                     began = self._clock.monotonic()
                     starting = self._agent.starting
-                    watch.follow({i: p for i, p in self._agent.places.items() if i not in starting})
+                    watch.watch_containers(
+                        {i: p for i, p in self._agent.cgroup_places.items() if i not in starting}
+                    )
                     self._report_unwatched(watch.problem)
-                    if self._writer.busy:  # what is read now may be written over in a moment
-                        await self._clock.sleep(STEP)
+                    if self._writer.is_blocked:  # what is read now may be written over in a moment
+                        await self._clock.sleep(SCHEDULE_INTERVAL_S)
                         self._wake.set()
                         continue
                     written, self._written = self._written, set()
                     drifts = parse_duration(daemon.config.reconcile.interval) > 0
-                    await self._try(daemon, self._late.keys() | (written if drifts else ()))
+                    await self._run_round(
+                        daemon, self._undelivered.keys() | (written if drifts else ())
+                    )
                     took = self._clock.monotonic() - began
-                    await self._clock.sleep(max(TURN, SHARE * took))
+                    await self._clock.sleep(max(POLL_INTERVAL_S, REST_RATIO * took))
             finally:
                 loop.remove_reader(watch.fd)
 
-    def _read(self, watch: CpusetWatch) -> None:
-        self._written |= watch.written()
+    def _on_watch_readable(self, watch: CpusetWatch) -> None:
+        self._written |= watch.pop_written()
         self._wake.set()
 
     async def run_rounds(self, daemon: Daemon) -> None:
@@ -215,18 +221,20 @@ class Reconciler:
         while True:
             # In small steps, so that a reloaded interval counts at once.
             await self._clock.sleep(step)
-            self._agent.differences.count_on()
+            self._agent.differences.accumulate_seconds()
             interval = parse_duration(daemon.config.reconcile.interval)
             waited = waited + step if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
-                await self._try(daemon, None)
-            step = min(STEP, interval - waited) if interval > 0 else STEP
+                await self._run_round(daemon, None)
+            step = (
+                min(SCHEDULE_INTERVAL_S, interval - waited) if interval > 0 else SCHEDULE_INTERVAL_S
+            )
 
-    async def _try(self, daemon: Daemon, only: Collection[str] | None) -> None:
+    async def _run_round(self, daemon: Daemon, only: Collection[str] | None) -> None:
         settings = daemon.config.reconcile
         try:
-            await self.round(
+            await self.reconcile(
                 max_repairs=settings.max_repairs,
                 without_runtime=settings.without_runtime,
                 only=only,
@@ -236,13 +244,13 @@ class Reconciler:
             self._metrics.internal_errors.inc()
             log.exception("reconcile failed")
 
-    async def round(
+    async def reconcile(
         self,
         *,
         max_repairs: int = 3,
         without_runtime: bool = False,
         only: Collection[str] | None = None,
-    ) -> Round:
+    ) -> RoundResult:
         """Look at every container once, and repair what is not as meant.
 
         One that was repaired ``max_repairs`` times within `REPAIR_WINDOW` is left.
@@ -251,46 +259,51 @@ class Reconciler:
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
-        if not agent.synchronized or self._writer.busy:
-            return Round()
-        ids = [i for i in (agent.places if only is None else only) if agent.runs(i)]
-        late = {i: since for i in ids if (since := self._late.get(i)) is not None}
-        self._late = {} if only is None else {i: t for i, t in self._late.items() if i not in only}
+        if not agent.synchronized or self._writer.is_blocked:
+            return RoundResult()
+        ids = [i for i in (agent.cgroup_places if only is None else only) if agent.is_running(i)]
+        late = {i: since for i in ids if (since := self._undelivered.get(i)) is not None}
+        self._undelivered = (
+            {} if only is None else {i: t for i, t in self._undelivered.items() if i not in only}
+        )
         looked = self._clock.time()
-        first = await self._observe(ids)
+        first = await self._observe_cgroups(ids)
         if first is None:
-            return Round()
+            return RoundResult()
         suspects = [c.container_id for c in first.corrections]
-        agent.differences.forget(*(set(ids) - set(suspects)))
+        agent.differences.remove_repaired(*(set(ids) - set(suspects)))
         if only is None:
-            agent.updating.clear()
-            self._report_blindness(first.seen)
-            self._forget_all_but(set(suspects))
+            agent.unconfirmed_ids.clear()
+            self._report_blindness(first.cgroup_count)
+            self._retain_drifting(set(suspects))
         drifted, new = list[Correction](), list[Correction]()
         fought: set[str] = set()
         right, left = list[Correction](), list[Correction]()
-        for start in range(0, len(suspects), AT_ONCE):
+        for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
-            batch = suspects[start : start + AT_ONCE]
+            batch = suspects[start : start + WRITE_BATCH]
             # From here to the write nothing else happens.
-            wrong = agent.differing(batch)
-            excused = late.keys() | agent.updating | {self._push_target}
+            wrong = agent.find_corrections(batch)
+            excused = late.keys() | agent.unconfirmed_ids | {self._push_target}
             drift = [c for c in wrong if c.container_id not in excused]
-            new += self._noted(drift)
+            new += self._record_drift(drift)
             fought |= {
                 c.container_id
                 for c in drift
-                if not (c.blocked or agent.observe) and self._fought(c, max_repairs)
+                if not (c.is_report_only or agent.observe)
+                and self._repairs_exhausted(c, max_repairs)
             }
-            agent.differences.update(batch, wrong, dict.fromkeys(batch, looked) | late, fought)
+            agent.differences.update_drift(
+                batch, wrong, dict.fromkeys(batch, looked) | late, fought
+            )
             drifted += drift
-            anyhow = self._runtime.active or without_runtime
-            done, failed = self._repaired(
+            anyhow = self._runtime.is_synchronized or without_runtime
+            done, failed = self._write_corrections(
                 [
                     c
                     for c in wrong
-                    if not (c.blocked or agent.observe or c.container_id in fought)
+                    if not (c.is_report_only or agent.observe or c.container_id in fought)
                     and (anyhow or c.container_id in late)
                 ]
             )
@@ -302,21 +315,21 @@ class Reconciler:
             "drift found",
             "more drift found",
             new,
-            lambda c: {"repairable": not c.blocked, "observed": observed},
+            lambda c: {"repairable": not c.is_report_only, "observed": observed},
         )
-        right += await self._pushed(left)
+        right += await self._push_corrections(left)
         self._report_late([c for c in right if c.container_id in late], late)
         repaired = [c for c in right if c in drifted]
         self._report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
-            await self._runtime.push([c.update for c in repaired])
+            await self._runtime.push_updates([c.to_update for c in repaired])
         if only is None:
-            self.tell_systemd(ids)
-        return Round(
-            seen=first.seen,
+            self.queue_systemd_sync(ids)
+        return RoundResult(
+            cgroup_count=first.cgroup_count,
             drifted=tuple(c.container_id for c in drifted),
             repaired=tuple(c.container_id for c in repaired),
-            given_up=tuple(c.container_id for c in drifted if c.container_id in fought),
+            abandoned=tuple(c.container_id for c in drifted if c.container_id in fought),
         )
 
     # --- what is said -----------------------------------------------------------------------------
@@ -325,8 +338,10 @@ class Reconciler:
         self._metrics.late_repairs.inc(len(right))
         for correction in right:
             known = self._agent.state.allocations.get(correction.container_id)
-            if known is not None and known.kind is not Kind.UNBOUND:
-                self._agent.notices.about(known, What.LATE, f"{correction.found}; put right")
+            if known is not None and known.kind is not Kind.UNPINNED:
+                self._agent.notices.add_for_allocation(
+                    known, NoticeKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                )
         now = self._clock.time()
         _log_each(
             log.warning,
@@ -339,21 +354,23 @@ class Reconciler:
             },
         )
 
-    def _noted(self, drifted: Sequence[Correction]) -> list[Correction]:
+    def _record_drift(self, drifted: Sequence[Correction]) -> list[Correction]:
         """Count and note drift, once for as long as it stays the same; what of it is new."""
-        new = [c for c in drifted if self._reported.get(c.container_id) != c.found]
+        new = [c for c in drifted if self._reported.get(c.container_id) != c.finding]
         self._metrics.drift_found.inc(len(new))
-        self._reported.update((c.container_id, c.found) for c in new)
+        self._reported.update((c.container_id, c.finding) for c in new)
         for correction in new:
-            self._notice(correction, correction.found)
+            self._add_drift_notice(correction, correction.finding)
         return new
 
-    def _notice(self, correction: Correction, message: str, reason: str = "") -> None:
+    def _add_drift_notice(self, correction: Correction, message: str, reason: str = "") -> None:
         allocation = self._agent.state.allocations.get(correction.container_id)
         if allocation is not None and not self._agent.observe:
-            self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
+            self._agent.notices.add_for_allocation(
+                allocation, NoticeKind.DRIFT, message, reason=reason
+            )
 
-    def _fought(self, correction: Correction, max_repairs: int) -> bool:
+    def _repairs_exhausted(self, correction: Correction, max_repairs: int) -> bool:
         container_id = correction.container_id
         past = self._repairs.get(container_id, deque())
         while past and past[0] <= self._clock.monotonic() - REPAIR_WINDOW:
@@ -364,20 +381,20 @@ class Reconciler:
         if container_id not in self._given_up:
             self._given_up.add(container_id)
             self._metrics.drift_fights.inc()
-            message = f"{correction.found}; put right {len(past)} times and rewritten again"
-            self._notice(correction, message, "GivenUp")
+            message = f"{correction.finding}; put right {len(past)} times and rewritten again"
+            self._add_drift_notice(correction, message, "GivenUp")
             log.warning(
                 "drift not repaired any more: another program keeps rewriting this container's "
                 "cgroup",
                 container=correction.name,
                 id=container_id[:12],
-                found=correction.found,
+                found=correction.finding,
                 repairs=len(past),
                 window_seconds=round(REPAIR_WINDOW),
             )
         return True
 
-    def _forget_all_but(self, drifting: set[str]) -> None:
+    def _retain_drifting(self, drifting: set[str]) -> None:
         """Drop what is remembered of containers that are right again, or are not there any more."""
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
@@ -402,22 +419,22 @@ class Reconciler:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def _places(self, ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
-        return [(i, self._agent.places[i]) for i in ids if self._agent.runs(i)]
+    def _running_cgroups(self, ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
+        return [(i, self._agent.cgroup_places[i]) for i in ids if self._agent.is_running(i)]
 
-    async def _observe(self, ids: Iterable[str]) -> Observation | None:
+    async def _observe_cgroups(self, ids: Iterable[str]) -> Observation | None:
         """Read and compare in a thread; None when nothing can be read."""
-        agent, places = self._agent, self._places(ids)
+        agent, places = self._agent, self._running_cgroups(ids)
         if not places:
             return Observation(0, ())
-        look = partial(observe, self._writer.reader, agent.machine, agent.state, places)
+        look = partial(observe_cgroups, self._writer.reader, agent.machine, agent.state, places)
         try:
             return await asyncio.to_thread(look, agent.narrowed_at)
         except OSError as error:
-            self._say_unreadable(f"{error.filename}: {error.strerror}")
+            self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
 
-    def _say_unreadable(self, problem: str) -> None:
+    def _report_unreadable(self, problem: str) -> None:
         """Say once that drift cannot be found, and once that it can again."""
         if problem and not self._unreadable:
             log.warning("drift is not looked for", problem=problem)
@@ -433,27 +450,27 @@ class Reconciler:
 
     def _report_blindness(self, seen: int) -> None:
         """Say once that no container has a cgroup, and once the end of that."""
-        places = len(self._agent.places)
+        places = len(self._agent.cgroup_places)
         self._blind = self._blind + 1 if places and not seen else 0
         if not self._blind:
-            self._say_unreadable("")
-        elif self._blind >= BLIND_ROUNDS:
+            self._report_unreadable("")
+        elif self._blind >= NO_CGROUP_ROUNDS:
             hierarchy = self._writer.reader.hierarchy
-            self._say_unreadable(f"none of {places} containers has a cgroup below {hierarchy}")
+            self._report_unreadable(f"none of {places} containers has a cgroup below {hierarchy}")
 
     # --- repairing --------------------------------------------------------------------------------
 
-    def _repaired(
+    def _write_corrections(
         self, corrections: Sequence[Correction]
     ) -> tuple[list[Correction], list[Correction]]:
         """Write cgroups: which are right now, and which the runtime has to be asked for."""
         agent, right, left = self._agent, list[Correction](), list[Correction]()
         # What systemd may undo is not right yet, and its return would be no fight.
         unsure = self._behind.keys() | self._untold.keys()
-        done = agent.correct(corrections)
+        done = agent.apply_corrections(corrections)
         for correction in corrections:
             one = done[correction.container_id]
-            if one.problem and self._writer.busy:
+            if one.problem and self._writer.is_blocked:
                 continue
             if one.problem and one.problem != self._unwritable:
                 problem = self._unwritable = one.problem
@@ -461,11 +478,11 @@ class Reconciler:
             if one.problem or correction.quota:
                 left.append(correction)
             elif not one.missing:
-                agent.differences.forget(correction.container_id)
+                agent.differences.remove_repaired(correction.container_id)
                 right += [] if correction.container_id in unsure else [correction]
         return right, left
 
-    async def _pushed(self, corrections: Sequence[Correction]) -> list[Correction]:
+    async def _push_corrections(self, corrections: Sequence[Correction]) -> list[Correction]:
         """Ask the runtime for what is still wrong, a few at a time, and read it back.
 
         In the order of the plan: wherever this ends, what was sent is right, and the next round
@@ -473,25 +490,29 @@ class Reconciler:
         """
         if not corrections:
             return []
-        await self._clock.sleep(SETTLE)
-        wrong = self._agent.differing(c.container_id for c in corrections)
+        await self._clock.sleep(PUSH_DELAY_S)
+        wrong = self._agent.find_corrections(c.container_id for c in corrections)
         sent: list[Correction] = []
-        for start in range(0, len(wrong), CHUNK):
-            chunk = wrong[start : start + CHUNK]
-            result = await self._runtime.push([c.update for c in chunk])
-            if not result.ok:
+        for start in range(0, len(wrong), PUSH_BATCH):
+            chunk = wrong[start : start + PUSH_BATCH]
+            result = await self._runtime.push_updates([c.to_update for c in chunk])
+            if not result.succeeded:
                 left = len(wrong) - start
                 log.warning("containers not put right", containers=left, detail=result.detail)
                 break
             sent += chunk
         if sent:
-            await self._clock.sleep(READ_BACK)
-        now = {c.container_id: c for c in self._agent.differing(c.container_id for c in sent)}
-        self._say_unmoved([c for c in now.values() if c in sent])
-        self._agent.differences.forget(*(i for c in sent if (i := c.container_id) not in now))
+            await self._clock.sleep(READ_BACK_DELAY_S)
+        now = {
+            c.container_id: c for c in self._agent.find_corrections(c.container_id for c in sent)
+        }
+        self._report_without_effect([c for c in now.values() if c in sent])
+        self._agent.differences.remove_repaired(
+            *(i for c in sent if (i := c.container_id) not in now)
+        )
         return [c for c in corrections if c in sent and c.container_id not in now]
 
-    def _say_unmoved(self, corrections: Sequence[Correction]) -> None:
+    def _report_without_effect(self, corrections: Sequence[Correction]) -> None:
         """Say once that the runtime took an update and the cgroup is as before.
 
         That is no repair: it is tried again in each round.
@@ -499,21 +520,23 @@ class Reconciler:
         new = [c for c in corrections if c.container_id not in self._unmoved]
         self._unmoved.update(c.container_id for c in new)
         for correction in new:
-            self._notice(correction, f"{correction.found}; not put right: {UNMOVED}")
+            self._add_drift_notice(
+                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT}"
+            )
         _log_each(
             log.warning,
             "drift not repaired",
             "more drift not repaired",
             new,
-            lambda c: {"because": UNMOVED},
+            lambda c: {"because": UPDATE_WITHOUT_EFFECT},
         )
 
     # --- systemd ----------------------------------------------------------------------------------
 
-    def tell_systemd(self, ids: Iterable[str]) -> None:
+    def queue_systemd_sync(self, ids: Iterable[str]) -> None:
         """Have systemd given what the cgroups of those of these that it made have, soon."""
         if self._writer.reader.unified and not self._agent.observe:
-            places = self._agent.places
+            places = self._agent.cgroup_places
             self._untold |= {i: None for i in ids if i in places and places[i].by_systemd}
             if self._untold:
                 self._tell.set()
@@ -522,11 +545,11 @@ class Reconciler:
         """Give systemd what cgroups have, until cancelled: no request waits for it."""
         while True:
             await self._tell.wait()
-            await self._clock.sleep(STEP)
+            await self._clock.sleep(SCHEDULE_INTERVAL_S)
             self._tell.clear()
-            await self.agree()
+            await self.sync_systemd()
 
-    async def agree(self) -> None:
+    async def sync_systemd(self) -> None:
         """Give systemd what cgroups have, one after the other; what fails waits for a round.
 
         systemd writes the cgroup itself. So nothing is sent that was meant before the last write of
@@ -534,16 +557,16 @@ class Reconciler:
         """
         agent, said = self._agent, bool(self._behind)
         while self._untold:
-            if self._writer.busy:  # what they will have is not known
+            if self._writer.is_blocked:  # what they will have is not known
                 self._tell.set()
                 break
             container_id = next(iter(self._untold))
             del self._untold[container_id]
             self._behind.pop(container_id, None)
-            if not agent.runs(container_id):
+            if not agent.is_running(container_id):
                 continue
             write_count, self._push_target = agent.write_counts[container_id], container_id
-            agree = partial(self._agree, container_id, agent.state, agent.machine, write_count)
+            agree = partial(self._sync_scope, container_id, agent.state, agent.machine, write_count)
             try:
                 problem = await asyncio.to_thread(agree)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
@@ -556,11 +579,11 @@ class Reconciler:
             finally:
                 self._push_target = ""
             if agent.write_counts[container_id] != write_count:
-                agent.put_right([container_id])
-                self.tell_systemd([container_id])
+                agent.repair_cgroups([container_id])
+                self.queue_systemd_sync([container_id])
             elif problem:
                 self._behind[container_id] = problem
-        self._behind = {i: why for i, why in self._behind.items() if i in self._agent.places}
+        self._behind = {i: why for i, why in self._behind.items() if i in self._agent.cgroup_places}
         if self._behind and not said:
             count, problem = len(self._behind), next(iter(self._behind.values()))
             log.warning(
@@ -569,8 +592,8 @@ class Reconciler:
         elif said and not self._behind:
             log.info("systemd has the CPUs that cgroups have again")
 
-    def _agree(
-        self, container_id: str, state: NodeState, machine: Machine, write_count: int
+    def _sync_scope(
+        self, container_id: str, state: NodeState, machine: NodeModel, write_count: int
     ) -> str:
         """Compare systemd's properties with those that are meant, and set them; runs in a thread.
 
@@ -580,21 +603,21 @@ class Reconciler:
         Returns:
             Why systemd has something else; empty where it has the same.
         """
-        place = self._agent.places.get(container_id)
+        place = self._agent.cgroup_places.get(container_id)
         allocation = state.allocations.get(container_id)
         if place is None or allocation is None or allocation.kind is Kind.FOREIGN:
             return ""
         topology = machine.topology
-        pool = state.pool(topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or pool
+        pool = state.shared_pool(topology, machine.settings)
+        cpus = effective_cpus(allocation, pool, topology, state.unavailable_bits) or pool
         mems = allocation.mems & topology.memory_nodes
-        real = self._writer.reader.observe(place)
+        real = self._writer.reader.read_actual_cgroup(place)
         # One that was never bound has no list of its own, and systemd has none for it.
         if real is None or real.cpus & topology.online != cpus:
             return ""
         if mems and real.mems & topology.memory_nodes != mems:
             return ""  # its memory is on its way: systemd would have it moved in one go
-        return self._scopes.agree(
+        return self._scopes.sync_scope(
             place, cpus, mems, lambda: self._agent.write_counts[container_id] == write_count
         )
 
@@ -607,18 +630,18 @@ def _log_each(
     fields: Callable[[Correction], dict[str, object]] = lambda c: {},
 ) -> None:
     """A line for each of the first, and one with the number of all others."""
-    for c in corrections[:LOGGED_AT_ONCE]:
-        say(event, container=c.name, id=c.container_id[:12], found=c.found, **fields(c))
-    if len(corrections) > LOGGED_AT_ONCE:
-        say(more, containers=len(corrections) - LOGGED_AT_ONCE)
+    for c in corrections[:MAX_LOG_LINES]:
+        say(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
+    if len(corrections) > MAX_LOG_LINES:
+        say(more, containers=len(corrections) - MAX_LOG_LINES)
 
 
 # --- Looking, in a thread ---
 
 
-def observe(
+def observe_cgroups(
     reader: CgroupReader,
-    machine: Machine,
+    machine: NodeModel,
     state: NodeState,
     places: Sequence[tuple[str, CgroupPlace]],
     narrowed_at: float | None,
@@ -631,21 +654,21 @@ def observe(
     Raises:
         OSError: the cgroup file system is not there at all.
     """
-    if not reader.available():
+    if not reader.detect_hierarchy():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
     seen, found = 0, list[Correction]()
-    for start in range(0, len(places), BATCH):
+    for start in range(0, len(places), READ_BATCH):
         if start:
-            pause(PAUSE)
-        some = observe_some(reader, machine, state, places[start : start + BATCH], narrowed_at)
-        seen += some.seen
+            pause(THREAD_PAUSE_S)
+        some = observe_some(reader, machine, state, places[start : start + READ_BATCH], narrowed_at)
+        seen += some.cgroup_count
         found += some.corrections
-    return Observation(seen, tuple(sorted(found, key=lambda correction: correction.order)))
+    return Observation(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
 
 
 def observe_some(
     reader: CgroupReader,
-    machine: Machine,
+    machine: NodeModel,
     state: NodeState,
     places: Sequence[tuple[str, CgroupPlace]],
     narrowed_at: float | None,
@@ -654,13 +677,15 @@ def observe_some(
     where, observed = dict(places), observe_all(reader, places)
     for container_id, real in observed.items():
         allocation = state.allocations.get(container_id)
-        if allocation is not None and allocation.quota is not None:
-            observed[container_id] = replace(real, quota=reader.quota(where[container_id]))
+        if allocation is not None and allocation.lifted_quota is not None:
+            observed[container_id] = replace(real, quota=reader.read_cfs_quota(where[container_id]))
     found = list[Correction]()
     for one in plan_corrections(machine, state, observed, narrowed_at):
-        way = partial(reader.in_the_way, where[one.container_id])
+        way = partial(reader.blocking_cgroup_text, where[one.container_id])
         found.append(
-            one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
+            one.without_blocked_lists(
+                way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems))
+            )
         )
     return Observation(len(observed), tuple(found))
 
@@ -668,52 +693,52 @@ def observe_some(
 # --- What containers really have ---
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has instead of what is meant.
 
     Attributes:
         cpus: kernel list that it can really use.
         mems: kernel list of its memory nodes.
-        meant_cpus: kernel list that it should be able to use; empty where it is so.
-        meant_mems: kernel list of memory nodes, likewise.
-        since: Unix time from which on it was so, as far as seen.
-        intruder: it can run on CPUs that another container owns.
+        desired_cpus: kernel list that it should be able to use; empty where it is so.
+        desired_mems: kernel list of memory nodes, likewise.
+        observed_at: Unix time from which on it was so, as far as seen.
+        on_exclusive_cpus: it can run on CPUs that another container owns.
         obstacle: which cgroup keeps it from what is meant; empty when none does.
-        found: what the cgroup says, for people.
-        given_up: it was put right again and again, and is left to what rewrites it.
+        finding: what the cgroup says, for people.
+        repairs_abandoned: it was put right again and again, and is left to what rewrites it.
     """
 
     cpus: str
     mems: str
-    meant_cpus: str = ""
-    meant_mems: str = ""
-    since: float
-    intruder: bool
-    found: str
+    desired_cpus: str = ""
+    desired_mems: str = ""
+    observed_at: float
+    on_exclusive_cpus: bool
+    finding: str
     obstacle: str = ""
-    given_up: bool = False
+    repairs_abandoned: bool = False
 
     @property
-    def text(self) -> str:
+    def difference_text(self) -> str:
         """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
 
         What is neither is said as it was found.
         """
         parts = []
-        if self.meant_cpus:
-            parts.append(f"meant {self.meant_cpus}, has {self.cpus or 'none'}")
-        if self.meant_mems:
-            parts.append(f"memory nodes: meant {self.meant_mems}, has {self.mems or 'none'}")
+        if self.desired_cpus:
+            parts.append(f"meant {self.desired_cpus}, has {self.cpus or 'none'}")
+        if self.desired_mems:
+            parts.append(f"memory nodes: meant {self.desired_mems}, has {self.mems or 'none'}")
         if parts and self.obstacle:
             parts.append(self.obstacle)
-        return "; ".join(parts) or self.found
+        return "; ".join(parts) or self.finding
 
 
-Known = Mapping[str, Difference]
+DriftById = Mapping[str, Drift]
 """By container id; never changes, so that it can be read from any thread."""
 
 
-class Differences:
+class DriftTable:
     """What containers really have, by id, wherever it is not what they are meant to have.
 
     `status`, `explain`, the API and the page show it beside the decision, and metrics count how
@@ -729,9 +754,9 @@ class Differences:
         self._clock = clock
         self._agent = agent
         self._counted = clock.time()
-        self.known: Known = MappingProxyType({})
+        self.known: DriftById = MappingProxyType({})
 
-    def update(
+    def update_drift(
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Correction],
@@ -743,7 +768,7 @@ class Differences:
         ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
         left to what rewrites them.
         """
-        self.count_on()
+        self.accumulate_seconds()
         wrong = {c.container_id: c for c in corrections}
         after = dict(self.known)
         for container_id in container_ids:
@@ -751,43 +776,45 @@ class Differences:
                 after.pop(container_id, None)
         for container_id, one in wrong.items():
             known = after.get(container_id)
-            began = known.since if known else since[container_id]
+            began = known.observed_at if known else since[container_id]
             intruder = one.rank == 0
-            if known and known.intruder != intruder:
+            if known and known.on_exclusive_cpus != intruder:
                 began = self._counted
-            if intruder and not (known and known.intruder):
+            if intruder and not (known and known.on_exclusive_cpus):
                 self._metrics.neighbours_seen.inc()
                 self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            after[container_id] = Difference(
-                cpus=str(one.has_cpus),
-                mems=str(one.has_mems),
-                meant_cpus=str(one.meant_cpus),
-                meant_mems=str(one.meant_mems),
-                since=began,
-                intruder=intruder,
-                found=one.found,
+            after[container_id] = Drift(
+                cpus=str(one.actual_cpus),
+                mems=str(one.actual_mems),
+                desired_cpus=str(one.desired_cpus),
+                desired_mems=str(one.desired_mems),
+                observed_at=began,
+                on_exclusive_cpus=intruder,
+                finding=one.finding,
                 obstacle=one.obstacle,
-                given_up=container_id in given_up,
+                repairs_abandoned=container_id in given_up,
             )
-        self._swap(after)
+        self._replace_drift(after)
 
-    def forget(self, *container_ids: str) -> None:
+    def remove_repaired(self, *container_ids: str) -> None:
         """They are as meant, or gone."""
         gone = self.known.keys() & set(container_ids)
         if not gone:
             return
-        self.count_on()
-        self._swap({i: one for i, one in self.known.items() if i not in gone})
+        self.accumulate_seconds()
+        self._replace_drift({i: one for i, one in self.known.items() if i not in gone})
 
-    def count_on(self) -> None:
+    def accumulate_seconds(self) -> None:
         """Count the seconds since the last call of those on exclusive CPUs of others."""
         now = self._clock.time()
         seconds, self._counted = max(0.0, now - self._counted), now
-        self._metrics.neighbour_seconds.inc(seconds * sum(d.intruder for d in self.known.values()))
+        self._metrics.neighbour_seconds.inc(
+            seconds * sum(d.on_exclusive_cpus for d in self.known.values())
+        )
 
-    def _swap(self, after: dict[str, Difference]) -> None:
+    def _replace_drift(self, after: dict[str, Drift]) -> None:
         if after == self.known:
             return
         self.known = MappingProxyType(after)
-        self._metrics.neighbours.set(sum(one.intruder for one in after.values()))
-        self._agent.notify()
+        self._metrics.neighbours.set(sum(one.on_exclusive_cpus for one in after.values()))
+        self._agent.notify_listeners()

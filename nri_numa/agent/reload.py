@@ -23,9 +23,9 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.errors import ConfigError, TopologyError
-from nri_numa.machine.hotplug import differences, reread
+from nri_numa.machine.hotplug import changed_fields, rediscover_topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
 from nri_numa.observe.logs import get_logger
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from nri_numa.agent.links import NodeDevices
 
 
-_TURN: Final = 0.0005
+_YIELD_INTERVAL_S: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that can be put in force.
 
     Attributes:
@@ -54,68 +54,75 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     config: AgentConfig
     live: tuple[str, ...]
     restart: tuple[str, ...]
-    machine: Machine
+    machine: NodeModel
 
 
-def prepare(
+def prepare_config(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
-    machine: Machine,
+    machine: NodeModel,
     source: KubeletSettings,
-) -> Prepared:
+) -> PreparedConfig:
     """Read a configuration and make everything ready; touches nothing that others use.
 
     Raises:
         ConfigError: with every mistake.
     """
     new = load()
-    problems = configuration.problems(new, machine.topology)
+    problems = configuration.validate_config(new, machine.topology)
     if problems:
         raise ConfigError("configuration", problems)
-    live, restart = configuration.changes(base, new)
+    live, restart = configuration.changed_paths(base, new)
     # What waits for a restart keeps its old value, so that the next reload names it again.
-    config = configuration.reloaded(base, new) if live else base
-    return Prepared(
+    config = configuration.merge_reloadable(base, new) if live else base
+    return PreparedConfig(
         config=config,
         live=live,
         restart=restart,
-        machine=with_tables(replace(machine, settings=source.settings(config, machine.topology))),
+        machine=build_tables(
+            replace(machine, settings=source.effective_settings(config, machine.topology))
+        ),
     )
 
 
-async def prepare_aside(
+async def prepare_in_thread(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
-    machine: Machine,
+    machine: NodeModel,
     source: KubeletSettings,
-) -> Prepared:
-    """`prepare` in a thread that gives way to the loop."""
+) -> PreparedConfig:
+    """`prepare_config` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN)
+    sys.setswitchinterval(_YIELD_INTERVAL_S)
     try:
-        return await asyncio.to_thread(prepare, load, base, machine, source)
+        return await asyncio.to_thread(prepare_config, load, base, machine, source)
     finally:
         sys.setswitchinterval(usual)
 
 
-async def put_in_force(daemon: Daemon, source: KubeletSettings) -> bool:
+async def apply_config(daemon: Daemon, source: KubeletSettings) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
     """
     agent, before = daemon.agent, daemon.agent.machine
-    made = await asyncio.to_thread(source.settings, daemon.config, before.topology)
+    made = await asyncio.to_thread(source.effective_settings, daemon.config, before.topology)
     if made != before.settings:
-        machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
+        machine = await asyncio.to_thread(build_tables, replace(before, settings=made))
         if agent.machine is not before:
             return False
-        agent.retopology(machine)
+        agent.update_topology(machine)
     return True
 
 
-def with_tables(machine: Machine) -> Machine:
+def build_tables(machine: NodeModel) -> NodeModel:
     """The machine with its tables made, so that no container waits for those that all need."""
-    _ = machine.index, machine.cpu_total, machine.memory_capacity, machine.cpu_milli
+    _ = (
+        machine.allocator_index,
+        machine.cpu_capacity_milli,
+        machine.memory_capacity,
+        machine.cpu_milli,
+    )
     return machine
 
 
@@ -126,10 +133,10 @@ log = get_logger("daemon")
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 HOURLY_CHANGES: Final = frozenset(("memory", "hugepages"))
-"""Of what `nri_numa.machine.hotplug.differences` finds; a balloon moves them all the time."""
+"""Of what `nri_numa.machine.hotplug.changed_fields` finds; a balloon moves them all the time."""
 
 
-def no_kernel_events(error: OSError, were_there: bool) -> None:
+def report_polling(error: OSError, were_there: bool) -> None:
     """Say that CPUs which come and go are found by polling alone."""
     if were_there:
         log.warning("no kernel events about CPUs any more: polling only", error=str(error))
@@ -137,7 +144,7 @@ def no_kernel_events(error: OSError, were_there: bool) -> None:
         log.info("no kernel events about CPUs: polling only", error=str(error))
 
 
-class Rereading:
+class MachineReloader:
     """Reads again what changes on the machine, in threads.
 
     Attributes:
@@ -145,7 +152,7 @@ class Rereading:
     """
 
     def __init__(self, root: str, devices: NodeDevices, clock: Clock) -> None:
-        self.memory: Reading | None = None
+        self.memory: MeasuredFree | None = None
         self._root, self._devices, self._clock = root, devices, clock
         self._logged_topology: Topology | None = None  # as the log has it
         self._logged_at = -math.inf
@@ -161,10 +168,10 @@ class Rereading:
             self.memory = None
             return
         devices: Counter[int] = Counter()
-        if not isinstance(counted := self._devices.counted(), str):
+        if not isinstance(counted := self._devices.device_counts(), str):
             for one in counted or ():
                 devices[one.numa_node] += one.available
-        self.memory = Reading(
+        self.memory = MeasuredFree(
             memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
             hugepages={i: dict(n.free_hugepages) for i, n in reading.numa_nodes.items()},
             devices=devices,
@@ -175,7 +182,7 @@ class Rereading:
         before = agent.machine
         known = before.topology
         try:
-            topology = await asyncio.to_thread(reread, self._root, known)
+            topology = await asyncio.to_thread(rediscover_topology, self._root, known)
         except (TopologyError, OSError) as error:
             if self._is_readable:
                 log.warning("machine cannot be read any more", error=str(error))
@@ -183,16 +190,16 @@ class Rereading:
             return
         self._is_readable = True
         if topology is not known:
-            machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
+            machine = await asyncio.to_thread(build_tables, replace(before, topology=topology))
             if agent.machine is not before:
                 return
-            agent.retopology(machine)
+            agent.update_topology(machine)
         self._log_changes(self._logged_topology or known, topology)
 
     def _log_changes(self, before: Topology, now: Topology) -> None:
         """Say what changed since the last line, of memory no more than a line an hour."""
         self._logged_topology = before
-        found = differences(before, now) if now is not before else {}
+        found = changed_fields(before, now) if now is not before else {}
         at = self._clock.monotonic()
         if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})

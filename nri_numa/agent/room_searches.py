@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 
-from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.room import LATER_WORK_LIMIT, Search
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class RoomSearches:
 
     def __init__(self, agent: Agent, later: Callable[[Callable[[], object]], object]) -> None:
         self._agent, self._later = agent, later
-        self._waiting: dict[tuple[str, str], Refused] = {}
-        self._search: Search[Admitted | Refused] | None = None
+        self._waiting: dict[tuple[str, str], Rejected] = {}
+        self._search: Search[Admitted | Rejected] | None = None
         self._about: tuple[object, ...] = ()
         self._beginnings = 0
 
-    def add(self, refused: Refused) -> None:
+    def add(self, refused: Rejected) -> None:
         """Go on for a container that was refused; once, however often it is."""
         idle = not self._waiting
         self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
@@ -62,7 +62,7 @@ class RoomSearches:
         if found is not None:
             self._agent.finish_search(refused, found)
 
-    def _current_search(self, refused: Refused) -> Search[Admitted | Refused] | None:
+    def _current_search(self, refused: Rejected) -> Search[Admitted | Rejected] | None:
         """The search about the state of now; None where it began too often."""
         agent = self._agent
         about = agent.machine, agent.state

@@ -18,7 +18,7 @@ from typing import Final
 
 from nri_numa.errors import RuntimeBusy
 
-_LOCKS: Final = "/proc/locks"
+_PROC_LOCKS_PATH: Final = "/proc/locks"
 
 
 class RuntimeLock:
@@ -28,7 +28,7 @@ class RuntimeLock:
         self.directory = os.path.dirname(os.path.abspath(nri_socket))
         self._fd = -1
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Keep every other away until `close`; again and again, since the directory may come anew.
 
         Without the directory, or where it may not be opened, there is nothing to keep.
@@ -41,9 +41,9 @@ class RuntimeLock:
                 if os.path.samestat(os.fstat(self._fd), os.stat(self.directory)):
                     return
                 self.close()  # a new directory under the old name
-            self._lock()
+            self._lock_directory()
         except BlockingIOError:
-            pid = holder(self.directory)
+            pid = find_lock_holder(self.directory)
             raise RuntimeBusy(self.directory, pid, _pod_of(pid)) from None
         except OSError:
             return
@@ -54,7 +54,7 @@ class RuntimeLock:
             os.close(self._fd)
             self._fd = -1
 
-    def _lock(self) -> None:
+    def _lock_directory(self) -> None:
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +64,7 @@ class RuntimeLock:
         self._fd = fd
 
 
-def holder(directory: str, locks: str = _LOCKS) -> int | None:
+def find_lock_holder(directory: str, locks: str = _PROC_LOCKS_PATH) -> int | None:
     """Find the process that has a directory or file locked, see proc_locks(5).
 
     None when it is not known: some file systems lock under another device number, and processes

@@ -19,44 +19,44 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock, CourteousSelector, CPUShare, GapWatch
+from nri_numa.agent.loop import Clock, CPUBudget, LoopMonitor, YieldingSelector
 from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import BesideKubelet
+    from nri_numa.agent.beside_kubelet import KubeletSync
     from nri_numa.agent.capacity import StealWatch
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
-    from nri_numa.agent.reload import Rereading
+    from nri_numa.agent.reload import MachineReloader
     from nri_numa.agent.unmatched import UnmatchedAnnotations
 
 log = get_logger("http")
 
-WAIT = 2.0
+LINK_WAIT_S = 2.0
 """Seconds to wait for the link; a busy runtime may take a minute, and a user asks why."""
-RETRY = 10.0
+SERVE_RETRY_S = 10.0
 """Seconds between two attempts after something went wrong."""
-STOP = 2.0
+STOP_TIMEOUT_S = 2.0
 """Seconds that the end of the process waits for the thread."""
-SWITCH = 0.0005
+THREAD_SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread must hand on the interpreter's lock when another one waits for it:
 what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
 value is ten times that."""
 
 
-class About(NamedTuple):
-    """What never changes while the process runs; ``started`` is a Unix time."""
+class ProcessInfo(NamedTuple):
+    """What never changes while the process runs; ``start_time`` is a Unix time."""
 
     version: str
     node_name: str
-    started: float
+    start_time: float
 
 
-class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
+class OptionalParts(msgspec.Struct, frozen=True, kw_only=True):
     """What else is shown; None where it is switched off.
 
     Attributes:
@@ -65,20 +65,20 @@ class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
         kubelet: what the kubelet's managers granted, and where it and we disagree.
         devices: the machine's.
         measured: capacity factors that were measured.
-        late: containers that were late, where they can be.
+        late_starts: containers that were late, where they can be.
         pods: Guaranteed pods that have no container yet.
     """
 
-    readings: Rereading
+    readings: MachineReloader
     unmatched: UnmatchedAnnotations | None = None
-    kubelet: BesideKubelet | None = None
+    kubelet: KubeletSync | None = None
     devices: NodeDevices | None = None
     measured: StealWatch | None = None
-    late: LateStarts | None = None
+    late_starts: LateStarts | None = None
     pods: PendingPods | None = None
 
 
-class Serving:
+class HTTPThread:
     """The HTTP server's life."""
 
     def __init__(
@@ -86,12 +86,12 @@ class Serving:
         config: AgentConfig,
         agent: Agent,
         metrics: Metrics,
-        about: About,
+        about: ProcessInfo,
         runtime: RuntimeConnection,
-        more: Collaborators,
+        more: OptionalParts,
         *,
         clock: Clock,
-        gaps: GapWatch,
+        gaps: LoopMonitor,
     ) -> None:
         self._config = config
         self._agent = agent
@@ -101,37 +101,37 @@ class Serving:
         self._more = more
         self._clock = clock
         self._watch = gaps
-        self._share = CPUShare()
+        self._share = CPUBudget()
         self._settled = asyncio.Event()
 
-    def link_settled(self) -> None:
+    def allow_start(self) -> None:
         """The link stands, or cannot be made now: nothing is gained by waiting longer."""
         self._settled.set()
 
     async def run(self) -> None:
         """Serve until cancelled."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT):
+            async with asyncio.timeout(LINK_WAIT_S):
                 await self._settled.wait()
-        sys.setswitchinterval(SWITCH)
-        loop = asyncio.SelectorEventLoop(CourteousSelector(self._watch, self._share))
+        sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
+        loop = asyncio.SelectorEventLoop(YieldingSelector(self._watch, self._share))
         stop = asyncio.Event()
 
-        def live() -> None:
+        def run_http_loop() -> None:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(self._until(stop))
+                runner.run(self._serve_until(stop))
 
         # A daemon: nothing that a client does can keep the process from ending.
-        thread = threading.Thread(target=live, name="http", daemon=True)
+        thread = threading.Thread(target=run_http_loop, name="http", daemon=True)
         thread.start()
         try:
             await asyncio.get_running_loop().create_future()
         finally:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
-            await asyncio.to_thread(thread.join, STOP)
+            await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
 
-    async def _until(self, stop: asyncio.Event) -> None:
+    async def _serve_until(self, stop: asyncio.Event) -> None:
         serving = asyncio.create_task(self._serve_for_ever())
         await stop.wait()
         serving.cancel()
@@ -141,7 +141,7 @@ class Serving:
         said = ""
         while True:
             try:
-                await self._serve()
+                await self._serve_api()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
                 if problem != said:  # said once, not every ten seconds
@@ -152,17 +152,17 @@ class Serving:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
                 said = repr(error)
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(SERVE_RETRY_S)
 
-    async def _serve(self) -> None:
-        from nri_numa.agent.usage import Watches
+    async def _serve_api(self) -> None:
+        from nri_numa.agent.usage import UsageWatches
         from nri_numa.agent.view import LiveView
         from nri_numa.web.api import AgentServer
 
         gc.freeze()  # what was imported stays for ever
         config, agent, clock = self._config, self._agent, self._clock
-        watches = Watches.of(config, agent, clock)
-        tasks = watches.start()
+        watches = UsageWatches.from_config(config, agent, clock)
+        tasks = watches.start_watches()
         try:
             view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
             server = AgentServer(
@@ -170,14 +170,14 @@ class Serving:
                 view,
                 self._metrics,
                 version=self._about.version,
-                busy_for=self._watch.busy_for,
-                crowded=self._hurry,
+                busy_for=self._watch.current_gap,
+                crowded=self._on_crowded,
             )
-            self._metrics.snapshot = view.snapshot
+            self._metrics.snapshot = view.metrics_snapshot
             await server.run()
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _hurry(self, crowded: bool) -> None:
+    def _on_crowded(self, crowded: bool) -> None:
         self._share.hurry = crowded

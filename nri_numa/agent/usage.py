@@ -30,47 +30,47 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.usage import (
     NUMA_STAT,
+    ContainerMemoryNodes,
     MachineUsage,
-    MemoryPlaces,
     local_bytes,
-    memory_places,
     read_container,
+    read_container_memory,
     read_usage,
 )
-from nri_numa.machine.waiting import Waits, tasks_waiting, waits
+from nri_numa.machine.waiting import CPUWaits, read_cpu_waits, tasks_waiting
 from nri_numa.model.machine import NUMAMemory
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Watched
+from nri_numa.observe.metrics import ContainerSeries
 from nri_numa.web.responses import (
     ContainerMemory,
-    ContainerUse,
-    ContainerWaiting,
+    ContainerPressure,
+    MeasuredContainer,
+    NodeUsage,
     NUMANodeLoad,
-    Use,
 )
 
 # --- Rounds over all containers ---
 
 log = get_logger("http")
 
-BUDGET: Final = 0.5
+CPU_BUDGET_PERCENT: Final = 0.5
 """Per cent of one CPU; a round is stretched over as much time as that needs."""
 MAX_SERIES: Final = 100
 """Series of a metric about containers at most; those that need attention most have them."""
-TURN: Final = 0.002
+READ_SLICE_S: Final = 0.002
 """Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
 
-Found = TypeVar("Found")
+ReadingT = TypeVar("ReadingT")
 
 
-class Rounds(ABC, Generic[Found]):
+class ContainerScan(ABC, Generic[ReadingT]):
     """Keeps what was read of every container.
 
     Attributes:
         known: what the last whole round found, by container id; another object after each round.
     """
 
-    what: str
+    subject: str
     sign = -1
     """1 where low values need attention, -1 where high ones do."""
 
@@ -89,24 +89,24 @@ class Rounds(ABC, Generic[Found]):
         self._proc = proc
         self._clock = clock
         # A new object: views see by identity whether anything is read at all.
-        self.known: Mapping[str, Found] = MappingProxyType({})
+        self.known: Mapping[str, ReadingT] = MappingProxyType({})
 
     @abstractmethod
-    def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
+    def read_container_sample(self, reader: CgroupReader, allocation: Allocation) -> ReadingT:
         """Read one container, in a thread that may take its time."""
 
     @abstractmethod
-    def values(self, found: Found) -> Sequence[float | None]:
+    def metric_values(self, found: ReadingT) -> Sequence[float | None]:
         """What becomes a series each, the weightiest first; None where one is not known."""
 
-    def samples(self, state: NodeState) -> Watched | None:
+    def container_series(self, state: NodeState) -> ContainerSeries | None:
         """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
         known = self.known
         found: dict[tuple[str, str, str], Sequence[float | None]] = {}
         for a in tuple(state.allocations.values()):
-            values = self.values(known[a.container_id]) if a.container_id in known else ()
+            values = self.metric_values(known[a.container_id]) if a.container_id in known else ()
             if any(value is not None for value in values):
                 # While a container is replaced there are two of its name for a moment: one series.
                 found[a.namespace, a.pod, a.container] = values
@@ -115,7 +115,7 @@ class Rounds(ABC, Generic[Found]):
             found.items(), key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0])
         )
         shown = dict(ordered[:MAX_SERIES])
-        return Watched(
+        return ContainerSeries(
             shown,
             {
                 "known": len(ordered),
@@ -129,32 +129,32 @@ class Rounds(ABC, Generic[Found]):
         while True:
             begun = self._clock.monotonic()
             try:
-                await self.round()
+                await self.read_all_containers()
             except OSError as error:
-                log.warning(f"{self.what}, was not read", error=str(error))
+                log.warning(f"{self.subject}, was not read", error=str(error))
             interval = parse_duration(self._config.interval)
             await self._clock.sleep(max(1.0, interval - (self._clock.monotonic() - begun)))
 
-    async def round(self) -> None:
+    async def read_all_containers(self) -> None:
         """Read every container once, with rests that pay for it."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
         waiting = list(self._agent.state.allocations.values())
         waiting.reverse()
-        found: dict[str, Found] = {}
+        found: dict[str, ReadingT] = {}
         while waiting:
-            spent = await asyncio.to_thread(self._turn, reader, waiting, found)
-            await self._clock.sleep(spent * (100 / BUDGET - 1))
+            spent = await asyncio.to_thread(self._read_slice, reader, waiting, found)
+            await self._clock.sleep(spent * (100 / CPU_BUDGET_PERCENT - 1))
         self.known = MappingProxyType(found)
 
-    def _turn(
-        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, Found]
+    def _read_slice(
+        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, ReadingT]
     ) -> float:
         """Read containers from the end of ``waiting``; gives the CPU time that it took."""
         begun = self._clock.cpu_time()
         spent = 0.0
-        while waiting and spent < TURN:
+        while waiting and spent < READ_SLICE_S:
             allocation = waiting.pop()
-            found[allocation.container_id] = self.read(reader, allocation)
+            found[allocation.container_id] = self.read_container_sample(reader, allocation)
             spent = self._clock.cpu_time() - begun
         return spent
 
@@ -162,11 +162,13 @@ class Rounds(ABC, Generic[Found]):
 # --- Where memory is ---
 
 MEMORY_NOT_READ: Final = ContainerMemory(
-    local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
+    local_percent=None, by_numa_node={}, source="", read_at=0.0, problem="not read yet"
 )
 
 
-def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> ContainerMemory:
+def container_memory(
+    allocation: Allocation, found: ContainerMemoryNodes, at: float
+) -> ContainerMemory:
     """The document of what was found.
 
     A container's own NUMA nodes are its memory nodes, or those of its CPUs.
@@ -184,24 +186,26 @@ def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> 
         else round(100 * local_bytes(found.by_numa_node, home) / total, 1),
         by_numa_node={str(i): n for i, n in sorted(found.by_numa_node.items())},
         source=found.source,
-        at=at,
+        read_at=at,
         problem=problem,
     )
 
 
-class MemoryWatch(Rounds[ContainerMemory]):
+class MemoryWatch(ContainerScan[ContainerMemory]):
     """Keeps where the memory of every container is."""
 
-    what = "where memory is"
+    subject = "where memory is"
     sign = 1
 
-    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+    def read_container_sample(
+        self, reader: CgroupReader, allocation: Allocation
+    ) -> ContainerMemory:
         """Read where the memory of one container is."""
-        place = self._agent.places.get(allocation.container_id)
+        place = self._agent.cgroup_places.get(allocation.container_id)
         places = (
-            MemoryPlaces(because="the agent does not know its cgroup")
+            ContainerMemoryNodes(because="the agent does not know its cgroup")
             if place is None
-            else memory_places(
+            else read_container_memory(
                 reader,
                 place,
                 self._cgroup_root,
@@ -211,22 +215,22 @@ class MemoryWatch(Rounds[ContainerMemory]):
         )
         return container_memory(allocation, places, self._clock.time())
 
-    def values(self, found: ContainerMemory) -> Sequence[float | None]:
+    def metric_values(self, found: ContainerMemory) -> Sequence[float | None]:
         """The part that is local."""
         return (None if found.local_percent is None else found.local_percent / 100,)
 
 
 # --- How much containers wait for CPUs ---
 
-WAITING_NOT_READ: Final = ContainerWaiting(
-    pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
+WAITING_NOT_READ: Final = ContainerPressure(
+    pressure_percent=None, waiting_tasks=None, read_at=0.0, problem="not read yet"
 )
 
 
-class WaitingWatch(Rounds[ContainerWaiting]):
+class WaitingWatch(ContainerScan[ContainerPressure]):
     """Keeps how much every container waits for CPUs."""
 
-    what = "how much containers wait"
+    subject = "how much containers wait"
 
     def __init__(
         self,
@@ -240,14 +244,16 @@ class WaitingWatch(Rounds[ContainerWaiting]):
         super().__init__(agent, config, cgroup_root, clock, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
-    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+    def read_container_sample(
+        self, reader: CgroupReader, allocation: Allocation
+    ) -> ContainerPressure:
         """Read how much one container waits, and compare with the reading before."""
-        place = self._agent.places.get(allocation.container_id)
+        place = self._agent.cgroup_places.get(allocation.container_id)
         if place is None:
             unknown = "the agent does not know its cgroup"
-            found = Waits(no_pressure=unknown, no_threads=unknown)
+            found = CPUWaits(no_pressure=unknown, no_threads=unknown)
         else:
-            found = waits(reader, place, self._cgroup_root, proc=self._proc)
+            found = read_cpu_waits(reader, place, self._cgroup_root, proc=self._proc)
         moment = self._clock.monotonic()
         before = self._before.pop(allocation.container_id, None)
         tasks, problem = None, found.no_threads
@@ -258,20 +264,20 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             else:
                 tasks = tasks_waiting(before[1], found.threads, moment - before[0])
                 problem = "" if tasks is not None else "no thread was there at both readings"
-        return ContainerWaiting(
+        return ContainerPressure(
             pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
             waiting_tasks=None if tasks is None else round(tasks, 3),
-            at=self._clock.time(),
+            read_at=self._clock.time(),
             problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
         )
 
-    async def round(self) -> None:
+    async def read_all_containers(self) -> None:
         """Read every container once, and forget those that are not there any more."""
-        await super().round()
+        await super().read_all_containers()
         for gone in self._before.keys() - self.known.keys():
             del self._before[gone]
 
-    def values(self, found: ContainerWaiting) -> Sequence[float | None]:
+    def metric_values(self, found: ContainerPressure) -> Sequence[float | None]:
         """The pressure from 0 to 1, and the threads that wait."""
         percent = found.pressure_percent
         return None if percent is None else percent / 100, found.waiting_tasks
@@ -279,23 +285,23 @@ class WaitingWatch(Rounds[ContainerWaiting]):
 
 # --- What is used ---
 
-EVERY: Final = 5.0
+SAMPLE_INTERVAL_S: Final = 5.0
 """Seconds between two samples."""
-KEPT: Final = 60
+SAMPLE_COUNT: Final = 60
 """Samples kept: five minutes."""
-SHARE: Final = 200
+CPU_TIME_RATIO: Final = 200
 """Reading takes at most this part of the time of one CPU."""
 CONTAINER_SECONDS: Final = 0.5
 """Seconds that the CPU time of a container is measured over."""
-AT_ONCE: Final = 4
+MAX_MEASUREMENTS: Final = 4
 """Containers measured at the same time; others wait."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class UsageSample(msgspec.Struct, frozen=True):
     """What was used between two readings.
 
     Attributes:
-        at: Unix time of the later one.
+        sampled_at: Unix time of the later one.
         seconds: between them.
         cpus: by CPU, the part of the time that it was busy, from 0 to 1.
         memory: by NUMA node, as the later reading has it.
@@ -303,25 +309,27 @@ class Sample(msgspec.Struct, frozen=True):
             NUMA nodes took; None where none were taken or the kernel does not count.
     """
 
-    at: float
+    sampled_at: float
     seconds: float
     cpus: Mapping[int, float]
     memory: Mapping[int, NUMAMemory]
     remote: Mapping[int, float | None]
 
 
-def between(before: MachineUsage, after: MachineUsage, *, at: float, seconds: float) -> Sample:
+def sample_between(
+    before: MachineUsage, after: MachineUsage, *, at: float, seconds: float
+) -> UsageSample:
     """The sample of two readings; CPUs that were away at one of them are left out."""
     cpus = {
         cpu: min(1.0, max(0.0, (busy - before.cpus[cpu][0]) / (total - before.cpus[cpu][1])))
         for cpu, (busy, total) in after.cpus.items()
         if cpu in before.cpus and total > before.cpus[cpu][1]
     }
-    remote = {i: _remote(before.pages.get(i), after.pages.get(i)) for i in after.memory}
-    return Sample(at, seconds, cpus, after.memory, remote)
+    remote = {i: _remote_fraction(before.pages.get(i), after.pages.get(i)) for i in after.memory}
+    return UsageSample(at, seconds, cpus, after.memory, remote)
 
 
-def _remote(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+def _remote_fraction(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
     if before is None or after is None:
         return None
     here, elsewhere = after[0] - before[0], after[1] - before[1]
@@ -340,22 +348,22 @@ class UsageWatch:
         self._root = root
         self._cgroup_root = cgroup_root
         self._now = clock.time
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._samples: deque[UsageSample] = deque(maxlen=SAMPLE_COUNT)
         self._last: tuple[float, MachineUsage] | None = None
         self._problem = "not read yet"
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(MAX_MEASUREMENTS)
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            cost = await self.sample()
-            await asyncio.sleep(max(EVERY, SHARE * cost))
+            cost = await self.take_sample()
+            await asyncio.sleep(max(SAMPLE_INTERVAL_S, CPU_TIME_RATIO * cost))
 
-    async def sample(self) -> float:
+    async def take_sample(self) -> float:
         """Take one sample; gives the seconds of CPU time that reading took."""
         cost = 0.0
 
-        def read() -> MachineUsage:
+        def read_timed_usage() -> MachineUsage:
             nonlocal cost
             begun = time.thread_time()
             try:
@@ -365,7 +373,7 @@ class UsageWatch:
 
         at = time.monotonic()
         try:
-            usage = await asyncio.to_thread(read)
+            usage = await asyncio.to_thread(read_timed_usage)
         except (TopologyError, OSError) as error:
             self._last, self._problem = None, str(error)
             return cost
@@ -375,42 +383,48 @@ class UsageWatch:
             self._problem = ""
             if self._last is not None and at > self._last[0]:
                 seconds = at - self._last[0]
-                self._samples.append(between(self._last[1], usage, at=self._now(), seconds=seconds))
+                self._samples.append(
+                    sample_between(self._last[1], usage, at=self._now(), seconds=seconds)
+                )
         self._last = at, usage
         return cost
 
-    def document(self) -> Use:
+    def usage_document(self) -> NodeUsage:
         """The last sample, and the minutes before it."""
         samples = list(self._samples)
         if not samples:
-            return Use(at=None, interval=0.0, problem=self._problem, cpus={}, numa_nodes=())
+            return NodeUsage(
+                sampled_at=None, interval=0.0, problem=self._problem, cpus={}, numa_nodes=()
+            )
         last = samples[-1]
-        return Use(
-            at=last.at,
+        return NodeUsage(
+            sampled_at=last.sampled_at,
             interval=last.seconds,
             problem=self._problem,
             cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())},
-            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.memory)),
+            numa_nodes=tuple(self._numa_node_load(i, last, samples) for i in sorted(last.memory)),
         )
 
-    def _load(self, i: int, last: Sample, samples: list[Sample]) -> NUMANodeLoad:
+    def _numa_node_load(
+        self, i: int, last: UsageSample, samples: list[UsageSample]
+    ) -> NUMANodeLoad:
         one, remote = last.memory[i], last.remote[i]
         node = self._agent.machine.topology.numa_nodes.get(i)
         cpus = tuple(node.cpus) if node is not None else ()
         return NUMANodeLoad(
             id=i,
-            cpu_percent=_mean(last, cpus),
+            cpu_percent=_mean_percent(last, cpus),
             memory_bytes=one.total_bytes,
             memory_used_bytes=_used_bytes(one),
             memory_reclaimable_bytes=one.reclaimable_bytes,
             remote_percent=None if remote is None else round(100 * remote, 1),
-            cpu_history=tuple(_mean(sample, cpus) for sample in samples),
-            memory_history=tuple(_used(sample.memory.get(i)) for sample in samples),
+            cpu_history=tuple(_mean_percent(sample, cpus) for sample in samples),
+            memory_history=tuple(_used_percent(sample.memory.get(i)) for sample in samples),
         )
 
-    async def container(self, allocation: Allocation) -> ContainerUse:
+    async def measure_container(self, allocation: Allocation) -> MeasuredContainer:
         """Measure one container, over half a second."""
-        use = ContainerUse(
+        use = MeasuredContainer(
             namespace=allocation.namespace,
             pod=allocation.pod,
             container=allocation.container,
@@ -422,7 +436,7 @@ class UsageWatch:
         )
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
-            place = self._agent.places.get(allocation.container_id)
+            place = self._agent.cgroup_places.get(allocation.container_id)
             page = os.sysconf("SC_PAGE_SIZE")
             if place is None:
                 return use
@@ -436,18 +450,18 @@ class UsageWatch:
             return replace(use, problem="it has no cgroup that can be read")
         machine = self._agent.machine
         state, topology = self._agent.state, machine.topology
-        pool = state.pool(topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or topology.online
+        pool = state.shared_pool(topology, machine.settings)
+        cpus = effective_cpus(allocation, pool, topology, state.unavailable_bits) or topology.online
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds
         memory = container_memory(
             allocation,
-            MemoryPlaces(second.memory, NUMA_STAT)
+            ContainerMemoryNodes(second.memory, NUMA_STAT)
             if second.memory
             # The file is not there: only now is it worth while to look into each process.
             else await asyncio.to_thread(
-                memory_places, reader, place, self._cgroup_root, page_size=page
+                read_container_memory, reader, place, self._cgroup_root, page_size=page
             ),
             self._now(),
         )
@@ -464,7 +478,7 @@ class UsageWatch:
         )
 
 
-def _mean(sample: Sample, cpus: tuple[int, ...]) -> int | None:
+def _mean_percent(sample: UsageSample, cpus: tuple[int, ...]) -> int | None:
     """Per cent that these CPUs were busy; None when nothing is known of any."""
     known = [sample.cpus[cpu] for cpu in cpus if cpu in sample.cpus]
     return round(100 * sum(known) / len(known)) if known else None
@@ -474,21 +488,21 @@ def _used_bytes(one: NUMAMemory) -> int:
     return max(0, one.total_bytes - one.available_bytes)
 
 
-def _used(one: NUMAMemory | None) -> int | None:
+def _used_percent(one: NUMAMemory | None) -> int | None:
     if one is None or not one.total_bytes:
         return None
     return round(100 * _used_bytes(one) / one.total_bytes)
 
 
-class Watches(msgspec.Struct, frozen=True):
+class UsageWatches(msgspec.Struct, frozen=True):
     """Those that are switched on: usage of the machine; memory and waiting of containers."""
 
     usage: UsageWatch | None = None
     memory: MemoryWatch | None = None
-    waiting: WaitingWatch | None = None
+    cpu_waiting: WaitingWatch | None = None
 
     @classmethod
-    def of(cls, config: AgentConfig, agent: Agent, clock: Clock) -> Watches:
+    def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
         """By the configuration."""
         cgroups, memory, waiting = config.cgroup_root, config.memory_locality, config.cpu_waiting
         return cls(
@@ -497,7 +511,7 @@ class Watches(msgspec.Struct, frozen=True):
             WaitingWatch(agent, waiting, cgroups, clock) if waiting.enabled else None,
         )
 
-    def start(self) -> list[asyncio.Task[None]]:
+    def start_watches(self) -> list[asyncio.Task[None]]:
         """Begin to read, in the loop that runs now."""
-        running = (self.usage, self.memory, self.waiting)
+        running = (self.usage, self.memory, self.cpu_waiting)
         return [asyncio.create_task(one.run()) for one in running if one is not None]

@@ -16,24 +16,29 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
-from nri_numa.agent.agent import Agent, RefusedContainer
-from nri_numa.agent.beside_kubelet import BesideKubelet
+from nri_numa.agent.agent import Agent, RejectedContainer
+from nri_numa.agent.beside_kubelet import KubeletSync
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import Difference, Known
-from nri_numa.agent.serving import About, Collaborators
+from nri_numa.agent.reconcile import Drift, DriftById
+from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
     WAITING_NOT_READ,
-    Watches,
+    UsageWatches,
 )
-from nri_numa.engine.accounting import largest, slot_capacity, together
-from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.explanation import of_allocation, of_refusal
-from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
-from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
+from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
+from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
+from nri_numa.engine.explain.sentences import (
+    actual_text,
+    displaced_text,
+    explanation_sentences,
+    late_text,
+)
+from nri_numa.engine.others import KUBELET_KIND, grant_holders, shown_kind
 from nri_numa.engine.resync import is_undecided
-from nri_numa.engine.room import freed_by_moving
-from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
+from nri_numa.engine.room import movable_exclusive_by_node
+from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, is_displaced
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
@@ -44,7 +49,7 @@ from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
     from nri_numa.agent.links import RuntimeConnection
-    from nri_numa.devices.counts import Counted
+    from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
 
@@ -64,10 +69,10 @@ class LiveView:
     def __init__(
         self,
         agent: Agent,
-        about: About,
+        about: ProcessInfo,
         runtime: RuntimeConnection,
-        more: Collaborators,
-        watches: Watches,
+        more: OptionalParts,
+        watches: UsageWatches,
         clock: Clock,
     ) -> None:
         self._agent = agent
@@ -77,34 +82,34 @@ class LiveView:
         self._watches = watches
         self._clock = clock
 
-    def status(self) -> shown.Status:
+    def status_document(self) -> shown.Status:
         """The agent itself."""
         agent = self._agent
         known = agent.differences.known
-        counts, kubelet = counts_of(agent.state), self._more.kubelet
+        counts, kubelet = count_by_kind(agent.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
-            started_at=self._about.started,
+            started_at=self._about.start_time,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
-            wider=sum(n for (_, preferred), n in counts.items() if not preferred),
-            differing=len(known),
-            intruders=sum(one.intruder for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.granted),
-            contested=len(kubelet.contests) if kubelet is not None else 0,
-            link=self._runtime.facts(),
+            misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
+            drifted=len(known),
+            on_exclusive_cpus=sum(one.on_exclusive_cpus for one in known.values()),
+            kubelet_cpus=str(agent.state.kubelet.granted_cpus),
+            kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
+            link=self._runtime.status_facts(),
             checkpoint=shown.Checkpoint(
-                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
+                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.write_problem
             ),
         )
 
     def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link, problem = self._runtime.facts(), self._agent.checkpoint.problem
-        reason = link.unanswered
+        link, problem = self._runtime.status_facts(), self._agent.checkpoint.write_problem
+        reason = link.pending_registration
         if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
@@ -112,7 +117,7 @@ class LiveView:
             reason = f"the state cannot be saved: {problem}"
         return shown.Readiness(ready=not reason, reason=reason)
 
-    def topology(self) -> shown.TopologyDocument:
+    def machine_topology_document(self) -> shown.TopologyDocument:
         """The machine."""
         return topology_document(
             self._agent.machine.topology,
@@ -133,55 +138,59 @@ class LiveView:
             ),
         )
 
-    def listing(self) -> Listing:
+    def list_assignments(self) -> Listing:
         """Every container and what it has, in the order of their names."""
-        moment = self._moment()
+        moment = self._state_snapshot()
         machine, state, pool = moment.machine, moment.state, moment.pool
         uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
         head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
-        return Listing(head, (moment.assignment(a) for a in _ordered(state)))
+        return Listing(head, (moment.assignment_document(a) for a in _sorted_allocations(state)))
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
+    def explain_pod(
+        self, namespace: str, pod: str, container: str | None
+    ) -> list[shown.Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
-        moment = self._moment()
+        moment = self._state_snapshot()
         state = moment.state
-        refused: dict[str, RefusedContainer] = {}
-        for one in self._agent.refusals:  # the last one of each counts
+        refused: dict[str, RejectedContainer] = {}
+        for one in self._agent.rejections:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         found: list[shown.Explanation] = []
-        for allocation in _ordered(state, namespace, pod, container):
+        for allocation in _sorted_allocations(state, namespace, pod, container):
             later = refused.pop(allocation.container, None)
-            if later is not None and later.at <= allocation.since:
+            if later is not None and later.last_time <= allocation.assigned_at:
                 later = None  # it was refused before it was placed
-            found.append(self._explained(allocation, moment, later))
+            found.append(self._allocation_explanation(allocation, moment, later))
         found += [
-            self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
+            self._rejection_explanation(one)
+            for name, one in sorted(refused.items())
+            if container in (None, name)
         ]
         return sorted(found, key=lambda one: one.container)
 
-    def _explained(
-        self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
+    def _allocation_explanation(
+        self, allocation: Allocation, moment: StateSnapshot, later: RejectedContainer | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
         known = self._agent.grounds_of(allocation.container_id)
-        document = of_allocation(allocation, known, str(effective))
+        document = explain_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
-        if gave_way := moment.gave_way(allocation, effective):
+        if gave_way := moment.yielded_text(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
         if self._more.unmatched is not None:
-            since += self._more.unmatched.sentences(allocation.pod_uid)
-        assignment = moment.assignment(allocation)
+            since += self._more.unmatched.problem_sentences(allocation.pod_uid)
+        assignment = moment.assignment_document(allocation)
         before = []
         if assignment.displaced:
             before.append(displaced_text(assignment.displaced))
-        if isinstance(assignment.late, float):
-            before.append(late_text(assignment.late))
+        if isinstance(assignment.start_delay, float):
+            before.append(late_text(assignment.start_delay))
         if before or since:
             document["later"] = [*before, *since]
         if (has := assignment.actual) is not None:
             document["actual"] = actual_text(
-                has.text, utc_text(has.since), has.owners, given_up=has.given_up
+                has.text, utc_text(has.observed_at), has.holders, given_up=has.repairs_abandoned
             )
         return shown.Explanation(
             namespace=allocation.namespace,
@@ -189,14 +198,14 @@ class LiveView:
             container=allocation.container,
             outcome="admitted",
             summary=assignment.reason,
-            steps=tuple(sentences(document)),
+            decision_steps=tuple(explanation_sentences(document)),
             assignment=assignment,
             details=document,
         )
 
-    def _refused(self, refused: RefusedContainer) -> shown.Explanation:
+    def _rejection_explanation(self, refused: RejectedContainer) -> shown.Explanation:
         known = self._agent.grounds_of_refusal(refused)
-        document = of_refusal(known, refused.reason, refused.message)
+        document = explain_rejection(known, refused.reason, refused.message)
         return shown.Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
@@ -204,139 +213,143 @@ class LiveView:
             outcome="refused",
             summary=refused.message,
             # The message is the summary already.
-            steps=tuple(sentences(document)[1:]),
-            refusal=convert(refused, shown.Refusal, from_attributes=True),
+            decision_steps=tuple(explanation_sentences(document)[1:]),
+            rejection=convert(refused, shown.RejectionRecord, from_attributes=True),
             details=document,
         )
 
-    def refusals(self) -> list[shown.Refusal]:
+    def list_rejections(self) -> list[shown.RejectionRecord]:
         """The latest refusals, newest first."""
         return [
-            convert(refused, shown.Refusal, from_attributes=True)
-            for refused in reversed(self._agent.refusals)
+            convert(refused, shown.RejectionRecord, from_attributes=True)
+            for refused in reversed(self._agent.rejections)
         ]
 
-    def slots(self) -> shown.Slots:
+    def slots_document(self) -> shown.SlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
-        machine, state, reason = self._agent.machine, self._agent.state, self._not_pinning()
+        machine, state, reason = self._agent.machine, self._agent.state, self._unready_reason()
         offered = slot_capacity(machine, state)
-        return shown.Slots(
+        return shown.SlotsDocument(
             serial=state.serial,
             ready=not reason,
             reason=reason,
             annotation=machine.slots_key,
-            total=offered.total,
-            exclusive=len(state.owned),
+            total=offered.total_slots,
+            exclusive=len(state.exclusive),
             numa_nodes=tuple(
-                shown.NUMANodeSlots(id=i, held=offered.held[i], free=free)
+                shown.NUMANodeSlots(id=i, allocated=offered.allocated[i], free=free)
                 for i, free in sorted(offered.free.items())
             ),
             ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
         )
 
-    def zones(self) -> shown.Zones:
+    def scheduler_zones_document(self) -> shown.Zones:
         """Every NUMA node as who schedules counts it."""
         more = self._more
         # Before the state: who is decided about in between is in it.
-        coming = () if more.pods is None else more.pods.names()
+        coming = () if more.pods is None else more.pods.pod_names()
         agent, state = self._agent, self._agent.state
         return zones_document(
             agent.machine,
             state,
             more.readings.memory,
-            still=agent.still(),
-            reason=self._not_pinning(),
-            measured=None if more.measured is None else more.measured.acting(),
-            devices=None if more.devices is None else more.devices.counted(),
+            still=agent.immovable_ids(),
+            reason=self._unready_reason(),
+            measured=None if more.measured is None else more.measured.enforced_factors(),
+            devices=None if more.devices is None else more.devices.device_counts(),
             roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
-            kubelet=None if more.kubelet is None else more.kubelet.configuration.found.facts,
+            kubelet=None if more.kubelet is None else more.kubelet.configuration.discovered.facts,
         )
 
-    def _not_pinning(self) -> str:
+    def _unready_reason(self) -> str:
         """Why nothing is to be counted on now; empty when nothing speaks against it."""
         readiness = self.readiness()
         if not readiness.ready:
             return readiness.reason
         return "observe is on, so nothing is pinned" if self._agent.observe else ""
 
-    def kubelet(self) -> shown.Kubelet:
+    def kubelet_status_document(self) -> shown.KubeletDocument:
         """The kubelet beside us."""
         kubelet = self._more.kubelet
-        return shown.Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
+        return (
+            shown.KubeletDocument() if kubelet is None else kubelet_document(self._agent, kubelet)
+        )
 
-    def notices(self, after: int) -> shown.Notices:
+    def notices_document(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
         kept = self._agent.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
-        found = tuple(kept.after(after))
+        found = tuple(kept.notices_after(after))
         return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
-    def requests(self, after: int) -> shown.DecidedRequests:
+    def decided_requests_document(self, after: int) -> shown.DecidedRequests:
         """What was decided about requests of the runtime after a number of the sequence."""
-        decided, instance = self._agent.decided, f"{int(self._about.started * 1000):x}"
+        decided, instance = self._agent.decided, f"{int(self._about.start_time * 1000):x}"
         number = decided.number  # before the requests: one too many is no harm
         return shown.DecidedRequests(
-            instance=instance, number=number, requests=decided.after(after)
+            instance=instance, number=number, requests=decided.requests_after(after)
         )
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
         return self._agent.notices.number
 
-    def use(self) -> shown.Use:
+    def node_usage(self) -> shown.NodeUsage:
         """What is really used on the machine."""
         usage = self._watches.usage
         if usage is None:
-            return shown.Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
-        return usage.document()
+            return shown.NodeUsage(
+                sampled_at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=()
+            )
+        return usage.usage_document()
 
     async def container_use(
         self, namespace: str, pod: str, container: str
-    ) -> list[shown.ContainerUse]:
+    ) -> list[shown.MeasuredContainer]:
         """What a container really uses, measured now."""
         usage = self._watches.usage
         if usage is None:
             return []
         state = self._agent.state
-        found = _ordered(state, namespace, pod, container)
-        return [await usage.container(allocation) for allocation in found]
+        found = _sorted_allocations(state, namespace, pod, container)
+        return [await usage.measure_container(allocation) for allocation in found]
 
-    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
-        return self._agent.subscribe(listener)
+        return self._agent.subscribe_to_changes(listener)
 
-    def snapshot(self) -> Snapshot:
+    def metrics_snapshot(self) -> Snapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         machine, state = self._agent.machine, self._agent.state
-        pool = state.pool(machine.topology, machine.settings)
+        pool = state.shared_pool(machine.topology, machine.settings)
         written = self._agent.checkpoint.written_at
-        memory, waiting = self._watches.memory, self._watches.waiting
+        memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
-            container_counts=counts_of(state),
+            container_counts=count_by_kind(state),
             state=state,
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_failing=bool(self._agent.checkpoint.problem),
+            checkpoint_failing=bool(self._agent.checkpoint.write_problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,
-            local_memory=None if memory is None else memory.samples(state),
-            waiting=None if waiting is None else waiting.samples(state),
+            local_memory=None if memory is None else memory.container_series(state),
+            cpu_waiting=None if waiting is None else waiting.container_series(state),
         )
 
-    def _moment(self) -> Moment:
-        agent, late = self._agent, self._more.late
+    def _state_snapshot(self) -> StateSnapshot:
+        agent, late = self._agent, self._more.late_starts
         known = agent.differences.known
-        return Moment(
+        return StateSnapshot(
             agent.machine, agent.state, known, self._watches,
-            None if late is None else late.known, agent.moving,
+            None if late is None else late.start_delays, agent.moving,
         )  # fmt: skip
 
 
-def _ordered(
+def _sorted_allocations(
     state: NodeState, namespace: str = "", pod: str = "", container: str | None = None
 ) -> list[Allocation]:
     """All containers, those of a pod, or those of one name in it, by names and id."""
@@ -349,7 +362,7 @@ def _ordered(
     return sorted(found, key=lambda a: (a.namespace, a.pod, a.container, a.container_id))
 
 
-class Moment:
+class StateSnapshot:
     """What was decided at one moment, and what is known of what containers really have.
 
     ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
@@ -358,28 +371,28 @@ class Moment:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: NodeModel,
         state: NodeState,
-        known: Known,
-        watches: Watches = Watches(),  # noqa: B008 - a value
+        known: DriftById,
+        watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
         late: Mapping[str, float] | None = None,
         moving: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
     ) -> None:
         self.machine, self.state, self.known, self.late = machine, state, known, late
         self.moving = moving
-        self.pool = state.pool(machine.topology, machine.settings)
+        self.pool = state.shared_pool(machine.topology, machine.settings)
         self.memory = None if watches.memory is None else watches.memory.known
-        self.waiting = None if watches.waiting is None else watches.waiting.known
+        self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
 
     def cpus_of(self, a: Allocation) -> CPUSet:
         """What a container should be able to use."""
-        return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
+        return effective_cpus(a, self.pool, self.machine.topology, self.state.unavailable_bits)
 
-    def assignment(self, a: Allocation) -> shown.Assignment:
+    def assignment_document(self, a: Allocation) -> shown.Assignment:
         """One container, and what it has."""
         i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
-        gave_way = self.gave_way(a, cpus)
+        gave_way = self.yielded_text(a, cpus)
         return shown.Assignment(
             id=i,
             pod_uid=a.pod_uid,
@@ -391,70 +404,84 @@ class Moment:
             qos=a.qos.value,
             smt=a.smt.value,
             cpus=str(cpus),
-            pinned=str(a.pinned),
+            foreign_cpus=str(a.foreign_cpus),
             mems=str(a.mems),
-            moving=self.way_of(a) or UNSET,
+            migration=self.migration_text(a) or UNSET,
             mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
             numa_nodes=str(a.numa_nodes),
-            idle=str(a.idle),
-            displaced=str(a.cpus) if displaced(a, self.machine.topology) else "",
-            preferred=a.preferred,
+            idle_siblings=str(a.idle_siblings),
+            displaced=str(a.cpus) if is_displaced(a, self.machine.topology) else "",
+            aligned=a.aligned,
             reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
             cpu_milli=a.cpu_milli,
             memory_bytes=a.memory_bytes,
-            since=a.since,
-            actual=self.actual(i),
+            assigned_at=a.assigned_at,
+            actual=self.drift_of(i),
             slots=a.slots,
             memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
-            late=UNSET if self.late is None else self.late.get(i, UNSET),
-            waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+            start_delay=UNSET if self.late is None else self.late.get(i, UNSET),
+            cpu_pressure=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
         )
 
-    def way_of(self, a: Allocation) -> str:
+    def migration_text(self, a: Allocation) -> str:
         """Where the memory of a container is going, and how much has gone; empty where it stays."""
         under_way = self.moving.get(a.container_id)
         if under_way is None:
-            return f"from {numa_text(a.leaves)} to {a.mems - a.leaves}" if a.leaves else ""
+            return (
+                f"from {numa_text(a.migrating_from)} to {a.mems - a.migrating_from}"
+                if a.migrating_from
+                else ""
+            )
         sources, target, done = under_way
         return f"from {numa_text(sources)} to {target}, {human_bytes(done)} so far"
 
-    def actual(self, container_id: str) -> shown.Actual | None:
+    def drift_of(self, container_id: str) -> shown.ActualCpuset | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
-        one = self.known.get(container_id) or self._foreign(container_id)
+        one = self.known.get(container_id) or self._foreign_overlap(container_id)
         if one is None:
             return None
-        owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
+        owners = (
+            self._holder_names(CPUSet.parse(one.cpus), container_id)
+            if one.on_exclusive_cpus
+            else ()
+        )
         fields = asdict(one)
         del fields["obstacle"]  # it is in the text
-        return shown.Actual(**fields, text=one.text, owners=owners)
+        return shown.ActualCpuset(**fields, text=one.difference_text, holders=owners)
 
-    def _foreign(self, container_id: str) -> Difference | None:
+    def _foreign_overlap(self, container_id: str) -> Drift | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
         allocation = self.state.allocations.get(container_id)
-        if allocation is None or not allocation.pinned & (self.state.owned | self.state.idle):
+        if allocation is None or not allocation.foreign_cpus & (
+            self.state.exclusive | self.state.idle_siblings
+        ):
             return None
-        return Difference(
-            cpus=str(allocation.pinned),
+        return Drift(
+            cpus=str(allocation.foreign_cpus),
             mems=str(allocation.mems),
-            since=allocation.since,
-            intruder=True,
-            found=allocation.reason,
+            observed_at=allocation.assigned_at,
+            on_exclusive_cpus=True,
+            finding=allocation.reason,
         )
 
-    def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
+    def yielded_text(self, allocation: Allocation, cpus: CPUSet) -> str:
         """Where a container stands whose soft list gave way, and to what; empty when it did not.
 
         ``cpus`` are what it should have now.
         """
-        lost = allocation.cpus & self.state.withheld if allocation.soft else NO_CPUS
+        lost = (
+            allocation.cpus & self.state.unavailable_cpus
+            if allocation.yields_to_exclusive
+            else NO_CPUS
+        )
         if not lost:
             return ""
-        names = list(self._owning(lost, allocation.container_id))
-        names += [f"{name} (by the kubelet)" for name in granted_names(self.state, lost)]
+        names = list(self._holder_names(lost, allocation.container_id))
+        names += [f"{name} (by the kubelet)" for name in grant_holders(self.state, lost)]
         where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
         return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
 
-    def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
+    def _holder_names(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
         """The names of containers that own some of these CPUs."""
         allocations = self.state.allocations
         if self._owners is None:
@@ -462,8 +489,8 @@ class Moment:
             self._owners = {
                 cpu: a.container_id
                 for a in allocations.values()
-                if a.owned
-                for cpu in a.cpus | a.idle
+                if a.exclusive
+                for cpu in a.cpus | a.idle_siblings
             }
         found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
         return tuple(sorted(allocations[i].full_name for i in found if i))
@@ -471,19 +498,19 @@ class Moment:
 
 # --- How many containers there are ---
 
-_FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
+_FOREIGN_COUNT_KEYS = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
 
 
-def counts_of(state: NodeState) -> dict[tuple[str, bool], int]:
+def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
     """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
-    live = [a for a in state.allocations.values() if not a.ended]
-    counted = Counter((a.kind, a.preferred) for a in live)
+    live = [a for a in state.allocations.values() if not a.reserved_at]
+    counted = Counter((a.kind, a.aligned) for a in live)
     counts = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
-    counts |= {(KUBELETS, p): 0 for p in (False, True)}
-    for a in live if counted.keys() & _FOREIGN else ():
-        if shown_kind(state, a) == KUBELETS:
-            counts[a.kind.value, a.preferred] -= 1
-            counts[KUBELETS, a.preferred] += 1
+    counts |= {(KUBELET_KIND, p): 0 for p in (False, True)}
+    for a in live if counted.keys() & _FOREIGN_COUNT_KEYS else ():
+        if shown_kind(state, a) == KUBELET_KIND:
+            counts[a.kind.value, a.aligned] -= 1
+            counts[KUBELET_KIND, a.aligned] += 1
     return counts
 
 
@@ -491,27 +518,29 @@ def counts_of(state: NodeState) -> dict[tuple[str, bool], int]:
 
 
 def numa_node_uses(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+    machine: NodeModel, state: NodeState, pool: CPUSet, reading: MeasuredFree | None
 ) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
-    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
-    free = largest(machine, state)
+    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
+    free = max_exclusive_by_node(machine, state)
     for i, node in sorted(machine.topology.numa_nodes.items()):
-        charge = state.charge(i)
+        charge = state.allocated_on(i)
         yield shown.NUMANodeUse(
             id=i,
             cpus=str(node.cpus),
-            exclusive=str(node.cpus & state.owned),
-            idle=str(node.cpus & state.idle),
-            kubelet=str((node.cpus & state.kubelet.granted) - state.owned - state.idle),
+            exclusive=str(node.cpus & state.exclusive),
+            idle_siblings=str(node.cpus & state.idle_siblings),
+            kubelet=str(
+                (node.cpus & state.kubelet.granted_cpus) - state.exclusive - state.idle_siblings
+            ),
             shared=str(node.cpus & pool),
             reserved=str(node.cpus & machine.settings.reserved_cpus),
-            cpu_capacity_milli=machine.cpu_total.get(i, 0),
+            cpu_capacity_milli=machine.cpu_capacity_milli.get(i, 0),
             cpu_allocated_milli=charge.cpu_milli,
-            cpu_available_milli=cpu_left.get(i, 0),
+            cpu_free_milli=cpu_left.get(i, 0),
             memory_bytes=node.memory_bytes,
             memory_allocated_bytes=charge.memory,
-            memory_available_bytes=memory_left.get(i, 0),
+            memory_free_bytes=memory_left.get(i, 0),
             huge_pages=tuple(
                 shown.HugePages(
                     size_bytes=size,
@@ -526,18 +555,18 @@ def numa_node_uses(
 
 
 def numa_node_samples(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+    machine: NodeModel, state: NodeState, pool: CPUSet, reading: MeasuredFree | None
 ) -> Iterator[NUMANodeSample]:
     """For a scrape: the same in counts of CPUs, each CPU in one of them."""
-    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
     pool -= machine.settings.reserved_cpus
-    free = largest(machine, state)
+    free = max_exclusive_by_node(machine, state)
     for i, node in sorted(machine.topology.numa_nodes.items()):
-        charge = state.charge(i)
-        kubelet = (node.cpus & state.kubelet.granted) - state.owned - state.idle
+        charge = state.allocated_on(i)
+        kubelet = (node.cpus & state.kubelet.granted_cpus) - state.exclusive - state.idle_siblings
         counts = {
-            "exclusive": len(node.cpus & state.owned),
-            "idle": len(node.cpus & state.idle),
+            "exclusive": len(node.cpus & state.exclusive),
+            "idle": len(node.cpus & state.idle_siblings),
             "kubelet": len(kubelet),
             "shared": len((node.cpus & pool) - kubelet),
         }
@@ -546,7 +575,7 @@ def numa_node_samples(
         yield NUMANodeSample(
             numa_node=i,
             cpus=counts,
-            capacity_cpus=machine.cpu_total.get(i, 0) / 1000,
+            capacity_cpus=machine.cpu_capacity_milli.get(i, 0) / 1000,
             allocated_cpus=charge.cpu_milli / 1000,
             available_cpus=cpu_left.get(i, 0) / 1000,
             memory_bytes=node.memory_bytes,
@@ -563,19 +592,19 @@ def numa_node_samples(
 
 # --- NUMA nodes as schedulers count them ---
 
-MIXED: Final = "mixed"
+MIXED_CORE_KIND: Final = "mixed"
 """Kind of a NUMA node's cores where it has several."""
 
 
 def zones_document(
-    machine: Machine,
+    machine: NodeModel,
     state: NodeState,
-    reading: Reading | None,
+    reading: MeasuredFree | None,
     *,
     still: Collection[str] = (),
     reason: str = "",
     measured: Mapping[int, float] | None = None,
-    devices: Counted | None = None,
+    devices: CountsOrReason | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
     coming: Iterable[tuple[str, str]] = (),
     kubelet: KubeletFacts | None = None,
@@ -588,19 +617,22 @@ def zones_document(
     namespace and name of Guaranteed pods that have no container yet. Where the ``kubelet`` pins,
     its policy is what refuses pods.
     """
-    pins = kubelet if kubelet is not None and kubelet.pins else None
+    pins = kubelet if kubelet is not None and kubelet.pins_containers else None
     topology, settings = machine.topology, machine.settings
     defaults = settings.defaults
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if _is_decided(a)}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
-    pool = state.pool(topology, settings)
-    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
-    free, whole = largest(machine, state), largest(machine, NodeState())
-    freed, most = freed_by_moving(machine, state, reading, still), together(machine, state)
+    pool = state.shared_pool(topology, settings)
+    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
+    free, whole = max_exclusive_by_node(machine, state), max_exclusive_by_node(machine, NodeState())
+    freed, most = (
+        movable_exclusive_by_node(machine, state, reading, still),
+        total_free_exclusive(machine, state),
+    )
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
-    left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
+    left = {size: machine.free_hugepages(size, state, reading) for size in sizes}
     devices_of = _by_numa_node(devices)
     return shown.Zones(
         serial=state.serial,
@@ -610,23 +642,23 @@ def zones_document(
         scope=pins.topology_scope if pins else defaults.get("scope", Scope.CONTAINER.value),
         cpu_manager_policy=pins.cpu_policy if pins else None,
         memory_manager_policy=pins.memory_policy if pins else None,
-        shares=defaults.get("cpus") == CPUMode.SHARED.value,
+        defaults_to_shared=defaults.get("cpus") == CPUMode.SHARED.value,
         threads_per_core=topology.threads_per_core,
         free_exclusive_cpus=most,
         zones=tuple(
             shown.Zone(
                 id=i,
-                socket=_socket(machine, i),
+                socket=_socket_of_node(machine, i),
                 distances=tuple(
                     shown.Distance(id=other, value=topology.distance(i, other))
                     for other in topology.numa_ids
                 ),
                 cpus=len(node.cpus),
-                cpu_allocatable_milli=machine.cpu_total.get(i, 0),
+                cpu_allocatable_milli=machine.cpu_capacity_milli.get(i, 0),
                 cpu_available_milli=cpu_left.get(i, 0),
                 exclusive_cpus=whole.get(i, 0),
                 free_exclusive_cpus=free.get(i, 0),
-                exclusive_cpus_after_moving=(
+                exclusive_cpus_after_moves=(
                     min(free[i] + freed[i], whole[i], most) if freed.get(i) else None
                 ),
                 shared_cpus=len(node.cpus & pool),
@@ -643,7 +675,7 @@ def zones_document(
                     for size in sizes
                 ),
                 capacity_factor=settings.capacity_factor.get(i, 1.0),
-                measured_factor=(measured or {}).get(i, 1.0),
+                measured_capacity_factor=(measured or {}).get(i, 1.0),
                 devices=devices_of.get(i, ()),
                 core_kind=_core_kind(machine, i),
                 pcie_roots=roots_of_pcie.get(i, ()),
@@ -655,7 +687,9 @@ def zones_document(
             shown.ZonePod(namespace=namespace, name=name, qos=qos)
             for (namespace, name), qos in sorted(pods.items())
         ),
-        charged=tuple(shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
+        counted_containers=tuple(
+            shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)
+        ),
     )
 
 
@@ -667,11 +701,11 @@ def _is_decided(allocation: Allocation) -> bool:
     """
     if allocation.charges:
         return True
-    unpinned = allocation.kind is Kind.UNBOUND and allocation.policy is Policy.NONE
-    return not (unpinned and allocation.preferred) and not is_undecided(allocation)
+    unpinned = allocation.kind is Kind.UNPINNED and allocation.policy is Policy.NONE
+    return not (unpinned and allocation.aligned) and not is_undecided(allocation)
 
 
-def _by_numa_node(counts: Counted | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:
+def _by_numa_node(counts: CountsOrReason | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:
     """Devices by NUMA node, in the order of their resources; none where they are not known."""
     found: dict[int, tuple[shown.ZoneDevices, ...]] = {}
     for one in () if counts is None or isinstance(counts, str) else counts:
@@ -680,46 +714,46 @@ def _by_numa_node(counts: Counted | None) -> dict[int, tuple[shown.ZoneDevices, 
     return found
 
 
-def _socket(machine: Machine, numa_node: int) -> int | None:
+def _socket_of_node(machine: NodeModel, numa_node: int) -> int | None:
     sockets = [s.id for s in machine.topology.sockets.values() if numa_node in s.numa_nodes]
     return sockets[0] if len(sockets) == 1 else None
 
 
-def _core_kind(machine: Machine, numa_node: int) -> str:
+def _core_kind(machine: NodeModel, numa_node: int) -> str:
     """The kind of a NUMA node's cores on a hybrid machine; empty on all others."""
     cores = machine.topology.cores.values()
     kinds = {core.kind for core in cores if core.numa_node == numa_node}
     if not kinds or CoreKind.STANDARD in kinds:
         return ""
-    return MIXED if len(kinds) > 1 else kinds.pop().value
+    return MIXED_CORE_KIND if len(kinds) > 1 else kinds.pop().value
 
 
 # --- The kubelet beside us ---
 
 
-def kubelet_document(agent: Agent, beside: BesideKubelet) -> shown.Kubelet:
+def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument:
     """What the kubelet's managers granted, and where it and we disagree.
 
     Reads what is replaced as a whole, so any thread may call it.
     """
     state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
     grants, adopted = state.kubelet, configuration.adopted
-    return shown.Kubelet(
+    return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
         shared_cpus=str(grants.shared[0]) if grants.shared else "",
-        granted_cpus=str(grants.granted),
-        grants=tuple(_grants(agent)),
-        contests=tuple(one for _, one in sorted(beside.contests.items())),
-        problems=(*beside.problems, *configuration.found.problems),
-        configuration=configuration.found.path,
-        adopted=adopted.adopted if adopted else (),
+        granted_cpus=str(grants.granted_cpus),
+        grants=tuple(_list_kubelet_grants(agent)),
+        conflicts=tuple(one for _, one in sorted(beside.conflicts.items())),
+        problems=(*beside.state_file_problems, *configuration.discovered.problems),
+        configuration=configuration.discovered.path,
+        inherited=adopted.adopted if adopted else (),
         differences=adopted.differences if adopted else (),
     )
 
 
-def _grants(agent: Agent) -> list[shown.KubeletGrant]:
+def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
     state, grants = agent.state, agent.state.kubelet
     # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
@@ -744,7 +778,7 @@ def _grants(agent: Agent) -> list[shown.KubeletGrant]:
                 overridden=a is not None
                 and name != ""
                 and holder in cpus
-                and shown_kind(state, a) != KUBELETS,
+                and shown_kind(state, a) != KUBELET_KIND,
             )
         )
     return found

@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from nri_numa.cli.common import Failure, Mistake, Unreachable, load
-from nri_numa.text import harmless
+from nri_numa.cli.common import Failure, InputError, Unreachable, load_command_config
+from nri_numa.text import escape_unprintable
 
-TIMEOUT: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 5.0
 MAX_ANSWER: Final = 64 << 20
 
 
-class NotKnown(Failure):
+class UnknownToAgent(Failure):
     """The agent does not know the pod or container; exit code 1."""
 
 
-class Known(NamedTuple):
+class ContainerName(NamedTuple):
     """One container that the agent knows."""
 
     namespace: str
@@ -54,7 +54,12 @@ class AgentClient:
     """
 
     def __init__(
-        self, address: str, token: str = "", ca_file: str = "", *, timeout: float = TIMEOUT
+        self,
+        address: str,
+        token: str = "",
+        ca_file: str = "",
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,
     ) -> None:
         scheme, _, rest = address.rpartition("://")
         if address.startswith("/"):
@@ -73,7 +78,7 @@ class AgentClient:
             try:
                 context = ssl.create_default_context(cafile=ca_file or None)
             except OSError as error:
-                raise Mistake(f"--ca-file {ca_file}: {error.strerror or error}") from error
+                raise InputError(f"--ca-file {ca_file}: {error.strerror or error}") from error
             self._connect = partial(
                 http.client.HTTPSConnection, self.address, timeout=timeout, context=context
             )
@@ -90,7 +95,7 @@ class AgentClient:
         address = split_address(self.address)
         return address is not None and is_loopback(address[0])
 
-    def get(self, path: str) -> Any:
+    def get_document(self, path: str) -> Any:
         """The document of an answer.
 
         Raises:
@@ -113,7 +118,7 @@ class AgentClient:
                     f"{self.address} speaks HTTP and not HTTPS: use http://"
                 ) from error
             raise Unreachable(
-                f"no answer from {self.address}: {harmless(reason)}\n"
+                f"no answer from {self.address}: {escape_unprintable(reason)}\n"
                 "  Is the agent running (systemctl status nri-numa), with http on?\n"
                 "  Another address is given with --api, NRI_NUMA_API or the configuration."
             ) from error
@@ -128,17 +133,19 @@ class AgentClient:
                 raise Unreachable(f"{self.address} is served by nri-numa, but not by its agent")
             if response.status == 401:
                 raise Failure(f"{self.address} wants a token: --token-file")
-            message = harmless(str(document["error"].get("message", "")))
-            raise (NotKnown if response.status == 404 else Failure)(message)
+            message = escape_unprintable(str(document["error"].get("message", "")))
+            raise (UnknownToAgent if response.status == 404 else Failure)(message)
         return document
 
-    def names(self) -> list[Known]:
+    def container_names(self) -> list[ContainerName]:
         """The containers that run here or were refused lately, in the order of their names."""
         listed = [
-            *self.get("/v1/assignments")["containers"],
-            *self.get("/v1/refusals")["refusals"],
+            *self.get_document("/v1/assignments")["containers"],
+            *self.get_document("/v1/refusals")["refusals"],
         ]
-        return sorted({Known(one["namespace"], one["pod"], one["container"]) for one in listed})
+        return sorted(
+            {ContainerName(one["namespace"], one["pod"], one["container"]) for one in listed}
+        )
 
 
 def _check_address(given: str, scheme: str, rest: str) -> None:
@@ -152,40 +159,45 @@ def _check_address(given: str, scheme: str, rest: str) -> None:
     expected = "expected host:port, http://host:port, https://host:port or unix:///path"
     if scheme == "unix":
         if not rest.startswith("/"):
-            raise Mistake(f"--api {harmless(given)}: no absolute path, {expected}")
+            raise InputError(f"--api {escape_unprintable(given)}: no absolute path, {expected}")
         return
     if scheme not in ("", "http", "https"):
-        raise Mistake(f"--api {harmless(given)}: unknown scheme {harmless(scheme)}, {expected}")
+        raise InputError(
+            f"--api {escape_unprintable(given)}: unknown scheme {escape_unprintable(scheme)}, "
+            f"{expected}"
+        )
     try:
         address = split_address(rest)
     except ValueError as error:
-        raise Mistake(f"--api {harmless(given)}: {harmless(str(error))}") from error
+        raise InputError(
+            f"--api {escape_unprintable(given)}: {escape_unprintable(str(error))}"
+        ) from error
     if address is None or not address[0]:
-        raise Mistake(f"--api {harmless(given)}: no host, {expected}")
+        raise InputError(f"--api {escape_unprintable(given)}: no host, {expected}")
 
 
-def segment(text: str) -> str:
+def quote_path_segment(text: str) -> str:
     """``text`` as one segment of a path."""
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise Mistake(f"{harmless(text)[:100]} is no name: expected UTF-8") from error
+        raise InputError(f"{escape_unprintable(text)[:100]} is no name: expected UTF-8") from error
 
 
-def client(
+def new_agent_client(
     api: str | None,
     token_file: str | None,
     ca_file: str | None,
     config: str | None = None,
     *,
-    timeout: float = TIMEOUT,
+    timeout: float = REQUEST_TIMEOUT_S,
 ) -> AgentClient:
     """The client for the given `api_options`, or for what the configuration says."""
     token = token_file or ""
     if not api:
         from nri_numa import config as configuration
 
-        section = load(config or os.environ.get("NRI_NUMA_CONFIG")).http
+        section = load_command_config(config or os.environ.get("NRI_NUMA_CONFIG")).http
         address = configuration.split_address(section.address)
         if address is None and not section.socket:
             raise Unreachable(
@@ -212,9 +224,9 @@ def _read_token(path: str) -> str:
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise Mistake(
+        raise InputError(
             f"token file {path}: cannot be read: {why}; expected the API's token"
         ) from error
     if not token.isprintable() or not token.isascii():
-        raise Mistake(f"token file {path}: holds something that is no token")
+        raise InputError(f"token file {path}: holds something that is no token")
     return token

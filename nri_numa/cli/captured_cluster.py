@@ -16,29 +16,29 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.controller.evictor import movable
-from nri_numa.engine.room import MOST_MOVES
+from nri_numa.controller.evictor import is_recreated
+from nri_numa.engine.room import MAX_MOVES
 from nri_numa.errors import AgentError
-from nri_numa.kube.requests import mapping
+from nri_numa.kube.requests import mapping_or_empty
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fits, fit
-from nri_numa.scheduler.node_room import Counts, NodeRoom
-from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.fit import Fit, evaluate_fit
+from nri_numa.scheduler.node_room import NodeResources, ResourceCounts
+from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import read
-from nri_numa.simulate.manifests import shown
+from nri_numa.scheduler.published import decode_topology
+from nri_numa.simulate.manifests import value_text
 
-EXPECTED: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
-_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
-_OVER: Final = ("Succeeded", "Failed")
+CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
+_CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
+_FINISHED_PHASES: Final = ("Succeeded", "Failed")
 
-LARGEST: Final = 4
+MAX_MOVED_PODS: Final = 4
 """Pods of a set; moving more of them is another question."""
-TRIES: Final = 20_000
+MAX_MOVE_SETS: Final = 20_000
 """Sets that are judged, some seconds of work."""
-_KEPT: Final = 20
+_MAX_COMPARED_SETS: Final = 20
 """Sets of the smallest size that are compared by where their pods could go."""
 
 Document = Mapping[str, Any]
@@ -48,7 +48,7 @@ class CaptureError(AgentError):
     """What was given is no capture of a cluster; the text says what was expected."""
 
 
-class Running(Struct, frozen=True):
+class RunningPod(Struct, frozen=True):
     """A pod that has NUMA nodes of its node, and is charged for them there.
 
     Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted.
@@ -57,27 +57,27 @@ class Running(Struct, frozen=True):
 
     name: str
     node: str
-    charge: Counts
+    charge: ResourceCounts
     request: PodRequest
     movable: bool
-    movers: tuple[Running, ...] = ()
+    movers: tuple[RunningPod, ...] = ()
 
 
-class Captured(Struct, frozen=True):
+class CapturedCluster(Struct, frozen=True):
     """A cluster: what nodes publish, with pods on their way to them, and what was odd.
 
     The names, in order, are those of all nodes, without an object too; ``pods`` counts them all.
     """
 
-    nodes: Nodes
+    nodes: SchedulerCache
     names: tuple[str, ...]
     cordoned: frozenset[str]
-    running: tuple[Running, ...]
+    running: tuple[RunningPod, ...]
     pods: int = 0
     notes: tuple[str, ...] = ()
 
 
-def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Captured:
+def parse_capture(documents: Iterable[object], reader: PodReader, prefix: str) -> CapturedCluster:
     """Read a capture: lists of objects, or objects, as kubectl prints them.
 
     The reader has the settings of the nodes, as the prefix of annotations and attributes is theirs.
@@ -85,58 +85,68 @@ def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Cap
     Raises:
         CaptureError: it is something else, or has no NodeResourceTopology.
     """
-    found: dict[str, dict[str, Document]] = {kind: {} for kind in _KINDS}
+    found: dict[str, dict[str, Document]] = {kind: {} for kind in _CAPTURED_KINDS}
     others: set[str] = set()
-    for one in _objects(documents):
+    for one in _flatten_objects(documents):
         kind = one.get("kind")
         if not isinstance(kind, str) or kind not in found:
             others.add(kind[:60] if isinstance(kind, str) else "something without a kind")
             continue
-        metadata = mapping(one.get("metadata"))
+        metadata = mapping_or_empty(one.get("metadata"))
         name = metadata.get("name")
         if not isinstance(name, str) or not name:
-            raise CaptureError(f"a {kind} has no metadata.name; expected what {EXPECTED} prints")
+            raise CaptureError(
+                f"a {kind} has no metadata.name; expected what {CAPTURE_COMMAND} prints"
+            )
         found[kind][f"{metadata.get('namespace', '')}/{name}"] = one
-    topologies, nodes, pods = (found[kind] for kind in _KINDS)
+    topologies, nodes, pods = (found[kind] for kind in _CAPTURED_KINDS)
     if not topologies:
-        seen = ", ".join(sorted([*others, *(kind for kind in _KINDS if found[kind])])) or "nothing"
+        seen = (
+            ", ".join(sorted([*others, *(kind for kind in _CAPTURED_KINDS if found[kind])]))
+            or "nothing"
+        )
         raise CaptureError(
-            f"has no NodeResourceTopology, but {seen}; expected what {EXPECTED} prints, where "
+            f"has no NodeResourceTopology, but {seen}; expected what {CAPTURE_COMMAND} prints, "
+            "where "
             "nri-numa publish writes them (publish.nodeResourceTopology)"
         )
-    known = Nodes()
+    known = SchedulerCache()
     for key, one in topologies.items():
-        known.put(key[1:], read(one, prefix))
+        known.update_node(key[1:], decode_topology(one, prefix))
     notes = [f"Passed over: {', '.join(sorted(others))}."] if others else []
     if not nodes:
         notes.append("It has no Nodes: all nodes with a NodeResourceTopology count as ready.")
     if not pods:
         notes.append("It has no pods: what would have to move is not known.")
     cordoned = {
-        key[1:] for key, one in nodes.items() if mapping(one.get("spec")).get("unschedulable")
+        key[1:]
+        for key, one in nodes.items()
+        if mapping_or_empty(one.get("spec")).get("unschedulable")
     }
-    running = [_pod(key, one, known, reader, prefix) for key, one in sorted(pods.items())]
+    running = [
+        _add_captured_pod(key, one, known, reader, prefix) for key, one in sorted(pods.items())
+    ]
     names = {key[1:] for key in (nodes or topologies)}
-    if lost := known.names - names:
+    if lost := known.node_names - names:
         notes.append(
             f"NodeResourceTopology without a Node, passed over: {', '.join(sorted(lost)[:5])}"
             f"{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}."
         )
     standing = tuple(filter(None, running))
-    return Captured(
+    return CapturedCluster(
         known, tuple(sorted(names)), frozenset(cordoned), standing, len(pods), tuple(notes)
     )
 
 
-def _objects(documents: Iterable[object]) -> Iterator[Document]:
+def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
     for one in documents:
         if not isinstance(one, Mapping):
-            raise CaptureError(f"is {shown(one)}, expected what {EXPECTED} prints")
+            raise CaptureError(f"is {value_text(one)}, expected what {CAPTURE_COMMAND} prints")
         items = one.get("items")
         if isinstance(items, list) and str(one.get("kind", "List")).endswith("List"):
             # The kind of a typed list's items is not written on each of them.
             kind = str(one.get("kind", "")).removesuffix("List")
-            yield from _objects(
+            yield from _flatten_objects(
                 {"kind": kind, **item} if kind and isinstance(item, Mapping) else item
                 for item in items
             )
@@ -144,40 +154,52 @@ def _objects(documents: Iterable[object]) -> Iterator[Document]:
             yield one
 
 
-def _pod(
-    name: str, document: Document, nodes: Nodes, reader: PodReader, prefix: str
-) -> Running | None:
+def _add_captured_pod(
+    name: str, document: Document, nodes: SchedulerCache, reader: PodReader, prefix: str
+) -> RunningPod | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
-    node = mapping(document.get("spec")).get("nodeName")
-    phase = mapping(document.get("status")).get("phase")
-    room = nodes.published(node) if isinstance(node, str) else None
-    if not isinstance(node, str) or not isinstance(room, NodeRoom) or phase in _OVER:
+    node = mapping_or_empty(document.get("spec")).get("nodeName")
+    phase = mapping_or_empty(document.get("status")).get("phase")
+    room = nodes.published_resources(node) if isinstance(node, str) else None
+    if (
+        not isinstance(node, str)
+        or not isinstance(room, NodeResources)
+        or phase in _FINISHED_PHASES
+    ):
         return None
-    request, placed = reader.request(document), reader.placed(document)
-    if request.nothing or request.wrong:
+    request, placed = reader.read_pod_request(document), reader.scheduled_nodes(document)
+    if request.is_unconstrained or request.invalid_reason:
         return None
     if phase == "Pending":
         if placed:
-            nodes.hold(
-                Hold(request=request, node=node, places=placed, since=0.0, until=float("inf"))
+            nodes.assume_pod(
+                AssumedPod(
+                    request=request,
+                    node=node,
+                    numa_nodes=placed,
+                    assumed_at=0.0,
+                    expires_at=float("inf"),
+                )
             )
         return None
-    placed = _assigned(document, prefix) or placed
+    placed = _assigned_numa_nodes(document, prefix) or placed
     movers = [
-        Running(f"{name}/{one.container}", node, its, replace(request, containers=(one,)), True)
+        RunningPod(f"{name}/{one.container}", node, its, replace(request, containers=(one,)), True)
         for one in request.containers
-        if request.together is None and one.container in request.movable and not one.ends
+        if request.pod_scope_request is None
+        and one.container in request.movable
+        and not one.is_init
         if len(placed.get(one.container, ())) == 1
-        if (its := room.charge_of(replace(request, containers=(one,)), placed)) is not None
+        if (its := room.charge_pod(replace(request, containers=(one,)), placed)) is not None
     ]
-    charge = room.charge_of(request, placed)
-    moves = movable(document), tuple(movers)
-    return None if charge is None else Running(name, node, charge, request, *moves)
+    charge = room.charge_pod(request, placed)
+    moves = is_recreated(document), tuple(movers)
+    return None if charge is None else RunningPod(name, node, charge, request, *moves)
 
 
-def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:
+def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
     """NUMA nodes by container, as the node says in the annotation ``assigned``."""
-    annotations = mapping(mapping(document.get("metadata")).get("annotations"))
+    annotations = mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
     try:
         said = json.loads(annotations.get(f"{prefix}/assigned", "{}"))
         return {name: NUMASet.parse(one["mems"]) for name, one in said.items() if one["mems"]}
@@ -188,63 +210,63 @@ def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:
 # --- what would have to move ----------------------------------------------------------------------
 
 
-def search(
+def find_blocking_pods(
     request: PodRequest,
-    rooms: Mapping[str, NodeRoom],
-    running: Iterable[Running],
+    rooms: Mapping[str, NodeResources],
+    running: Iterable[RunningPod],
     strategy: Strategy,
     *,
-    tries: int = TRIES,
+    tries: int = MAX_MOVE_SETS,
 ) -> dict[str, Any]:
     """Find the fewest pods of one node without which a pod fits there, in at most so many tries.
 
     Rooms are what each node has left for others, by name, of those that may get it; pods that no
     workload makes again stay. The answer, a part of the document, has the pod's node and NUMA nodes
     then, and where each of the pods that move fits, empty for nowhere. The search was ``cut`` when
-    not all sets of up to `LARGEST` pods were judged.
+    not all sets of up to `MAX_MOVED_PODS` pods were judged.
     """
-    by_node: dict[str, list[Running]] = {}
+    by_node: dict[str, list[RunningPod]] = {}
     for one in running:
         if one.movable and one.node in rooms:
             by_node.setdefault(one.node, []).append(one)
     tried = 0
-    judge = lru_cache(maxsize=None)(partial(fit, strategy=strategy))
+    judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
 
-    def fits_without(node: str, pods: Iterable[Running]) -> Fits | None:
+    def fits_without_pods(node: str, pods: Iterable[RunningPod]) -> Fit | None:
         nonlocal tried
         tried += 1
-        verdict = judge(rooms[node].plus([one.charge for one in pods]), request)
-        return verdict if isinstance(verdict, Fits) else None
+        verdict = judge(rooms[node].plus_pods([one.charge for one in pods]), request)
+        return verdict if isinstance(verdict, Fit) else None
 
     hopeful = [
         (node, sorted(pods, key=lambda one: one.name))
         for node, pods in sorted(by_node.items())
-        if tried < tries and fits_without(node, pods)
+        if tried < tries and fits_without_pods(node, pods)
     ]
-    found: list[tuple[str, tuple[Running, ...], Fits]] = []
-    for size in range(1, LARGEST + 1):
+    found: list[tuple[str, tuple[RunningPod, ...], Fit]] = []
+    for size in range(1, MAX_MOVED_PODS + 1):
         for node, pods in hopeful:
             for chosen in combinations(pods, size):
-                if tried >= tries or len(found) >= _KEPT:
+                if tried >= tries or len(found) >= _MAX_COMPARED_SETS:
                     break
-                if verdict := fits_without(node, chosen):
+                if verdict := fits_without_pods(node, chosen):
                     found.append((node, chosen, verdict))
         if found:
             break
-    cut = tried >= tries or (not found and any(len(pods) > LARGEST for _, pods in hopeful))
+    cut = tried >= tries or (not found and any(len(pods) > MAX_MOVED_PODS for _, pods in hopeful))
     moves: list[dict[str, Any]] = []
     for node, chosen, verdict in found:
         others, pods_to = {name: room for name, room in rooms.items() if name != node}, []
         for one in chosen:
             to = ""
             for name, room in sorted(others.items()):
-                if isinstance(there := judge(room, one.request), Fits):
+                if isinstance(there := judge(room, one.request), Fit):
                     to = name
-                    if there.charge is not None:
-                        others[name] = room.less([there.charge])
+                    if there.pod_charge is not None:
+                        others[name] = room.minus_pods([there.pod_charge])
                     break
             pods_to.append({"pod": one.name, "fitsOn": to})
-        moves.append({"node": node, "numaNodes": numa_nodes(verdict), "pods": pods_to})
+        moves.append({"node": node, "numaNodes": nodes_by_container(verdict), "pods": pods_to})
     # Those first whose pods have somewhere to go; then by names, which are total.
     best = min(
         moves,
@@ -258,8 +280,8 @@ def search(
     return {**best, "setsTried": tried, "cut": cut}
 
 
-def moving(
-    verdict: Fits, node: str, running: Iterable[Running], strategy: Strategy
+def find_moving_containers(
+    verdict: Fit, node: str, running: Iterable[RunningPod], strategy: Strategy
 ) -> list[dict[str, Any]]:
     """Movable containers of one node that make room there by sums, and where each goes.
 
@@ -267,31 +289,37 @@ def moving(
     """
     room, request = verdict.room, verdict.request
     movers = [one for pod in running if pod.node == node for one in pod.movers]
-    size = {one.name: sum(one.charge.others.get("memory", ())) for one in movers}
+    size = {one.name: sum(one.charge.other_resources.get("memory", ())) for one in movers}
     sets = [
         (sum(size[one.name] for one in chosen), n, [one.name for one in chosen], chosen)
-        for n in range(1, MOST_MOVES + 1)
-        for chosen in islice(combinations(movers, n), TRIES)
+        for n in range(1, MAX_MOVES + 1)
+        for chosen in islice(combinations(movers, n), MAX_MOVE_SETS)
     ]
-    for *_, chosen in sorted(sets, key=lambda one: one[:3])[:TRIES]:
+    for *_, chosen in sorted(sets, key=lambda one: one[:3])[:MAX_MOVE_SETS]:
         # Their memory is on both sides until it has moved.
-        given = room.plus([replace(one.charge, others={}) for one in chosen])
-        new, to = fit(given, request, strategy), []
-        if not isinstance(new, Fits) or new.places != verdict.places or new.charge is None:
+        given = room.plus_pods([replace(one.charge, other_resources={}) for one in chosen])
+        new, to = evaluate_fit(given, request, strategy), []
+        if (
+            not isinstance(new, Fit)
+            or new.numa_nodes != verdict.numa_nodes
+            or new.pod_charge is None
+        ):
             continue
-        rest = given.less([new.charge])
+        rest = given.minus_pods([new.pod_charge])
         for one in chosen:
-            there = fit(rest, one.request, strategy)
-            where = next(iter(numa_nodes(there).values()), "") if isinstance(there, Fits) else ""
-            if not isinstance(there, Fits) or there.charge is None or not where.isdigit():
+            there = evaluate_fit(rest, one.request, strategy)
+            where = (
+                next(iter(nodes_by_container(there).values()), "") if isinstance(there, Fit) else ""
+            )
+            if not isinstance(there, Fit) or there.pod_charge is None or not where.isdigit():
                 break
-            rest = rest.less([there.charge])
+            rest = rest.minus_pods([there.pod_charge])
             to.append({"container": one.name, "bytes": size[one.name], "numaNode": where})
         else:
             return to
     return []
 
 
-def numa_nodes(verdict: Fits) -> dict[str, str]:
+def nodes_by_container(verdict: Fit) -> dict[str, str]:
     """NUMA nodes by container."""
-    return {name: str(numa_nodes) for name, numa_nodes in verdict.places}
+    return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}

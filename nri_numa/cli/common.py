@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.shell_completion import get_completion_class
 
-from nri_numa.cli.output import clip, terminal_width
+from nri_numa.cli.output import clip_text, terminal_width
 from nri_numa.errors import AgentError, ConfigError, RuntimeUnavailable, TopologyError
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from nri_numa.cli.agent_client import Known
+    from nri_numa.cli.agent_client import ContainerName
     from nri_numa.config import AgentConfig
 
 DEFAULT_CONFIG: Final = "/etc/nri-numa/agent.yaml"
@@ -39,7 +39,7 @@ class Failure(click.ClickException):
         click.echo(f"nri-numa: {self.message}", err=True, file=file)
 
 
-class Mistake(Failure):
+class InputError(Failure):
     """The configuration or the input has mistakes; exit code 2."""
 
     exit_code = 2
@@ -52,71 +52,71 @@ class Unreachable(Failure):
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn our exceptions into messages and exit codes."""
     try:
         yield
     except ConfigError as error:
-        raise Mistake(describe(error)) from error
+        raise InputError(config_error_message(error)) from error
     except AgentError as error:
         kind = Unreachable if isinstance(error, RuntimeUnavailable | TopologyError) else Failure
-        raise kind(harmless(str(error))) from error
+        raise kind(escape_unprintable(str(error))) from error
     except PermissionError as error:
-        raise Unreachable(f"{harmless(str(error.filename))}: {error.strerror}") from error
+        raise Unreachable(f"{escape_unprintable(str(error.filename))}: {error.strerror}") from error
 
 
-def mistakes(problems: Iterable[str], where: str) -> str:
+def problems_text(problems: Iterable[str], where: str) -> str:
     """All problems of a document, one on each line."""
-    lines = [f"  {harmless(problem)}" for problem in problems]
+    lines = [f"  {escape_unprintable(problem)}" for problem in problems]
     return "\n".join([f"{len(lines)} mistake{'s' if len(lines) != 1 else ''} in {where}", *lines])
 
 
-def describe(error: ConfigError) -> str:
+def config_error_message(error: ConfigError) -> str:
     """All problems of a configuration, one on each line."""
-    return f"{error.source}: {mistakes(error.problems, 'the configuration')}"
+    return f"{error.source}: {problems_text(error.problems, 'the configuration')}"
 
 
 # --- Options ------------------------------------------------------------------------------------
 
 
-def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+def compose_options(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     """Several options as one decorator, in the order in which ``--help`` lists them."""
 
-    def decorate(function: Function) -> Function:
+    def apply_options(function: Function) -> Function:
         for option in reversed(options):
             function = option(function)
         return function
 
-    return decorate
+    return apply_options
 
 
-def named(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def require_name(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse an empty name: it is a variable that was not set, and not the live machine."""
     if value == "":
         raise click.BadParameter("is empty; expected the name of a folder or file")
     return value
 
 
-_SETTINGS: Final = "nri_numa.settings"
+_SETTINGS_META_KEY: Final = "nri_numa.settings"
 
 
-def setting(
+def setting_option(
     key: str, *declarations: str, check: Callable[..., Any] | None = None, **attributes: Any
 ) -> Callable[[Function], Function]:
-    """An option that sets a key of the configuration; `load` and `serve` take it."""
+    """Make an option that sets a key of the configuration, as `load_command_config` takes it."""
 
-    def keep(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
-        ctx.meta.setdefault(_SETTINGS, {})[key] = (
+    def store_setting(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+        ctx.meta.setdefault(_SETTINGS_META_KEY, {})[key] = (
             check(ctx, parameter, value) if check is not None else value
         )
 
-    return click.option(*declarations, callback=keep, expose_value=False, **attributes)
+    return click.option(*declarations, callback=store_setting, expose_value=False, **attributes)
 
 
-def given_settings() -> dict[str, object]:
+def command_line_settings() -> dict[str, object]:
     """By key, what the command line says; None for what it does not say."""
     ctx = click.get_current_context(silent=True)  # none in the thread that completes names
-    return ctx.meta.get(_SETTINGS, {}) if ctx is not None else {}
+    return ctx.meta.get(_SETTINGS_META_KEY, {}) if ctx is not None else {}
 
 
 config_option = click.option(
@@ -127,7 +127,7 @@ config_option = click.option(
     envvar="NRI_NUMA_CONFIG",
     help=f"Configuration file.  [default: {DEFAULT_CONFIG}, where it exists]",
 )
-_SYSFS: Final[dict[str, Any]] = {
+_SYSFS_OPTION_ATTRIBUTES: Final[dict[str, Any]] = {
     "metavar": "DIR",
     "type": click.Path(),
     "help": "Directory that holds a sys/ tree, or an archive of one.  [default: /]",
@@ -135,35 +135,37 @@ _SYSFS: Final[dict[str, Any]] = {
 machine_option = click.option(
     "--machine",
     metavar="FILE",
-    callback=named,
+    callback=require_name,
     help="A captured machine (archive or folder), or synthetic:KEY=VALUE,... as simulate has it.",
 )
-sysfs_option = click.option("--sysfs-root", callback=named, **_SYSFS)
-sysfs_setting = setting("sysfsRoot", "--sysfs-root", check=named, **_SYSFS)
-nri_socket_setting = setting(
+sysfs_option = click.option("--sysfs-root", callback=require_name, **_SYSFS_OPTION_ATTRIBUTES)
+sysfs_setting = setting_option(
+    "sysfsRoot", "--sysfs-root", check=require_name, **_SYSFS_OPTION_ATTRIBUTES
+)
+nri_socket_setting = setting_option(
     "runtime.nriSocket",
     "--nri-socket",
     metavar="PATH",
     help="Unix socket of the runtime's NRI.",
 )
-state_dir_setting = setting(
+state_dir_setting = setting_option(
     "stateDir", "--state-dir", metavar="DIR", help="Directory of the checkpoint."
 )
-log_settings = together(
-    setting(
+log_settings = compose_options(
+    setting_option(
         "log.level",
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         help="Least severe line that is written.",
     ),
-    setting(
+    setting_option(
         "log.format",
         "--log-format",
         type=click.Choice(["logfmt", "json"]),
         help="How lines are written.",
     ),
 )
-api_options = together(
+api_options = compose_options(
     click.option(
         "--api",
         metavar="ADDRESS",
@@ -209,7 +211,7 @@ def config_path(given: str | None) -> str | None:
     return DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None
 
 
-def load(given: str | None) -> AgentConfig:
+def load_command_config(given: str | None) -> AgentConfig:
     """The configuration of the command line, the environment and a file.
 
     Raises:
@@ -217,35 +219,37 @@ def load(given: str | None) -> AgentConfig:
     """
     from nri_numa import config as configuration
 
-    with friendly():
-        return configuration.load(config_path(given), os.environ, given_settings())
+    with translate_errors():
+        return configuration.load_config(config_path(given), os.environ, command_line_settings())
 
 
-def serve(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
+def run_service(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
     """Run a process that serves, with its logs; the result is the exit code."""
     from nri_numa.observe import logs
 
     try:
-        logs.setup(config.log.level, config.log.format, file=config.log.file)
+        logs.setup_logging(config.log.level, config.log.format, file=config.log.file)
     except OSError as error:
-        raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
+        raise InputError(f"log.file: {error.filename}: {error.strerror or error}") from error
     try:
-        with friendly():
+        with translate_errors():
             return run(config)
     finally:
-        logs.flush()
+        logs.flush_lines()
 
 
 # --- Says on a terminal what a command is at, when that takes longer than a moment ----------------
 
 
-MOMENT: Final = 1.0
+PROGRESS_DELAY_S: Final = 1.0
 """Seconds in which nothing is said."""
-_ERASE: Final = "\r\x1b[K"
+_ERASE_LINE: Final = "\r\x1b[K"
 
 
 @contextmanager
-def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], None]]:
+def show_progress(
+    doing: str, *, after: float = PROGRESS_DELAY_S
+) -> Iterator[Callable[[str], None]]:
     """Show ``doing`` and the seconds since, while the block runs; nothing of it stays.
 
     It goes to standard error, and only where that is a terminal, so that neither pipes nor logs get
@@ -253,30 +257,32 @@ def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], N
     """
     now = [doing]
 
-    def at(other: str) -> None:
+    def set_activity(other: str) -> None:
         now[0] = other
 
     if not sys.stderr.isatty():
-        yield at
+        yield set_activity
         return
     started, done = time.monotonic(), threading.Event()
 
-    def show() -> None:
+    def write_progress() -> None:
         shown = False
         while not done.wait(after):
             shown = True
             seconds = time.monotonic() - started
-            text = clip(harmless(f"{now[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1))
-            sys.stderr.write(f"{_ERASE}{text}")
+            text = clip_text(
+                escape_unprintable(f"{now[0]} … {seconds:.0f} s"), max(1, terminal_width() - 1)
+            )
+            sys.stderr.write(f"{_ERASE_LINE}{text}")
             sys.stderr.flush()
         if shown:
-            sys.stderr.write(_ERASE)
+            sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
 
-    showing = threading.Thread(target=show, daemon=True)
+    showing = threading.Thread(target=write_progress, daemon=True)
     showing.start()
     try:
-        yield at
+        yield set_activity
     finally:
         done.set()
         showing.join()
@@ -284,62 +290,64 @@ def progress(doing: str, *, after: float = MOMENT) -> Iterator[Callable[[str], N
 
 # --- Completion of pods, namespaces and containers with what the live agent knows -----------------
 # A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
-# `LIMIT` seconds, and it is empty.
+# `COMPLETION_TIMEOUT_S` seconds, and it is empty.
 
 
-LIMIT: Final = 2.0
+COMPLETION_TIMEOUT_S: Final = 2.0
 """Seconds that a shell waits at most."""
-_FINE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
+_PLAIN_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
 """Names as Kubernetes allows them; others are not put into a command line."""
 
 
-def known(ctx: click.Context) -> list[Known]:
+def list_containers(ctx: click.Context) -> list[ContainerName]:
     """The containers that the agent knows, in the order of their names; empty without an agent."""
-    from nri_numa.cli.agent_client import client
+    from nri_numa.cli.agent_client import new_agent_client
 
-    found: list[Known] = []
+    found: list[ContainerName] = []
 
-    def ask() -> None:
+    def query_agent() -> None:
         given = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
         with suppress(Exception):  # whatever it is, a shell shows nothing of it
-            names = client(*given, timeout=LIMIT).names()
-            found.extend(one for one in names if all(map(_FINE.fullmatch, one)))
+            names = new_agent_client(*given, timeout=COMPLETION_TIMEOUT_S).container_names()
+            found.extend(one for one in names if all(map(_PLAIN_NAME_PATTERN.fullmatch, one)))
 
     # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
     # keeps to no time limit of a socket.
-    request = threading.Thread(target=ask, daemon=True)
+    request = threading.Thread(target=query_agent, daemon=True)
     request.start()
-    request.join(LIMIT)
+    request.join(COMPLETION_TIMEOUT_S)
     return [] if request.is_alive() else found
 
 
-def _completion(
-    choose: Callable[[click.Context, list[Known], str], Iterable[str]],
+def _completion_callback(
+    choose: Callable[[click.Context, list[ContainerName], str], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """A function as click wants it of one that chooses among all names."""
 
-    def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-        found = dict.fromkeys(choose(ctx, known(ctx), begun))
+    def complete_name(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+        found = dict.fromkeys(choose(ctx, list_containers(ctx), begun))
         return [name for name in found if name.startswith(begun)]
 
-    return complete
+    return complete_name
 
 
-@_completion
-def namespaces(_ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+@_completion_callback
+def complete_namespaces(
+    _ctx: click.Context, found: list[ContainerName], _begun: str
+) -> Iterable[str]:
     """Of all namespaces with containers here."""
     return (one.namespace for one in found)
 
 
-@_completion
-def pods(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+@_completion_callback
+def complete_pods(ctx: click.Context, found: list[ContainerName], _begun: str) -> Iterable[str]:
     """Of pods by their name alone, of the namespace that is given."""
     within = ctx.params.get("namespace")
     return (one.pod for one in found if within in (None, one.namespace))
 
 
-@_completion
-def pods_of_namespaces(ctx: click.Context, found: list[Known], begun: str) -> Iterable[str]:
+@_completion_callback
+def pods_of_namespaces(ctx: click.Context, found: list[ContainerName], begun: str) -> Iterable[str]:
     """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
     within = ctx.params.get("namespace")
     if within is None:
@@ -348,8 +356,10 @@ def pods_of_namespaces(ctx: click.Context, found: list[Known], begun: str) -> It
         yield from (one.pod for one in found if within in (None, one.namespace))
 
 
-@_completion
-def containers(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
+@_completion_callback
+def complete_containers(
+    ctx: click.Context, found: list[ContainerName], _begun: str
+) -> Iterable[str]:
     """Of the containers of the pod that stands before it."""
     namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
     within = namespace if slash else ctx.params.get("namespace")
@@ -361,13 +371,13 @@ def containers(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[
 # --- ``nri-numa completion``: what a shell needs to complete our commands -------------------------
 
 
-_EXAMPLES = """\b
+_COMPLETION_EXAMPLES = """\b
   nri-numa completion bash > /etc/bash_completion.d/nri-numa
   nri-numa completion zsh > "${fpath[1]}/_nri-numa"
   nri-numa completion fish > ~/.config/fish/completions/nri-numa.fish"""
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

@@ -23,27 +23,31 @@ from nri_numa.agent.preflight import (
     containerd_nri,
     nri_section,
 )
-from nri_numa.cli.common import Failure, Mistake
+from nri_numa.cli.common import Failure, InputError
 from nri_numa.store.files import replace_file
 
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
-NAME = "io.containerd.nri.v1.nri"
-_HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")
+NRI_PLUGIN_NAME = "io.containerd.nri.v1.nri"
+_NRI_SECTION_PATTERN = re.compile(
+    rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NRI_PLUGIN_NAME)}\1[ \t]*\]"
+)
 _ANY_HEADER = re.compile(r"^[ \t]*\[")
-_SWITCH = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
-_ON = f"[plugins.'{NAME}']\n  disable = false\n"
-_ADVICE = "Then restart it: systemctl restart containerd. Running containers are not touched."
+_DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
+_NRI_SECTION = f"[plugins.'{NRI_PLUGIN_NAME}']\n  disable = false\n"
+_RESTART_ADVICE_TEXT = (
+    "Then restart it: systemctl restart containerd. Running containers are not touched."
+)
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """A file with its whole new content, of which one part is shown."""
 
     path: Path
     text: str
-    shown: str
+    excerpt: str
 
 
-def plan(path: Path) -> Change | None:
+def plan_fix(path: Path) -> FileChange | None:
     """The change that turns NRI on; None when it is on."""
     try:
         version, table, files = containerd_nri(path)
@@ -52,9 +56,11 @@ def plan(path: Path) -> Change | None:
             return _new_file(path, 2)
         raise Failure(f"{error.filename}: {error.strerror}") from error
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise InputError(str(error)) from error
     if version < 2:
-        raise Mistake(f"{path} has version {version}; migrate it first: containerd config migrate")
+        raise InputError(
+            f"{path} has version {version}; migrate it first: containerd config migrate"
+        )
     # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
     # files too; saying it once more does no harm there.
     off = {"disable": version < 3, "disable_connections": False}
@@ -62,21 +68,21 @@ def plan(path: Path) -> Change | None:
     if not deciding:
         return None
     if other := next((file for file in deciding if file != path), None):
-        raise Mistake(
+        raise InputError(
             f"{other} decides it, which {path} imports: set disable = false in its "
-            f"[plugins.'{NAME}'], without disable_connections"
+            f"[plugins.'{NRI_PLUGIN_NAME}'], without disable_connections"
         )
     text = path.read_text("utf-8")
     document = tomllib.loads(text)
     directory = _drop_in_directory(document, path)
     if directory is not None and not nri_section(document):
         return _new_file(directory / "nri-numa.toml", version)
-    return _edited(path, text, document)
+    return _edit_text(path, text, document)
 
 
-def _new_file(path: Path, version: int) -> Change:
-    text = f"version = {version}\n\n{_ON}"
-    return Change(path, text, text)
+def _new_file(path: Path, version: int) -> FileChange:
+    text = f"version = {version}\n\n{_NRI_SECTION}"
+    return FileChange(path, text, text)
 
 
 def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
@@ -87,41 +93,41 @@ def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
     return None
 
 
-def _edited(path: Path, text: str, document: Mapping[str, Any]) -> Change:
+def _edit_text(path: Path, text: str, document: Mapping[str, Any]) -> FileChange:
     lines = text.splitlines(keepends=True)
-    start = next((i for i, line in enumerate(lines) if _HEADER.match(line)), None)
+    start = next((i for i, line in enumerate(lines) if _NRI_SECTION_PATTERN.match(line)), None)
     if start is None:
         tail = "" if not text or text.endswith("\n") else "\n"
-        change = Change(path, f"{text}{tail}\n{_ON}", _ON)
+        change = FileChange(path, f"{text}{tail}\n{_NRI_SECTION}", _NRI_SECTION)
     else:
         behind = range(start + 1, len(lines))
         end = next((i for i in behind if _ANY_HEADER.match(lines[i])), len(lines))
-        kept = [line for line in lines[start + 1 : end] if not _SWITCH.match(line)]
+        kept = [line for line in lines[start + 1 : end] if not _DISABLE_KEY_PATTERN.match(line)]
         table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *kept])
         edited = "".join([*lines[:start], table, *lines[end:]])
-        change = Change(path, edited, table.rstrip() + "\n")
-    _must_differ_in_nri_only(document, change.text)
+        change = FileChange(path, edited, table.rstrip() + "\n")
+    _check_only_nri_changed(document, change.text)
     return change
 
 
-def _must_differ_in_nri_only(before: Mapping[str, Any], edited: str) -> None:
-    wrong = Mistake(
+def _check_only_nri_changed(before: Mapping[str, Any], edited: str) -> None:
+    wrong = InputError(
         "the NRI table is written in a way this command does not edit; "
-        f"set disable = false in [plugins.'{NAME}'] by hand"
+        f"set disable = false in [plugins.'{NRI_PLUGIN_NAME}'] by hand"
     )
     try:
         after = tomllib.loads(edited)
     except tomllib.TOMLDecodeError as error:
         raise wrong from error
     wanted = copy.deepcopy(dict(before))
-    table = wanted.setdefault("plugins", {}).setdefault(NAME, {})
+    table = wanted.setdefault("plugins", {}).setdefault(NRI_PLUGIN_NAME, {})
     table.pop("disable_connections", None)
     table["disable"] = False
     if after != wanted:
         raise wrong
 
 
-def fix(config: str, *, write: bool) -> None:
+def fix_containerd_config(config: str, *, write: bool) -> None:
     """Show, or write, what turns NRI on.
 
     Raises:
@@ -130,27 +136,32 @@ def fix(config: str, *, write: bool) -> None:
     if lacks := containerd_lacks_nri():
         raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
     if (distribution := containerd_distribution()) and config == DEFAULT_CONFIG:
-        raise Failure(f"{distribution.advice}:\n{_ON}")
+        raise Failure(f"{distribution.advice}:\n{_NRI_SECTION}")
     if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
-        raise Failure(f"this pod does not see {config}; in that file of the node set:\n{_ON}")
-    change = plan(Path(config))
+        raise Failure(
+            f"this pod does not see {config}; in that file of the node set:\n{_NRI_SECTION}"
+        )
+    change = plan_fix(Path(config))
     if change is None:
         click.echo(f"{config} turns NRI on already.")
         return
     if not write:
         click.echo(f"# {change.path}")
-        click.echo(change.shown, nl=False)
+        click.echo(change.excerpt, nl=False)
         click.echo()
-        click.echo(f"# --write puts this there and keeps a backup. {_ADVICE}")
+        click.echo(f"# --write puts this there and keeps a backup. {_RESTART_ADVICE_TEXT}")
         return
     try:
-        backup = _write(change)
+        backup = _write_with_backup(change)
     except OSError as error:
         raise Failure(f"{change.path}: {error.strerror or error}") from error
-    click.echo(f"{change.path} written{f', the old one is {backup}' if backup else ''}. {_ADVICE}")
+    click.echo(
+        f"{change.path} written{f', the old one is {backup}' if backup else ''}. "
+        f"{_RESTART_ADVICE_TEXT}"
+    )
 
 
-def _write(change: Change) -> Path | None:
+def _write_with_backup(change: FileChange) -> Path | None:
     """Write the file; the backup of the old one, where there was one."""
     path, backup, mode = change.path, None, 0o644
     path.parent.mkdir(parents=True, exist_ok=True)

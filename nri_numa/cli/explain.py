@@ -11,14 +11,19 @@ from typing import Any, Final
 import click
 
 from nri_numa.cli import common
-from nri_numa.cli.agent_client import AgentClient, NotKnown, client, segment
-from nri_numa.cli.common import api_options, config_option, output_option, progress
-from nri_numa.cli.output import answer, terminal_width, wrapped
+from nri_numa.cli.agent_client import (
+    AgentClient,
+    UnknownToAgent,
+    new_agent_client,
+    quote_path_segment,
+)
+from nri_numa.cli.common import api_options, config_option, output_option, show_progress
+from nri_numa.cli.output import terminal_width, wrap_text, write_output
 from nri_numa.cli.status import actual_since
 from nri_numa.engine.explain import sentences
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.text import harmless, human_bytes
+from nri_numa.text import escape_unprintable, human_bytes
 
 _IDS_SHOWN: Final = 8
 """Ids of one resource in a line."""
@@ -26,12 +31,12 @@ _IDS_SHOWN: Final = 8
 
 @click.command()
 @click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=common.pods_of_namespaces)
-@click.argument("container", required=False, shell_complete=common.containers)
+@click.argument("container", required=False, shell_complete=common.complete_containers)
 @click.option(
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=common.namespaces,
+    shell_complete=common.complete_namespaces,
     help="The pod's namespace.  [default: all namespaces]",
 )
 @click.option(
@@ -81,41 +86,43 @@ def explain(
 
     Exit code 0 when they were placed, 1 when one was refused or the pod is not known here.
     """
-    namespace, pod = _named(namespace, pod, container)
+    namespace, pod = _parse_target(namespace, pod, container)
     if all_namespaces and namespace is not None:
         raise click.UsageError(
-            f"-A and namespace {harmless(namespace)} contradict each other; expected one of them"
+            f"-A and namespace {escape_unprintable(namespace)} contradict each other; expected "
+            "one of them"
         )
-    agent = client(api, token_file, ca_file, config_path)
-    with progress(f"asking {agent.address}"):
+    agent = new_agent_client(api, token_file, ca_file, config_path)
+    with show_progress(f"asking {agent.address}"):
         if namespace is not None:
             spaces = [namespace]
         else:
-            spaces = sorted({one.namespace for one in agent.names() if one.pod == pod})
+            spaces = sorted({one.namespace for one in agent.container_names() if one.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
-                f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
-                f"{harmless(', '.join(spaces))}; expected NAMESPACE/POD, or -A for all of them"
+                f"pods called {escape_unprintable(pod)} are in {len(spaces)} namespaces: "
+                f"{escape_unprintable(', '.join(spaces))}; expected NAMESPACE/POD, or -A for "
+                "all of them"
             )
-        document = _explanations(agent, spaces, pod, container)
+        document = _fetch_explanations(agent, spaces, pod, container)
     beside: list[str] = []
     if kubelet is None:
         kubelet = agent.on_this_node and os.path.isdir(kubelet_root)
     if kubelet and len(spaces) == 1:
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
-        with progress("asking the kubelet"):
+        with show_progress("asking the kubelet"):
             document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
         said = list(kubelet_sentences(document["kubelet"], document["explanations"]))
         for sentence in said:
             if verbose or sentence.startswith("That differs: "):
-                beside += ["", *wrapped(sentence)]
-    texts = lines(document["explanations"], time.time(), verbose=verbose)
-    answer(document, output, [*texts, *beside])
+                beside += ["", *wrap_text(sentence)]
+    texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
+    write_output(document, output, [*texts, *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 
 
-def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str | None, str]:
+def _parse_target(namespace: str | None, pod: str, container: str | None) -> tuple[str | None, str]:
     """Namespace, None for all, and name of the pod that is meant.
 
     Raises:
@@ -130,55 +137,61 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
         # No name of Kubernetes has a slash: the container was written behind it.
         name, _, rest = pod.partition("/")
         raise click.UsageError(
-            f"{harmless(f'{namespace}/{pod}')} has too many parts, expected [NAMESPACE/]POD and "
+            f"{escape_unprintable(f'{namespace}/{pod}')} has too many parts, expected "
+            "[NAMESPACE/]POD and "
             "the container as a second argument: nri-numa explain "
-            f"{harmless(f'{namespace}/{name} {container or rest}')}"
+            f"{escape_unprintable(f'{namespace}/{name} {container or rest}')}"
         )
     if before not in (None, namespace):
         raise click.UsageError(
-            f"--namespace {harmless(str(before))} and {harmless(f'{namespace}/{pod}')} name two "
+            f"--namespace {escape_unprintable(str(before))} and "
+            f"{escape_unprintable(f'{namespace}/{pod}')} name two "
             "namespaces; expected one"
         )
     return namespace, pod
 
 
-def _explanations(
+def _fetch_explanations(
     agent: AgentClient, spaces: list[str], pod: str, container: str | None
 ) -> dict[str, Any]:
     """The explanations of the pods of this name in these namespaces."""
     if not spaces:
-        what = harmless(pod)
-        raise NotKnown(
+        what = escape_unprintable(pod)
+        link = agent.get_document("/v1/status")["link"]
+        raise UnknownToAgent(
             f"nothing is known about a pod called {what} in any namespace; "
-            f"{agent.get('/v1/status')['link'].get('problem') or 'it does not run on this node'}"
-            f"{_near(agent, '', pod)}"
+            f"{link.get('problem') or 'it does not run on this node'}"
+            f"{_similar_names(agent, '', pod)}"
         )
     found: list[Any] = []
     for namespace in spaces:
-        path = f"/v1/explain/{segment(namespace)}/{segment(pod)}"
+        path = f"/v1/explain/{quote_path_segment(namespace)}/{quote_path_segment(pod)}"
         if container is not None:
-            path += f"/{segment(container)}"
+            path += f"/{quote_path_segment(container)}"
         try:
-            found += agent.get(path)["explanations"]
-        except NotKnown as error:
+            found += agent.get_document(path)["explanations"]
+        except UnknownToAgent as error:
             if len(spaces) == 1:
-                near = _near(agent, namespace, pod, container)
-                raise NotKnown(error.message + near) from error
+                near = _similar_names(agent, namespace, pod, container)
+                raise UnknownToAgent(error.message + near) from error
     if not found:
-        raise NotKnown(
-            f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
-            f"namespaces {harmless(', '.join(spaces))}"
+        raise UnknownToAgent(
+            f"no pod called {escape_unprintable(pod)} has a container "
+            f"{escape_unprintable(str(container))}; looked in "
+            f"namespaces {escape_unprintable(', '.join(spaces))}"
         )
     return {"explanations": found}
 
 
-def _near(agent: AgentClient, namespace: str, pod: str, container: str | None = None) -> str:
+def _similar_names(
+    agent: AgentClient, namespace: str, pod: str, container: str | None = None
+) -> str:
     """Names that were perhaps meant: containers of the pod where it is known, else pods."""
-    names = agent.names()
+    names = agent.container_names()
     if container is not None:
         has = [one.container for one in names if one[:2] == (namespace, pod)]
         if has:
-            return f"\n  The pod is known; its containers are {harmless(', '.join(has))}."
+            return f"\n  The pod is known; its containers are {escape_unprintable(', '.join(has))}."
     pod = pod.lower()  # as all names of Kubernetes are
     pods: dict[str, list[str]] = {}  # by their name alone
     for space, name in sorted({one[:2] for one in names}):
@@ -188,10 +201,12 @@ def _near(agent: AgentClient, namespace: str, pod: str, container: str | None = 
         near = [name for one in difflib.get_close_matches(pod, pods, n=3) for name in pods[one]]
     else:
         near = pods.get(pod) or difflib.get_close_matches(f"{namespace}/{pod}", known, n=3)
-    return f"\n  Did you mean {harmless(' or '.join(near[:3]))}?" if near else ""
+    return f"\n  Did you mean {escape_unprintable(' or '.join(near[:3]))}?" if near else ""
 
 
-def lines(explanations: list[dict[str, Any]], now: float, *, verbose: bool = True) -> Iterator[str]:
+def explanation_lines(
+    explanations: list[dict[str, Any]], now: float, *, verbose: bool = True
+) -> Iterator[str]:
     """The text; no line is wider than the terminal."""
     for number, one in enumerate(explanations):
         if number:
@@ -199,12 +214,12 @@ def lines(explanations: list[dict[str, Any]], now: float, *, verbose: bool = Tru
         assignment, document = one.get("assignment") or {}, one["details"]
         if real := assignment.get("actual"):  # how long is easier to read than since when
             document = {**document, "actual": actual_since(real, now)}
-        yield from sentences.text(document, terminal_width(), brief=not verbose).split("\n")
+        yield from sentences.render_text(document, terminal_width(), brief=not verbose).split("\n")
         if verbose:
-            yield from _memory(assignment)
+            yield from _memory_location_lines(assignment)
 
 
-def _memory(assignment: dict[str, Any]) -> Iterator[str]:
+def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
     """Where its memory is, if the agent looks for that."""
     memory = assignment.get("memory")
     if memory is None:
@@ -221,7 +236,7 @@ def _memory(assignment: dict[str, Any]) -> Iterator[str]:
     else:
         text = f"what part is on its own NUMA nodes is not known here, because {memory['problem']}"
         text += f": {by_numa_node}" if by_numa_node else ""
-    yield from wrapped(f"Memory: {text}", "  ", "    ")
+    yield from wrap_text(f"Memory: {text}", "  ", "    ")
 
 
 # --- What the kubelet gave -----------------------------------------------------------------------
@@ -229,13 +244,13 @@ def _memory(assignment: dict[str, Any]) -> Iterator[str]:
 
 def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
     """What the kubelet of this node gave to a pod, or ``problem`` where it does not answer."""
-    from nri_numa.kubelet.pod_resources import given_to
+    from nri_numa.kubelet.pod_resources import query_pod
 
-    found = given_to(kubelet_root, namespace, pod)
+    found = query_pod(kubelet_root, namespace, pod)
     if isinstance(found, str):
         return {"problem": found}
 
-    def where(one: Any, **more: Any) -> dict[str, Any]:
+    def with_numa_nodes(one: Any, **more: Any) -> dict[str, Any]:
         return {**more, "numaNodes": str(one.numa_nodes)}
 
     return {
@@ -244,9 +259,12 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
             {
                 "container": given.container,
                 "cpus": str(given.cpus),
-                "memory": [where(one, type=one.kind, sizeBytes=one.size) for one in given.memory],
+                "memory": [
+                    with_numa_nodes(one, type=one.kind, sizeBytes=one.size) for one in given.memory
+                ],
                 "devices": [
-                    where(one, resource=one.resource, ids=list(one.ids)) for one in given.devices
+                    with_numa_nodes(one, resource=one.resource, ids=list(one.allocated_ids))
+                    for one in given.devices
                 ],
                 "claims": list(given.claims),
             }
@@ -260,7 +278,7 @@ def kubelet_sentences(
 ) -> Iterator[str]:
     """`kubelet_grants` in sentences for each explained container, with what differs of the two."""
     if grants["problem"]:
-        yield f"The kubelet's own word cannot be had: {harmless(grants['problem'])}."
+        yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."
         return
     by_container = {one["container"]: one for one in grants["containers"]}
     for explanation in explanations:
@@ -268,31 +286,34 @@ def kubelet_sentences(
         one = by_container.get(name)
         if one is None:
             # Init and ephemeral containers are never in it.
-            yield f"The kubelet reports nothing about container {harmless(name)}."
+            yield f"The kubelet reports nothing about container {escape_unprintable(name)}."
             continue
-        parts = [*_parts(one)] or ["nothing exclusive: no CPUs, memory or devices"]
-        yield f"The kubelet gave container {harmless(name)} {harmless('; '.join(parts))}."
-        yield from _differences(one, explanation.get("assignment") or {})
+        parts = [*_grant_parts(one)] or ["nothing exclusive: no CPUs, memory or devices"]
+        yield (
+            f"The kubelet gave container {escape_unprintable(name)} "
+            f"{escape_unprintable('; '.join(parts))}."
+        )
+        yield from _grant_differences(one, explanation.get("assignment") or {})
 
 
-def _parts(one: Mapping[str, Any]) -> Iterator[str]:
+def _grant_parts(one: Mapping[str, Any]) -> Iterator[str]:
     if one["cpus"]:
         yield f"exclusive {cpus_text(CPUSet.parse(one['cpus']))}"
     for block in one["memory"]:
-        yield f"{block['sizeBytes']} bytes of {block['type']}{_of(block)}"
+        yield f"{block['sizeBytes']} bytes of {block['type']}{_numa_suffix(block)}"
     for devices in one["devices"]:
         ids = devices["ids"]
         more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-        yield f"{devices['resource']} {', '.join(ids[:_IDS_SHOWN])}{more}{_of(devices)}"
+        yield f"{devices['resource']} {', '.join(ids[:_IDS_SHOWN])}{more}{_numa_suffix(devices)}"
     for claim in one["claims"]:
         yield f"claimed device {claim}"
 
 
-def _of(one: Mapping[str, Any]) -> str:
+def _numa_suffix(one: Mapping[str, Any]) -> str:
     return f" of {numa_text(NUMASet.parse(one['numaNodes']))}" if one["numaNodes"] else ""
 
 
-def _differences(one: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+def _grant_differences(one: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
     try:
         has = CPUSet.parse(ours.get("cpus", ""))
     except ListFormatError:

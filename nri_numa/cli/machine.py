@@ -21,37 +21,44 @@ import click
 
 from nri_numa.cli.common import (
     Failure,
-    friendly,
     listing_option,
     machine_option,
-    progress,
+    show_progress,
     sysfs_option,
+    translate_errors,
 )
 from nri_numa.cli.output import (
-    WIDTH,
+    DEFAULT_WIDTH_COLUMNS,
     Column,
-    Kind,
-    answer,
+    ColumnKind,
     broken_list,
-    fit,
+    fit_table,
     table_width,
-    wrapped,
+    wrap_text,
+    write_output,
 )
 from nri_numa.machine.pci import PCIDevice, pci_devices
-from nri_numa.machine.sysfs import discover, discover_tree
-from nri_numa.machine.tree import LINKS, NEEDED, Tree, open_tree
+from nri_numa.machine.sysfs import discover_topology, discover_tree
+from nri_numa.machine.tree import CAPTURED_PATHS, LINK_PATHS, Tree, open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import (
     CoreKind,
     NUMANode,
     Topology,
-    agree,
-    counted,
+    count_text,
     cpus_text,
+    inflect_for_ids,
     topology_document,
 )
 from nri_numa.store.files import replace_file
-from nri_numa.text import HUGEPAGES, BadQuantity, harmless, human_bytes, page_size, whole_bytes
+from nri_numa.text import (
+    HUGEPAGES_PREFIX,
+    BadQuantity,
+    escape_unprintable,
+    human_bytes,
+    page_size,
+    whole_bytes,
+)
 
 _MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
 _GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
@@ -67,26 +74,29 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
     out, however long the lines get.
     """
-    given = one_machine(machine, sysfs_root)
-    with friendly(), progress(f"reading {given or 'this machine'}"):
+    given = load_machine(machine, sysfs_root)
+    with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
         devices = () if tree is None else pci_devices(tree)
     width = table_width()
-    answer(
+    write_output(
         topology_document(found, devices=devices),
         output,
-        topology_lines(found, devices=devices, width=width and max(width, WIDTH)),
+        topology_lines(found, devices=devices, width=width and max(width, DEFAULT_WIDTH_COLUMNS)),
     )
 
 
 def topology_lines(
-    topology: Topology, *, devices: Sequence[PCIDevice] = (), width: int | None = WIDTH
+    topology: Topology,
+    *,
+    devices: Sequence[PCIDevice] = (),
+    width: int | None = DEFAULT_WIDTH_COLUMNS,
 ) -> Iterator[str]:
     """The tables of a machine."""
     blocks = [
-        _summary(topology, width),
+        _machine_summary_lines(topology, width),
         _numa_table(topology, width),
-        _distances(topology, width),
+        _distance_lines(topology, width),
     ]
     if len(topology.sockets) > 1:
         sockets = [
@@ -99,7 +109,7 @@ def topology_lines(
         lines = [
             line
             for warning in topology.warnings
-            for line in wrapped(warning, "  - ", "    ", width=width or WIDTH)
+            for line in wrap_text(warning, "  - ", "    ", width=width or DEFAULT_WIDTH_COLUMNS)
         ]
         blocks.append(["Odd about this machine:", *lines])
     for number, block in enumerate(filter(None, blocks)):
@@ -108,21 +118,21 @@ def topology_lines(
         yield from block
 
 
-def _summary(topology: Topology, width: int | None) -> list[str]:
+def _machine_summary_lines(topology: Topology, width: int | None) -> list[str]:
     threads = Counter(len(core.cpus) for core in topology.cores.values())
     smt = ", ".join(
-        f"{counted(count, 'thread')} each"
+        f"{count_text(count, 'thread')} each"
         if len(threads) == 1
-        else f"{cores} with {counted(count, 'thread')}"
+        else f"{cores} with {count_text(count, 'thread')}"
         for count, cores in sorted(threads.items(), reverse=True)
     )
     memory = sum(n.memory_bytes for n in topology.numa_nodes.values())
-    lines = wrapped(
-        f"{counted(len(topology.sockets), 'socket')}, "
-        f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
-        f"{counted(len(topology.cores), 'core')} ({smt}), "
-        f"{counted(len(topology.online), 'CPU')}, {human_bytes(memory)} of memory",
-        width=width or WIDTH,
+    lines = wrap_text(
+        f"{count_text(len(topology.sockets), 'socket')}, "
+        f"{count_text(len(topology.numa_nodes), 'NUMA node')}, "
+        f"{count_text(len(topology.cores), 'core')} ({smt}), "
+        f"{count_text(len(topology.online), 'CPU')}, {human_bytes(memory)} of memory",
+        width=width or DEFAULT_WIDTH_COLUMNS,
     )
     kinds = {
         kind: CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
@@ -138,10 +148,10 @@ def _summary(topology: Topology, width: int | None) -> list[str]:
     ]
     for name, cpus in facts:
         if cpus:
-            lines += _hanging(f"  {name}: ", str(cpus), width)
+            lines += _hanging_indent_lines(f"  {name}: ", str(cpus), width)
     siblings = [str(c.cpus) for _, c in sorted(topology.cores.items()) if len(c.cpus) > 1]
     if siblings:
-        first, *more = _hanging("  siblings: ", " ".join(siblings), width)
+        first, *more = _hanging_indent_lines("  siblings: ", " ".join(siblings), width)
         if width is not None and more:
             room = width - len(" …")
             first = first if len(first.rstrip()) <= room else first.rstrip().rpartition(" ")[0]
@@ -152,19 +162,23 @@ def _summary(topology: Topology, width: int | None) -> list[str]:
 
 def _numa_table(topology: Topology, width: int | None) -> list[str]:
     hugepages = any(n.hugepages for n in topology.numa_nodes.values())
-    head = [Column("NUMA NODE"), Column("MEMORY", Kind.LIST), Column("HUGE PAGES", Kind.LIST)]
+    head = [
+        Column("NUMA NODE"),
+        Column("MEMORY", ColumnKind.LIST),
+        Column("HUGE PAGES", ColumnKind.LIST),
+    ]
     rows: list[list[object]] = []
     for _, n in sorted(topology.numa_nodes.items()):
         memory = human_bytes(n.memory_bytes) if n.memory_bytes else "none"
         if n.id in topology.withheld_memory:
             memory += " (not for us)"
-        rows.append([n.id, memory, _hugepages(n), len(n.cpus), str(n.cpus) or "none"])
+        rows.append([n.id, memory, _hugepages_text(n), len(n.cpus), str(n.cpus) or "none"])
     homeless = topology.online - topology.cpus_of(topology.numa_ids)
     if homeless:
         rows.append(["none", "-", "-", len(homeless), homeless])
     if not hugepages:
         head, rows = head[:2], [[*row[:2], *row[3:]] for row in rows]
-    return _lines([*head, *_CPUS], rows, width)
+    return _table_lines([*head, *_CPU_COLUMNS], rows, width)
 
 
 def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
@@ -180,16 +194,19 @@ def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
         (kind, where, len(addresses), ",".join(addresses))
         for (kind, where), addresses in groups.items()
     ]
-    head = [*map(Column, ("DEVICES", "NUMA NODE", "COUNT")), Column("PCI ADDRESSES", Kind.LIST)]
-    return _lines(head, rows, width)
+    head = [
+        *map(Column, ("DEVICES", "NUMA NODE", "COUNT")),
+        Column("PCI ADDRESSES", ColumnKind.LIST),
+    ]
+    return _table_lines(head, rows, width)
 
 
-def _hugepages(numa_node: NUMANode) -> str:
+def _hugepages_text(numa_node: NUMANode) -> str:
     pages = numa_node.hugepages.items()
     return ", ".join(f"{total // size} x {human_bytes(size)}" for size, total in pages) or "none"
 
 
-def _distances(topology: Topology, width: int | None) -> list[str]:
+def _distance_lines(topology: Topology, width: int | None) -> list[str]:
     ids = list(topology.numa_ids)
     if len(ids) == 1:
         return []
@@ -204,7 +221,9 @@ def _distances(topology: Topology, width: int | None) -> list[str]:
             near.setdefault(topology.distance(a, b), []).append(b)
         text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(near.items()))
         rows.append((a, text))
-    return _lines([Column("FROM"), Column("DISTANCE: NUMA NODES", Kind.LIST)], rows, width)
+    return _table_lines(
+        [Column("FROM"), Column("DISTANCE: NUMA NODES", ColumnKind.LIST)], rows, width
+    )
 
 
 def _l3_table(topology: Topology, width: int | None) -> list[str]:
@@ -213,37 +232,41 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
         return ["L3 caches: the kernel reports none"]
     sizes = Counter(len(g.cpus) for g in groups)
     of = " and ".join(
-        f"{count} of {counted(size, 'CPU')}" for size, count in sorted(sizes.items(), reverse=True)
+        f"{count} of {count_text(size, 'CPU')}"
+        for size, count in sorted(sizes.items(), reverse=True)
     )
     first = f"L3 caches: {of}"
     limit = len(groups) if width is None else _GROUP_LIMIT
     rows = [(g.id, str(topology.numa_of(g.cpus)) or "-", g.cpus) for g in groups[:limit]]
     if len(groups) > limit:
         first += f"; the first {_GROUP_LIMIT} (-o json shows all):"
-    return [*wrapped(first, width=width or WIDTH), *_cpu_table("L3 GROUP", rows, width)]
+    return [
+        *wrap_text(first, width=width or DEFAULT_WIDTH_COLUMNS),
+        *_cpu_table("L3 GROUP", rows, width),
+    ]
 
 
-def _hanging(head: str, text: str, width: int | None) -> list[str]:
+def _hanging_indent_lines(head: str, text: str, width: int | None) -> list[str]:
     lines = [text] if width is None else broken_list(text, width - len(head))
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 
 
-_CPUS: Final = (Column("CPUS"), Column("CPU LIST", Kind.LIST))
+_CPU_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", ColumnKind.LIST))
 
 
 def _cpu_table(of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None) -> list[str]:
     """What has a number, NUMA nodes and CPUs."""
-    return _lines(
-        [Column(of), Column("NUMA NODES", Kind.LIST), *_CPUS],
+    return _table_lines(
+        [Column(of), Column("NUMA NODES", ColumnKind.LIST), *_CPU_COLUMNS],
         [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
         width,
     )
 
 
-def _lines(
+def _table_lines(
     head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
 ) -> list[str]:
-    return fit(head, rows, width).lines
+    return fit_table(head, rows, width).lines
 
 
 # --- A capture ----------------------------------------------------------------------------------
@@ -258,24 +281,24 @@ def capture(target: str, sysfs_root: str | None) -> None:
     Only files of an allow-list are read; the archive holds no names of pods or hosts. It can be
     unpacked anywhere and given to every command as --sysfs-root.
     """
-    with friendly():
+    with translate_errors():
         try:
-            with progress(f"packing {sysfs_root or 'this machine'}"):
-                report = pack(Path(sysfs_root or "/"), Path(target))
+            with show_progress(f"packing {sysfs_root or 'this machine'}"):
+                report = write_capture(Path(sysfs_root or "/"), Path(target))
         except OSError as error:
             raise Failure(f"cannot write {target}: {error.strerror or error}") from error
     click.echo(f"{target}: {len(report.files)} files, {human_bytes(len(report.data))}")
     for name in report.unreadable:
-        click.echo(f"  could not be read: {harmless(name)}", err=True)
-    count = sum(report.left_out.values())
+        click.echo(f"  could not be read: {escape_unprintable(name)}", err=True)
+    count = sum(report.skipped_counts.values())
     if count:
         # The archive is sent away: its sender can see that nothing but topology is in it.
-        files = counted(count, "file")
+        files = count_text(count, "file")
         click.echo(f"  left out, because they say nothing of the topology: {files}")
 
 
-_NUMBER = re.compile(r"\d+", re.ASCII)
-_TEXT = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
+_NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
+_SYNTHETIC_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
 """What the files on the list consist of; anything else is not what we took it for."""
 
 
@@ -284,53 +307,53 @@ class CaptureReport(NamedTuple):
 
     Attributes:
         data: a ``.tar.gz`` that `discover` reads.
-        left_out: how many files were seen and left out, by name with ``*`` for each number.
+        skipped_counts: how many files were seen and left out, by name with ``*`` for each number.
         unreadable: names on the list that could not be read or did not look as they should.
     """
 
     data: bytes
     files: tuple[str, ...]
-    left_out: Mapping[str, int]
+    skipped_counts: Mapping[str, int]
     unreadable: tuple[str, ...]
 
 
-def pack(root: Path, target: Path) -> CaptureReport:
+def write_capture(root: Path, target: Path) -> CaptureReport:
     """Pack the machine below ``root`` into a file, which stays untouched when anything fails.
 
     Raises:
         TopologyError: when there is no machine below ``root``.
         OSError: when ``target`` cannot be written.
     """
-    report = packed(root)
+    report = build_capture(root)
     os.close(replace_file(str(target), report.data, sync=True, mode=0o644))
     return report
 
 
-def packed(root: Path) -> CaptureReport:
+def build_capture(root: Path) -> CaptureReport:
     """Pack the machine below ``root``.
 
     Nothing that names the machine or its owner goes in: only files on an allow-list
-    (`nri_numa.machine.tree.NEEDED`) are read, and which CPUs and which memory containers may have
-    is written in its shortest form. Two captures of an unchanged machine differ only in how much
-    memory was free. An archive is packed again, without what does not belong.
+    (`nri_numa.machine.tree.CAPTURED_PATHS`) are read, and which CPUs and which memory containers
+    may have is written in its shortest form. Two captures of an unchanged machine differ only in
+    how much memory was free. An archive is packed again, without what does not belong.
 
     Raises:
         TopologyError: when there is no machine below ``root``.
     """
     tree = open_tree(root)
-    topology = discover(root)
+    topology = discover_topology(root)
     members: dict[str, tarfile.TarInfo | bytes] = {}
     left_out: Counter[str] = Counter()
     unreadable: list[str] = []
-    for name in tree.walk():
-        if link := LINKS.fullmatch(name):
+    for name in tree.walk_files():
+        if link := LINK_PATHS.fullmatch(name):
             members[name] = info = tarfile.TarInfo(name)
             info.type = tarfile.SYMTYPE
             to_cpu = link[1].startswith("cpu")
             info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
-        elif not NEEDED.fullmatch(name):
-            left_out[_NUMBER.sub("*", name)] += 1
-        elif (text := tree.read(name)) is None or not _TEXT.fullmatch(text):
+        elif not CAPTURED_PATHS.fullmatch(name):
+            left_out[_NUMBER_PATTERN.sub("*", name)] += 1
+        elif (text := tree.read_file(name)) is None or not _SYNTHETIC_TEXT_PATTERN.fullmatch(text):
             unreadable.append(name)
         else:
             members[name] = f"{text}\n".encode()
@@ -353,20 +376,20 @@ def packed(root: Path) -> CaptureReport:
     return CaptureReport(
         data=data.getvalue(),
         files=tuple(sorted(members)),
-        left_out=dict(sorted(left_out.items())),
+        skipped_counts=dict(sorted(left_out.items())),
         unreadable=tuple(unreadable),
     )
 
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
 
-SYNTHETIC: Final = "synthetic:"
-_GIB = 1 << 30
-MOST_CPUS: Final = 4096
+SYNTHETIC_PREFIX: Final = "synthetic:"
+_GIB_BYTES = 1 << 30
+MAX_SYNTHETIC_CPUS: Final = 4096
 """More CPUs than this take seconds to build and belong to no machine."""
 
 
-def one_machine(machine: str | None, sysfs_root: str | None) -> str | None:
+def load_machine(machine: str | None, sysfs_root: str | None) -> str | None:
     """What ``--machine`` or ``--sysfs-root`` names; None for the machine that this runs on."""
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
@@ -382,62 +405,67 @@ def read_machine(given: str | None) -> tuple[Topology, Tree | None]:
     """
     given = given or "/"
     kind, colon, _ = given.partition(":")
-    if given.startswith(SYNTHETIC):
+    if given.startswith(SYNTHETIC_PREFIX):
         try:
-            return made_up(given.removeprefix(SYNTHETIC)), None
+            return parse_synthetic(given.removeprefix(SYNTHETIC_PREFIX)), None
         except ValueError as error:
             raise click.UsageError(f"--machine {given}: {error}") from error
-    if colon and difflib.get_close_matches(f"{kind}:", [SYNTHETIC]) and not os.path.exists(given):
+    if (
+        colon
+        and difflib.get_close_matches(f"{kind}:", [SYNTHETIC_PREFIX])
+        and not os.path.exists(given)
+    ):
         raise click.UsageError(
             f"--machine {given}: there is no such file, and no kind of machine {kind!r}; "
-            f"did you mean {SYNTHETIC}?"
+            f"did you mean {SYNTHETIC_PREFIX}?"
         )
     tree = open_tree(given)
     return discover_tree(tree), tree
 
 
-def made_up(text: str) -> Topology:
-    """The machine of ``sockets=2,numa=2,cores=8,threads=2,memory=64Gi`` and other keys of `KEYS`.
+def parse_synthetic(text: str) -> Topology:
+    """Build the machine of ``sockets=2,numa=2,cores=8,threads=2`` and other `SYNTHETIC_KEYS`.
 
-    What is not given is as in `nri_numa.machine.synthetic.synthetic`.
+    What is not given is as in `nri_numa.machine.synthetic.build_synthetic_topology`.
 
     Raises:
         ValueError: with what was expected.
     """
-    from nri_numa.machine.synthetic import synthetic
+    from nri_numa.machine.synthetic import build_synthetic_topology
 
     given: dict[str, Any] = {}
     hugepages: dict[int, int] = {}
     pairs = [part.partition("=") for part in text.split(",") if part]
     for number, (key, equals, value) in enumerate(pairs):
         if not equals:
-            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {_KEYS}")
+            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {_SYNTHETIC_KEYS_TEXT}")
         if any(key == before for before, _, _ in pairs[:number]):
             raise ValueError(f"{key} is given twice; expected it once")
         try:
-            if key.startswith(HUGEPAGES):
+            if key.startswith(HUGEPAGES_PREFIX):
                 hugepages[page_size(key)] = whole_bytes(value)
                 continue
-            if key not in KEYS:
-                near = difflib.get_close_matches(key, KEYS, n=1)
+            if key not in SYNTHETIC_KEYS:
+                near = difflib.get_close_matches(key, SYNTHETIC_KEYS, n=1)
                 hint = f", did you mean {near[0]}?" if near else ""
-                raise ValueError(f"there is no key {key!r}{hint}; keys are {_KEYS}")
-            name, read = KEYS[key]
+                raise ValueError(f"there is no key {key!r}{hint}; keys are {_SYNTHETIC_KEYS_TEXT}")
+            name, read = SYNTHETIC_KEYS[key]
             given[name] = read(value)
         except BadQuantity as error:
             raise ValueError(f"{key} is {value!r}, expected {error}") from error
     cpus = given.get("sockets", 2) * given.get("numa_per_socket", 2) * given.get("threads", 2)
     cores = given.get("cores_per_numa", 4) + given.get("efficient_cores_per_numa", 0)
-    if cpus * cores > MOST_CPUS:
-        raise ValueError(f"has {cpus * cores} CPUs, expected at most {MOST_CPUS}")
+    if cpus * cores > MAX_SYNTHETIC_CPUS:
+        raise ValueError(f"has {cpus * cores} CPUs, expected at most {MAX_SYNTHETIC_CPUS}")
     if given.get("sockets_per_numa", 1) > 1:
         given.setdefault("numa_per_socket", 1)
-    machine = synthetic(**given, hugepages=hugepages)
+    machine = build_synthetic_topology(**given, hugepages=hugepages)
     for key in ("offline", "isolated", "nohz-full"):
-        missing = given.get(KEYS[key][0], NO_CPUS) - machine.present
+        missing = given.get(SYNTHETIC_KEYS[key][0], NO_CPUS) - machine.present
         if missing:
             raise ValueError(
-                f"{key} names {cpus_text(missing)}, which {agree(missing, 'does', 'do')} not "
+                f"{key} names {cpus_text(missing)}, which "
+                f"{inflect_for_ids(missing, 'does', 'do')} not "
                 f"exist; expected CPUs among {machine.present}"
             )
     if not machine.online:
@@ -445,51 +473,51 @@ def made_up(text: str) -> Topology:
     return machine
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MOST_CPUS):
-        raise BadQuantity(f"a whole number from 0 to {MOST_CPUS}")
+def _parse_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_SYNTHETIC_CPUS):
+        raise BadQuantity(f"a whole number from 0 to {MAX_SYNTHETIC_CPUS}")
     return int(text)
 
 
-def _gib(text: str) -> float:
+def _parse_gib(text: str) -> float:
     """Memory as a quantity; a bare number below a million is GiB."""
     amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
         return float(amount)
-    return amount / _GIB
+    return amount / _GIB_BYTES
 
 
-def _gibs(text: str) -> list[float]:
-    return [_gib(part) for part in text.split("+")]
+def _parse_gib_list(text: str) -> list[float]:
+    return [_parse_gib(part) for part in text.split("+")]
 
 
-def _cpus(text: str) -> CPUSet:
+def _parse_cpus(text: str) -> CPUSet:
     try:
         return CPUSet.parse(text.replace("+", ","))
     except ValueError as error:
         raise BadQuantity(f"a list of CPUs such as 0-3+8 ({error})") from error
 
 
-def _word(text: str) -> str:
+def _parse_numbering(text: str) -> str:
     if text not in ("split", "adjacent", "alternating"):
         raise BadQuantity("split, adjacent or alternating")
     return text
 
 
-KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "sockets": ("sockets", _count),
-    "numa": ("numa_per_socket", _count),
-    "sockets-per-numa": ("sockets_per_numa", _count),
-    "cores": ("cores_per_numa", _count),
-    "threads": ("threads", _count),
-    "memory": ("memory_gib", _gib),
-    "memory-only": ("memory_only_gib", _gibs),
-    "efficient-cores": ("efficient_cores_per_numa", _count),
-    "l3-cores": ("cores_per_l3", _count),
-    "numbering": ("numbering", _word),
-    "offline": ("offline", _cpus),
-    "isolated": ("isolated", _cpus),
-    "nohz-full": ("nohz_full", _cpus),
+SYNTHETIC_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "sockets": ("sockets", _parse_count),
+    "numa": ("numa_per_socket", _parse_count),
+    "sockets-per-numa": ("sockets_per_numa", _parse_count),
+    "cores": ("cores_per_numa", _parse_count),
+    "threads": ("threads", _parse_count),
+    "memory": ("memory_gib", _parse_gib),
+    "memory-only": ("memory_only_gib", _parse_gib_list),
+    "efficient-cores": ("efficient_cores_per_numa", _parse_count),
+    "l3-cores": ("cores_per_l3", _parse_count),
+    "numbering": ("numbering", _parse_numbering),
+    "offline": ("offline", _parse_cpus),
+    "isolated": ("isolated", _parse_cpus),
+    "nohz-full": ("nohz_full", _parse_cpus),
 }
 """Key to the parameter of `synthetic` and how to read it; ``hugepages-<size>`` come on top."""
-_KEYS: Final = ", ".join([*KEYS, f"{HUGEPAGES}<size>"])
+_SYNTHETIC_KEYS_TEXT: Final = ", ".join([*SYNTHETIC_KEYS, f"{HUGEPAGES_PREFIX}<size>"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from nri_numa.cli.common import Failure, friendly, output_option, progress
-from nri_numa.cli.output import Column, answer, table, wrapped
+from nri_numa.cli.common import Failure, output_option, show_progress, translate_errors
+from nri_numa.cli.output import Column, render_table, wrap_text, write_output
 
 
 @click.command()
@@ -59,14 +59,14 @@ def measure(
             "measure needs numpy, which is not installed here; expected it after: "
             f"{_install_command()}"
         )
-    document = _measured(rounds, seconds, only)
-    answer(document, output, lines(document))
+    document = _measure_comparisons(rounds, seconds, only)
+    write_output(document, output, measurement_lines(document))
     if plot is not None:
-        from nri_numa.measure.results import svg
+        from nri_numa.measure.results import render_results_svg
 
         try:
             with open(plot, "w", encoding="utf-8") as file:
-                file.write(svg(document))
+                file.write(render_results_svg(document))
         except OSError as error:
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
 
@@ -83,19 +83,19 @@ def _install_command() -> str:
     )
 
 
-def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
-    from nri_numa.machine.sysfs import discover, read_memory
+def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
+    from nri_numa.machine.sysfs import discover_topology, read_memory
     from nri_numa.measure import rounds as measuring
-    from nri_numa.measure.plan import Comparison, plan
-    from nri_numa.measure.results import Outcome, noisy
-    from nri_numa.measure.results import document as made
+    from nri_numa.measure.plan import Comparison, plan_comparisons
+    from nri_numa.measure.results import ComparisonOutcome, noise_sentences
+    from nri_numa.measure.results import results_document as made
     from nri_numa.model.cpuset import CPUSet
 
-    with friendly():
-        topology = discover("/")
+    with translate_errors():
+        topology = discover_topology("/")
         memory = read_memory("/", topology)
     usable = CPUSet(os.sched_getaffinity(0))
-    planned = plan(
+    planned = plan_comparisons(
         topology,
         usable,
         available={i: one.available_bytes for i, one in memory.numa_nodes.items()},
@@ -110,28 +110,30 @@ def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, A
         worker.cpu
         for one in planned
         if isinstance(one, Comparison)
-        for side in (one.good, one.bad)
+        for side in (one.good_side, one.bad)
         for worker in side.workers
     )
     load = os.getloadavg()[0]
-    busy = measuring.busy_before(cpus) if cpus else None
-    before = measuring.stolen()
-    outcomes: list[Outcome] = []
+    busy = measuring.cpu_utilization(cpus) if cpus else None
+    before = measuring.steal_ticks()
+    outcomes: list[ComparisonOutcome] = []
     for one in planned:
         if isinstance(one, Comparison):
-            with progress(f"measuring: {one.title}"):
-                outcomes.append(measuring.run(one, rounds=rounds, seconds=seconds))
+            with show_progress(f"measuring: {one.title}"):
+                outcomes.append(measuring.run_comparison(one, rounds=rounds, seconds=seconds))
         else:
             outcomes.append(one)
-    after = measuring.stolen()
+    after = measuring.steal_ticks()
     steal = None
     if before is not None and after is not None and after[1] > before[1]:
         steal = (after[0] - before[0]) / (after[1] - before[1])
-    noise = noisy(load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, busy=busy)
+    noise = noise_sentences(
+        load=load, cpus=len(topology.online), steal=steal, outcomes=outcomes, busy=busy
+    )
     return made(outcomes, noise, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
 
 
-def lines(document: dict[str, Any]) -> Iterator[str]:
+def measurement_lines(document: dict[str, Any]) -> Iterator[str]:
     """The text."""
     from nri_numa.measure.results import gain_text
 
@@ -146,15 +148,16 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
             for side in (one["good"], one["bad"])
         ]
         yield from (
-            f"  {line}" for line in table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
+            f"  {line}"
+            for line in render_table((Column("MEDIAN"), Column("ROUNDS"), "PLACED"), rows)
         )
         yield f"  {gain_text(one)}"
         yield ""
     for one in document["notShown"]:
-        yield from wrapped(f"Not shown here: {one['title']}, because {one['because']}.", "", "  ")
+        yield from wrap_text(f"Not shown here: {one['title']}, because {one['because']}.", "", "  ")
     if document["noise"]:
         yield "Noisy: measure again when it is quiet."
         for sentence in document["noise"]:
-            yield from wrapped(sentence, "  - ", "    ")
+            yield from wrap_text(sentence, "  - ", "    ")
     else:
         yield "The machine was quiet meanwhile."

@@ -15,43 +15,43 @@ from msgspec import to_builtins
 
 from nri_numa.cli.common import (
     Failure,
-    Mistake,
+    InputError,
     Unreachable,
+    command_line_settings,
+    config_error_message,
     config_option,
-    describe,
-    friendly,
-    given_settings,
     listing_option,
-    load,
+    load_command_config,
     nri_socket_setting,
     output_option,
-    progress,
+    show_progress,
     state_dir_setting,
     sysfs_setting,
+    translate_errors,
 )
 from nri_numa.cli.common import config_path as default_path
 from nri_numa.cli.output import (
-    TABLES,
+    TABLE_FORMATS,
     Column,
-    Kind,
-    answer,
-    emit,
+    ColumnKind,
     human_age,
-    table,
-    wrapped,
+    render_table,
+    wrap_text,
+    write_document,
+    write_output,
 )
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
-from nri_numa.model.machine import counted
-from nri_numa.text import harmless
+from nri_numa.model.machine import count_text
+from nri_numa.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from nri_numa.agent.give_back import GivenBack, Report
+    from nri_numa.agent.give_back import ReleasedContainer, ReleaseReport
     from nri_numa.agent.preflight import Finding
 
-_CONTAINER: Final = ("NAMESPACE", "POD", "CONTAINER")
-_PLACE: Final = (Column("CPUS", Kind.LIST), Column("MEMS", Kind.LIST))
+_CONTAINER_COLUMNS: Final = ("NAMESPACE", "POD", "CONTAINER")
+_CPUSET_COLUMNS: Final = (Column("CPUS", ColumnKind.LIST), Column("MEMS", ColumnKind.LIST))
 
-_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
+_LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
 @click.command()
@@ -90,37 +90,43 @@ def check(
     nothing failed, 1 when something did, and 2 when the configuration has mistakes.
     """
     if fix_containerd:
-        from nri_numa.cli.containerd import fix
+        from nri_numa.cli.containerd import fix_containerd_config
 
-        fix(containerd_config, write=write)
+        fix_containerd_config(containerd_config, write=write)
         return
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
     from nri_numa import config as configuration
-    from nri_numa.agent.preflight import Finding, Level, examine, worst
+    from nri_numa.agent.preflight import Finding, Level, run_checks, worst_level
 
     path = default_path(config_path)
     try:
-        config = configuration.load(path, os.environ, given_settings())
+        config = configuration.load_config(path, os.environ, command_line_settings())
     except ConfigError as error:
         if output == "table":
-            raise Mistake(describe(error)) from error
+            raise InputError(config_error_message(error)) from error
         found = [
             Finding(subject="configuration", level=Level.FAIL, message=problem)
             for problem in error.problems
         ]
-        emit({"ready": False, "findings": to_builtins(found), "config": None}, output)
+        write_document({"ready": False, "findings": to_builtins(found), "config": None}, output)
         ctx.exit(2)
-    with friendly(), progress("looking at this node"):  # a state directory has a line of its own
-        found = sorted(examine(config), key=lambda one: list(Level).index(one.level))
-    ready, effective = worst(found) is not Level.FAIL, configuration.effective(config)
+    with (
+        translate_errors(),
+        show_progress("looking at this node"),
+    ):  # a state directory has a line of its own
+        found = sorted(run_checks(config), key=lambda one: list(Level).index(one.level))
+    ready, effective = (
+        worst_level(found) is not Level.FAIL,
+        configuration.effective_document(config),
+    )
     document = {"ready": ready, "findings": to_builtins(found), "config": effective}
     if show_config and output == "table":
         source = path or "built-in defaults"
         click.echo(f"# Effective configuration ({source}, environment and flags):")
-        emit(effective, "yaml")
+        write_document(effective, "yaml")
         click.echo()
-    answer(document, output, [*_finding_lines(found), "", _verdict(found)])
+    write_output(document, output, [*_finding_lines(found), "", _summary_line(found)])
     if not ready:
         wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
         ctx.exit(2 if wrong else 1)
@@ -128,18 +134,18 @@ def check(
 
 def _finding_lines(found: list[Finding]) -> Iterator[str]:
     for finding in found:
-        mark, colour = _MARKS[finding.level]
-        first, *rest = wrapped(f"{mark}  {finding.subject}: {finding.message}", "", " " * 6)
+        mark, colour = _LEVEL_MARKS[finding.level]
+        first, *rest = wrap_text(f"{mark}  {finding.subject}: {finding.message}", "", " " * 6)
         yield click.style(first[:4], fg=colour) + first[4:]
         yield from rest
         if finding.remedy:
-            yield from wrapped(f"→ {finding.remedy}", " " * 6, " " * 8)
+            yield from wrap_text(f"→ {finding.remedy}", " " * 6, " " * 8)
 
 
-def _verdict(found: list[Finding]) -> str:
+def _summary_line(found: list[Finding]) -> str:
     count = Counter(finding.level.value for finding in found)
     failed = f"{count['fail']} failed" if count["fail"] else "Ready"
-    return f"{failed}, {counted(count['warn'], 'warning')}" if count["warn"] else failed
+    return f"{failed}, {count_text(count['warn'], 'warning')}" if count["warn"] else failed
 
 
 @click.command()
@@ -153,34 +159,36 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
 
     Works while the agent runs. Exit code 1 when the checkpoint is damaged, 3 when there is none.
     """
-    from nri_numa.store.checkpoint import JOURNAL
+    from nri_numa.store.checkpoint import JOURNAL_FILE_NAME
 
-    path = Path(file) if file else Path(load(config_path).state_dir, JOURNAL)
+    path = (
+        Path(file) if file else Path(load_command_config(config_path).state_dir, JOURNAL_FILE_NAME)
+    )
     with suppress(OSError):  # where it cannot even be looked for, reading it says why
         if file and not path.exists():
-            usual = Path(load(config_path).state_dir, JOURNAL)
+            usual = Path(load_command_config(config_path).state_dir, JOURNAL_FILE_NAME)
             expected = f"expected a checkpoint such as {usual}"
             raise Unreachable(f"{file}: there is no such file; {expected}")
-    with progress(f"reading {path}"):
-        document = _read(path)
-    answer(document, output, _checkpoint_lines(path, document))
+    with show_progress(f"reading {path}"):
+        document = _read_checkpoint(path)
+    write_output(document, output, _checkpoint_lines(path, document))
     problems = document["problems"]
     for problem in problems:
-        click.echo(f"nri-numa: {harmless(problem)}", err=True)
+        click.echo(f"nri-numa: {escape_unprintable(problem)}", err=True)
     if problems:
         ctx.exit(1)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_checkpoint(path: Path) -> dict[str, Any]:
     from nri_numa.store import checkpoint as store
     from nri_numa.store.journal import state_from
 
     try:
-        loaded = store.read(str(path))
+        loaded = store.read_checkpoint(str(path))
     except (CheckpointCorrupt, CheckpointTooNew) as error:
-        raise Failure(harmless(str(error))) from error
+        raise Failure(escape_unprintable(str(error))) from error
     except CheckpointError as error:
-        raise Unreachable(harmless(str(error))) from error
+        raise Unreachable(escape_unprintable(str(error))) from error
     state, damaged = state_from(loaded.entries)
     return {
         "file": str(path),
@@ -199,7 +207,7 @@ def _read(path: Path) -> dict[str, Any]:
                 "mems": str(a.mems),
                 "numaNodes": str(a.numa_nodes),
                 "policy": a.policy.value,
-                "since": a.since,
+                "since": a.assigned_at,
                 "reason": a.reason,
             }
             for a in sorted(
@@ -216,13 +224,13 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     written = document["writtenAt"]
     age = f", compacted {human_age(written, now)} ago" if written else ""
     version = document["writtenBy"].get("version", "?")
-    yield harmless(f"{path}: {document['records']} records by version {version}{age}")
+    yield escape_unprintable(f"{path}: {document['records']} records by version {version}{age}")
     if not document["containers"]:
         yield "No containers."
         return
-    cpus, mems = Column("CPUS OR NODES", Kind.LIST), _PLACE[1]
-    yield from table(
-        (*_CONTAINER, Column("KIND"), cpus, mems, Column("AGE")),
+    cpus, mems = Column("CPUS OR NODES", ColumnKind.LIST), _CPUSET_COLUMNS[1]
+    yield from render_table(
+        (*_CONTAINER_COLUMNS, Column("KIND"), cpus, mems, Column("AGE")),
         [
             (
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
@@ -275,28 +283,28 @@ def release(
     from nri_numa.agent import daemon
     from nri_numa.agent import give_back as releasing
 
-    config = load(config_path)
+    config = load_command_config(config_path)
     ends = (signal.SIGTERM, signal.SIGINT)
     if stay and dry_run:
         raise click.UsageError("--stay goes with a real release, not with --dry-run")
-    with friendly(), progress("asking the runtime") as at:
+    with translate_errors(), show_progress("asking the runtime") as at:
         report = asyncio.run(
-            releasing.release(
+            releasing.release_all_containers(
                 config,
-                identity=daemon.identity(config),
+                identity=daemon.checkpoint_identity(config),
                 dry_run=dry_run,
                 timeout=timeout,
                 waiting=lambda: at("waiting for the runtime, which first lets containers end"),
             )
         )
-    answer(_document(report, dry_run), output, _release_lines(report, dry_run))
+    write_output(_release_document(report, dry_run), output, _release_lines(report, dry_run))
     for c in report.containers:
-        if c.note and output in TABLES:
-            name = harmless(f"{c.namespace}/{c.pod}/{c.container}")
+        if c.note and output in TABLE_FORMATS:
+            name = escape_unprintable(f"{c.namespace}/{c.pod}/{c.container}")
             click.echo(f"nri-numa: {name}: {c.note}", err=True)
     for problem in report.problems:
-        click.echo(f"nri-numa: {harmless(problem)}", err=True)
-    if not report.ok:
+        click.echo(f"nri-numa: {escape_unprintable(problem)}", err=True)
+    if not report.is_complete:
         ctx.exit(1)
     if stay:
         click.echo("Waiting to be stopped.", err=True)
@@ -305,10 +313,10 @@ def release(
         signal.sigwait(ends)
 
 
-def _document(report: Report, dry_run: bool) -> dict[str, Any]:
+def _release_document(report: ReleaseReport, dry_run: bool) -> dict[str, Any]:
     return {
         "dryRun": dry_run,
-        "released": report.ok and not dry_run,
+        "released": report.is_complete and not dry_run,
         "checkpoint": report.checkpoint,
         "containers": [
             {
@@ -327,27 +335,27 @@ def _document(report: Report, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _release_lines(report: Report, dry_run: bool) -> Iterator[str]:
-    from nri_numa.agent.give_back import Result
+def _release_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
+    from nri_numa.agent.give_back import ReleaseResult
 
-    changed = [c for c in report.containers if c.changed]
+    changed = [c for c in report.containers if c.has_changes]
     if changed:
-        head = (*_CONTAINER, *_PLACE, Column("LIMIT"), Column("RESULT"))
-        yield from table(head, [_row(c) for c in changed])
+        head = (*_CONTAINER_COLUMNS, *_CPUSET_COLUMNS, Column("LIMIT"), Column("RESULT"))
+        yield from render_table(head, [_container_row(c) for c in changed])
         yield ""
     count = Counter(c.result for c in report.containers)
-    done = count[Result.RELEASED] + count[Result.RECORDED]
-    parts = [f"{count[Result.PLANNED]} would be released" if dry_run else f"{done} released"]
-    if count[Result.FAILED]:
-        parts.append(f"{count[Result.FAILED]} failed, run it again")
-    parts.append(f"{count[Result.FREE]} of ours had everything already")
-    parts.append(f"{count[Result.FOREIGN]} not ours and left alone")
+    done = count[ReleaseResult.RELEASED] + count[ReleaseResult.RECORDED]
+    parts = [f"{count[ReleaseResult.PLANNED]} would be released" if dry_run else f"{done} released"]
+    if count[ReleaseResult.FAILED]:
+        parts.append(f"{count[ReleaseResult.FAILED]} failed, run it again")
+    parts.append(f"{count[ReleaseResult.FREE]} of ours had everything already")
+    parts.append(f"{count[ReleaseResult.FOREIGN]} not ours and left alone")
     yield f"{'; '.join(parts)}."
     if report.checkpoint:
-        yield f"The checkpoint is kept as {harmless(report.checkpoint)}."
+        yield f"The checkpoint is kept as {escape_unprintable(report.checkpoint)}."
 
 
-def _row(c: GivenBack) -> tuple[str, ...]:
+def _container_row(c: ReleasedContainer) -> tuple[str, ...]:
     return (
         c.namespace,
         c.pod,

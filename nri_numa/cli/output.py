@@ -23,11 +23,11 @@ from typing import Final, NamedTuple
 
 import click
 
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 
-WIDTH: Final = 80
-_GAP: Final = "  "
-TABLES: Final = "table", "wide"
+DEFAULT_WIDTH_COLUMNS: Final = 80
+_COLUMN_GAP: Final = "  "
+TABLE_FORMATS: Final = "table", "wide"
 """The forms of ``-o`` for people; nothing is narrowed or left out in the second."""
 
 
@@ -38,28 +38,28 @@ def is_coloured() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def answer(document: object, output: str, lines: Iterable[str]) -> None:
+def write_output(document: object, output: str, lines: Iterable[str]) -> None:
     """Write an answer in the form that ``-o`` says: the document, or the lines of a table."""
-    if output in TABLES:
+    if output in TABLE_FORMATS:
         click.echo("\n".join(lines), color=is_coloured())
     else:
-        emit(document, output)
+        write_document(document, output)
 
 
-def emit(document: object, output: str) -> None:
+def write_document(document: object, output: str) -> None:
     """Write a document as JSON or YAML.
 
     Letters of all scripts are written as they are, unless there is something among them that a
     terminal would act upon.
     """
-    text = _serialize(document, output, plain=False)
+    text = _serialize_document(document, output, plain=False)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     if not encoding.lower().startswith("utf") or not text.replace("\n", "").isprintable():
-        text = _serialize(document, output, plain=True)
+        text = _serialize_document(document, output, plain=True)
     click.echo(text, nl=False)
 
 
-def _serialize(document: object, output: str, *, plain: bool) -> str:
+def _serialize_document(document: object, output: str, *, plain: bool) -> str:
     if output == "json":
         return json.dumps(document, indent=2, ensure_ascii=plain) + "\n"
     import yaml
@@ -75,8 +75,8 @@ def terminal_width() -> int:
     if sys.stdout.isatty():
         import shutil  # with it come four compressors, which an agent never needs
 
-        return shutil.get_terminal_size((WIDTH, 24)).columns
-    return _given_columns() or WIDTH
+        return shutil.get_terminal_size((DEFAULT_WIDTH_COLUMNS, 24)).columns
+    return _given_columns() or DEFAULT_WIDTH_COLUMNS
 
 
 def table_width() -> int | None:
@@ -103,7 +103,7 @@ def cell_width(text: str) -> int:
     )
 
 
-def clip(text: str, width: int) -> str:
+def clip_text(text: str, width: int) -> str:
     """``text`` in at most ``width`` columns; the middle goes, since names differ at either end."""
     shown, kept = text, width
     while cell_width(shown) > width and kept:
@@ -112,12 +112,12 @@ def clip(text: str, width: int) -> str:
     return shown
 
 
-def wrapped(
+def wrap_text(
     text: str, first: str = "", rest: str | None = None, *, width: int | None = None
 ) -> list[str]:
     """``text`` in lines that fit, with what stands before the first of them and the others."""
     return textwrap.wrap(
-        harmless(text),
+        escape_unprintable(text),
         width or terminal_width(),
         initial_indent=first,
         subsequent_indent=first if rest is None else rest,
@@ -128,10 +128,10 @@ def wrapped(
 # --- Tables -------------------------------------------------------------------------------------
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """What may be done to the cells of a column, and below how many columns it is not narrowed."""
 
-    WORD = "never broken", 0
+    UNBROKEN = "never broken", 0
     TEXT = "broken behind blanks", 26
     LIST = "broken behind commas and blanks", len("100-103,120")
     NAME = "broken anywhere, behind a hyphen where there is one", 8
@@ -141,37 +141,37 @@ class Column(NamedTuple):
     """One column.
 
     Attributes:
-        spare: 0 when it must be there; of the others the largest is left out first.
+        drop_rank: 0 when it must be there; of the others the largest is left out first.
     """
 
     title: str
-    kind: Kind = Kind.WORD
-    spare: int = 0
+    kind: ColumnKind = ColumnKind.UNBROKEN
+    drop_rank: int = 0
 
 
-class Fitted(NamedTuple):
+class FittedTable(NamedTuple):
     """Heading and rows, of which one may take several lines, and titles that had no room."""
 
     lines: list[str]
-    left_out: list[str]
+    dropped_columns: list[str]
 
 
-def table(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> list[str]:
+def render_table(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A table that fits where it is written; a column that is a title holds names."""
-    made = [one if isinstance(one, Column) else Column(one, Kind.NAME) for one in columns]
-    return fit(made, rows, table_width()).lines
+    made = [one if isinstance(one, Column) else Column(one, ColumnKind.NAME) for one in columns]
+    return fit_table(made, rows, table_width()).lines
 
 
-def fit(
+def fit_table(
     columns: Sequence[Column],
     rows: Iterable[Sequence[object]],
     width: int | None,
-) -> Fitted:
+) -> FittedTable:
     """Lay a table out; wider than ``width`` only where words are, and names at their least.
 
     None is as wide as it gets.
     """
-    cells = [[harmless(str(cell)) for cell in row] for row in rows]
+    cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
     shown = list(range(len(columns)))
     natural = [
         max(cell_width(column.title), *(cell_width(row[i]) for row in cells), 1)
@@ -179,12 +179,12 @@ def fit(
     ]
     widths = list(natural)
 
-    def total(of: Sequence[int]) -> int:
-        return sum(of[i] for i in shown) + len(_GAP) * (len(shown) - 1)
+    def total_width(of: Sequence[int]) -> int:
+        return sum(of[i] for i in shown) + len(_COLUMN_GAP) * (len(shown) - 1)
 
-    def narrow(kind: Kind, least: int) -> None:
+    def shrink_columns(kind: ColumnKind, least: int) -> None:
         """Take columns of a kind down, the widest and of those the last first, until it fits."""
-        while total(widths) > (width or 0):
+        while total_width(widths) > (width or 0):
             able = [
                 i
                 for i in shown
@@ -195,35 +195,35 @@ def fit(
             widths[max(able, key=lambda i: (widths[i], i))] -= 1
 
     if width is not None:
-        narrow(Kind.TEXT, Kind.TEXT.value[1])
-        narrow(Kind.LIST, Kind.LIST.value[1])
-        for i in sorted(shown, key=lambda i: -columns[i].spare):
-            if not columns[i].spare or total(widths) <= width:
+        shrink_columns(ColumnKind.TEXT, ColumnKind.TEXT.value[1])
+        shrink_columns(ColumnKind.LIST, ColumnKind.LIST.value[1])
+        for i in sorted(shown, key=lambda i: -columns[i].drop_rank):
+            if not columns[i].drop_rank or total_width(widths) <= width:
                 break
             shown.remove(i)
             # There may be room again for a list as it is.
             widths[:] = natural
-            narrow(Kind.LIST, Kind.LIST.value[1])
-        narrow(Kind.NAME, Kind.NAME.value[1])
+            shrink_columns(ColumnKind.LIST, ColumnKind.LIST.value[1])
+        shrink_columns(ColumnKind.NAME, ColumnKind.NAME.value[1])
     lines: list[str] = []
     for row in ([c.title for c in columns], *cells):
-        parts = [_broken(row[i], widths[i], columns[i].kind) for i in shown]
+        parts = [_wrap_cell(row[i], widths[i], columns[i].kind) for i in shown]
         for line in zip_longest(*parts, fillvalue=""):
             padded = (
                 part + " " * (widths[i] - cell_width(part))
                 for i, part in zip(shown, line, strict=True)
             )
-            lines.append(_GAP.join(padded).rstrip())
-    return Fitted(lines, [c.title for i, c in enumerate(columns) if i not in shown])
+            lines.append(_COLUMN_GAP.join(padded).rstrip())
+    return FittedTable(lines, [c.title for i, c in enumerate(columns) if i not in shown])
 
 
-def _broken(text: str, width: int, kind: Kind) -> list[str]:
+def _wrap_cell(text: str, width: int, kind: ColumnKind) -> list[str]:
     """``text`` in lines of at most ``width`` columns, as far as its kind lets it be broken."""
-    if kind is Kind.WORD or cell_width(text) <= width:
+    if kind is ColumnKind.UNBROKEN or cell_width(text) <= width:
         return [text]
-    if kind is Kind.TEXT:
+    if kind is ColumnKind.TEXT:
         return textwrap.wrap(text, width, break_on_hyphens=False)
-    return broken_list(text, width) if kind is Kind.LIST else list(_pieces(text, width))
+    return broken_list(text, width) if kind is ColumnKind.LIST else list(_wrap_name(text, width))
 
 
 def broken_list(text: str, width: int) -> list[str]:
@@ -237,7 +237,7 @@ def broken_list(text: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _pieces(text: str, width: int) -> Iterator[str]:
+def _wrap_name(text: str, width: int) -> Iterator[str]:
     """A name in lines, broken behind a hyphen where that leaves a long one."""
     while cell_width(text) > width:
         end = 1

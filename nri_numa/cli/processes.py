@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from nri_numa.cli.common import (
-    Mistake,
+    InputError,
     api_options,
+    command_line_settings,
+    config_error_message,
     config_option,
     config_path,
-    describe,
-    given_settings,
-    load,
+    load_command_config,
     log_settings,
     nri_socket_setting,
-    serve,
-    setting,
+    run_service,
+    setting_option,
     state_dir_setting,
     sysfs_setting,
 )
@@ -41,17 +41,19 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 @click.command()
 @config_option
 @nri_socket_setting
-@setting(
+@setting_option(
     "runtime.link",
     "--link",
     type=click.Choice(["nri", "cri"]),
     help="How the runtime is reached.  [default: nri]",
 )
-@setting(
+@setting_option(
     "runtime.criSocket", "--cri-socket", metavar="PATH", help="Unix socket of the runtime's CRI."
 )
-@setting("runtime.pluginName", "--plugin-name", metavar="NAME", help="Name to register under.")
-@setting(
+@setting_option(
+    "runtime.pluginName", "--plugin-name", metavar="NAME", help="Name to register under."
+)
+@setting_option(
     "runtime.pluginIndex",
     "--plugin-index",
     metavar="NN",
@@ -65,9 +67,11 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
     show_default=True,
     help="The runtime's directory of drop-ins, read at start when it launched us.",
 )
-@setting("http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off.")
+@setting_option(
+    "http.address", "--http", metavar="HOST:PORT", help="Where to serve the API, or off."
+)
 @sysfs_setting
-@setting(
+@setting_option(
     "observe",
     "--observe/--no-observe",
     default=None,
@@ -87,10 +91,10 @@ def run(config_path: str | None, nri_config_dir: str) -> None:
     Flags beat the environment (NRI_NUMA_HTTP_ADDRESS for http.address, and so on), which beats
     the configuration file. SIGHUP reads the file again; SIGTERM ends the plugin and moves nothing.
     """
-    sys.exit(start(config_path, given_settings(), nri_config_dir))
+    sys.exit(load_and_run_daemon(config_path, command_line_settings(), nri_config_dir))
 
 
-def drop_in(env: Mapping[str, str], directory: str) -> str:
+def read_drop_in(env: Mapping[str, str], directory: str) -> str:
     """Read the drop-in that the runtime will hand over, before it does; empty where there is none.
 
     Its text arrives with NRI's Configure request, too late for the state directory and the HTTP
@@ -116,7 +120,9 @@ def drop_in(env: Mapping[str, str], directory: str) -> str:
     return ""
 
 
-def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR) -> int:
+def load_and_run_daemon(
+    given: str | None, flags: dict[str, object], directory: str = NRI_CONFIG_DIR
+) -> int:
     """Load the configuration and run the daemon; the result is the exit code."""
     from nri_numa import config as configuration
     from nri_numa.observe import logs
@@ -126,32 +132,32 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
 
     early, unusable = "", None
 
-    def load_again(text: str = "") -> AgentConfig:
+    def reload_config(text: str = "") -> AgentConfig:
         """Read everything again, with the text of NRI's Configure request where it belongs.
 
         Where the runtime has the same text as we read ourselves, it read the same file: then the
         file counts as it is now, so that a reload takes a changed one.
         """
         if not text or text == early:
-            text = drop_in(env, directory)
-        return configuration.load(path, env, flags, text=text)
+            text = read_drop_in(env, directory)
+        return configuration.load_config(path, env, flags, text=text)
 
     launched = "NRI_PLUGIN_SOCKET" in env
     try:
         try:
-            early = drop_in(env, directory)
-            config = load_again()
+            early = read_drop_in(env, directory)
+            config = reload_config()
         except ConfigError as error:
             if not launched:
                 raise
             # Some runtimes end when a plugin they launched does. A mistake in the file fails again
             # here; one in the drop-in costs no more than the drop-in.
-            config, unusable = configuration.load(path, env, flags), error
+            config, unusable = configuration.load_config(path, env, flags), error
     except ConfigError as error:
         if launched:  # standard error is not seen: the journal must do
-            logs.setup()
-            logs.get_logger("daemon").error(describe(error))
-        raise Mistake(describe(error)) from error
+            logs.setup_logging()
+            logs.get_logger("daemon").error(config_error_message(error))
+        raise InputError(config_error_message(error)) from error
 
     def run_daemon(config: AgentConfig) -> int:
         if unusable is not None:
@@ -161,16 +167,20 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
                 )
         from nri_numa.agent import daemon
 
-        return daemon.run(config, load_again)
+        return daemon.run_daemon(config, reload_config)
 
-    return serve(config, run_daemon)
+    return run_service(config, run_daemon)
 
 
 @click.command()
 @config_option
-@setting("nodeName", "--node-name", metavar="NAME", help="Name of the Node object, nodeName.")
-@setting("http.socket", "--socket", metavar="PATH", help="The agent's unix socket, http.socket.")
-@setting(
+@setting_option(
+    "nodeName", "--node-name", metavar="NAME", help="Name of the Node object, nodeName."
+)
+@setting_option(
+    "http.socket", "--socket", metavar="PATH", help="The agent's unix socket, http.socket."
+)
+@setting_option(
     "publish.address",
     "--address",
     metavar="HOST:PORT",
@@ -191,9 +201,9 @@ def publish(config_path: str | None) -> None:
     from nri_numa.kubelet.configuration import hostname_override
     from nri_numa.publisher import publisher
 
-    config = load(config_path)
+    config = load_command_config(config_path)
     node = node_name(config, hostname_override)
-    sys.exit(serve(config, partial(publisher.run, node=node)))
+    sys.exit(run_service(config, partial(publisher.run_publisher, node=node)))
 
 
 @click.command()
@@ -214,18 +224,18 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     def run(config: AgentConfig) -> int:
         return 1 if asyncio.run(withdraw_from_nodes(config, frozenset(what))) else 0
 
-    sys.exit(serve(load(config_path), run))
+    sys.exit(run_service(load_command_config(config_path), run))
 
 
 @click.command()
 @config_option
-@setting(
+@setting_option(
     "controller.address",
     "--address",
     metavar="HOST:PORT",
     help="Where to serve, controller.address, or off.",
 )
-@setting(
+@setting_option(
     "controller.capacityFile",
     "--capacity-file",
     metavar="PATH",
@@ -241,12 +251,14 @@ def controller(config_path: str | None) -> None:
     """
     from nri_numa.controller import service
 
-    sys.exit(serve(load(config_path), service.run))
+    sys.exit(run_service(load_command_config(config_path), service.run_controller))
 
 
 @click.command()
 @config_option
-@setting("scheduler.address", "--address", metavar="HOST:PORT", help="Where kube-scheduler asks.")
+@setting_option(
+    "scheduler.address", "--address", metavar="HOST:PORT", help="Where kube-scheduler asks."
+)
 @log_settings
 def scheduler(config_path: str | None) -> None:
     """Answer a stock kube-scheduler as an extender, until it is stopped.
@@ -261,18 +273,18 @@ def scheduler(config_path: str | None) -> None:
     """
     from nri_numa.scheduler import extender
 
-    sys.exit(serve(load(config_path), extender.run))
+    sys.exit(run_service(load_command_config(config_path), extender.run_extender))
 
 
 @click.command("device-plugin")
 @config_option
-@setting(
+@setting_option(
     "devicePlugin.resourceName",
     "--resource-name",
     metavar="NAME",
     help="Name of the extended resource.",
 )
-@setting(
+@setting_option(
     "devicePlugin.directory",
     "--directory",
     metavar="DIR",
@@ -292,18 +304,21 @@ def device_plugin(
     import contextlib
     import signal
 
-    from nri_numa.cli.agent_client import client
+    from nri_numa.cli.agent_client import new_agent_client
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
     from nri_numa.kubelet.pod_resources import device_ids
     from nri_numa.model.workload import Strategy
 
-    async def start(config: AgentConfig) -> int:
-        section, agent = config.device_plugin, client(api, token_file, ca_file, config_path)
+    async def serve_device_plugin(config: AgentConfig) -> int:
+        section, agent = (
+            config.device_plugin,
+            new_agent_client(api, token_file, ca_file, config_path),
+        )
 
-        def ask() -> Any:
+        def fetch_slots() -> Any:
             try:
-                return agent.get("/v1/slots")
+                return agent.get_document("/v1/slots")
             except click.ClickException as error:
                 raise RuntimeUnavailable(error.message) from error
 
@@ -311,7 +326,7 @@ def device_plugin(
         plugin = DevicePlugin(
             section.directory,
             section.resource_name,
-            ask,
+            fetch_slots,
             SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
             allocated=lambda: device_ids(config.kubelet_root, section.resource_name),
         )
@@ -322,4 +337,6 @@ def device_plugin(
             await task
         return 0
 
-    serve(load(config_path), lambda config: asyncio.run(start(config)))
+    run_service(
+        load_command_config(config_path), lambda config: asyncio.run(serve_device_plugin(config))
+    )

@@ -19,16 +19,31 @@ from typing import Any, Final
 import click
 
 from nri_numa import __version__
-from nri_numa.cli.agent_client import AgentClient, client, segment
-from nri_numa.cli.common import Failure, api_options, config_option, friendly, load, progress
+from nri_numa.cli.agent_client import AgentClient, new_agent_client, quote_path_segment
+from nri_numa.cli.common import (
+    Failure,
+    api_options,
+    config_option,
+    load_command_config,
+    show_progress,
+    translate_errors,
+)
 from nri_numa.text import human_bytes
 
-_ASKED: Final = ("status", "assignments", "refusals", "zones", "kubelet", "slots", "notices")
+_API_DOCUMENTS: Final = (
+    "status",
+    "assignments",
+    "refusals",
+    "zones",
+    "kubelet",
+    "slots",
+    "notices",
+)
 _LOG_LINES: Final = 5000
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
-_NAMED: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
+_URL_PASSWORD_PATTERN: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
+_LOG_NAME_PATTERN: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
 """Names in a line of the log, in either of its forms."""
-_MATCHED: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
+_MATCH_LIST_PATTERN: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
 """What the configuration says of names; its other words are not touched: it is to be loaded."""
 
 
@@ -52,33 +67,33 @@ def report(
     it replays it: simulate pods.json --machine machine.tar.gz --config config.json
     """
     from nri_numa import config as configuration
-    from nri_numa.agent.preflight import examine
-    from nri_numa.cli.machine import packed
+    from nri_numa.agent.preflight import run_checks
+    from nri_numa.cli.machine import build_capture
     from nri_numa.store.files import replace_file
 
-    config = load(config_path)
+    config = load_command_config(config_path)
     texts: dict[str, str] = {}
-    with friendly(), progress("asking this node") as at:
-        machine = packed(Path(config.sysfs_root))
+    with translate_errors(), show_progress("asking this node") as at:
+        machine = build_capture(Path(config.sysfs_root))
         documents: dict[str, Any] = {
-            "versions": _versions(),
-            "config": configuration.effective(config),
+            "versions": _collect_versions(),
+            "config": configuration.effective_document(config),
             "check": [
                 {"subject": f.subject, "level": f.level, "message": f.message, "remedy": f.remedy}
-                for f in examine(config)
+                for f in run_checks(config)
             ],
         }
         at("asking the agent")
         try:
-            documents |= _asked(client(api, token_file, ca_file, config_path))
+            documents |= _fetch_documents(new_agent_client(api, token_file, ca_file, config_path))
         except Failure as error:
             texts["agent.txt"] = f"{error.message}\n"
-        texts["log.txt"] = _log(config.log.file)
+        texts["log.txt"] = _read_log_tail(config.log.file)
         texts |= {f"{name}.json": json.dumps(one, indent=1) for name, one in documents.items()}
-        texts = {name: _PASSWORD.sub("***", text) for name, text in texts.items()}
+        texts = {name: _URL_PASSWORD_PATTERN.sub("***", text) for name, text in texts.items()}
         if hash_names:
-            names = {*_names(documents), *_NAMED.findall(texts["log.txt"])}
-            texts = _hashed(texts, {part for name in names for part in name.split("/")})
+            names = {*_names_in_document(documents), *_LOG_NAME_PATTERN.findall(texts["log.txt"])}
+            texts = _hash_names(texts, {part for name in names for part in name.split("/")})
         members = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
         members["machine.tar.gz"] = machine.data
     data = io.BytesIO()
@@ -97,7 +112,7 @@ def report(
         click.echo(f"nri-numa: without the agent's part: {texts['agent.txt'].rstrip()}", err=True)
 
 
-def _versions() -> dict[str, Any]:
+def _collect_versions() -> dict[str, Any]:
     system = os.uname()
     packages = (f"{one.name} {one.version}" for one in importlib.metadata.distributions())
     try:
@@ -113,17 +128,17 @@ def _versions() -> dict[str, Any]:
     }
 
 
-def _asked(agent: AgentClient) -> dict[str, Any]:
+def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
     """What the agent says by name; each container explained, and its pod to be simulated."""
-    found = {name: agent.get(f"/v1/{name}") for name in _ASKED}
+    found = {name: agent.get_document(f"/v1/{name}") for name in _API_DOCUMENTS}
     known = sorted(found["assignments"]["containers"], key=lambda one: float(one["since"]))
     explained: list[Any] = []
     pods: dict[tuple[str, str], dict[str, Any]] = {}
     refused = found["refusals"]["refusals"]
     for one in (*known, *refused):
-        path = "/".join(segment(one[part]) for part in ("namespace", "pod", "container"))
+        path = "/".join(quote_path_segment(one[part]) for part in ("namespace", "pod", "container"))
         try:
-            explanations = agent.get(f"/v1/explain/{path}")["explanations"]
+            explanations = agent.get_document(f"/v1/explain/{path}")["explanations"]
         except Failure:  # it ended meanwhile
             explanations = []
         explained += explanations
@@ -148,7 +163,7 @@ def _asked(agent: AgentClient) -> dict[str, Any]:
     return {**found, "explanations": explained, "pods": listed}
 
 
-def _log(file: str) -> str:
+def _read_log_tail(file: str) -> str:
     """The last lines of the agent's log, from its file or the journal; else why there are none."""
     command = ["tail", f"-n{_LOG_LINES}", file]
     if not file:
@@ -160,7 +175,7 @@ def _log(file: str) -> str:
     return (done.stdout or done.stderr).decode("utf-8", "replace")
 
 
-def _names(document: object, key: str = "") -> Iterator[str]:
+def _names_in_document(document: object, key: str = "") -> Iterator[str]:
     """All namespaces, pods and containers of a document."""
     if isinstance(document, str):
         if document and key in ("namespace", "pod", "container"):
@@ -168,13 +183,13 @@ def _names(document: object, key: str = "") -> Iterator[str]:
     elif isinstance(document, dict):
         for name, value in document.items():
             of_pod = name == "name" and "namespace" in document
-            yield from _names(value, "pod" if of_pod else name)
+            yield from _names_in_document(value, "pod" if of_pod else name)
     elif isinstance(document, list):
         for value in document:
-            yield from _names(value, key)
+            yield from _names_in_document(value, key)
 
 
-def _hashed(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+def _hash_names(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     """The texts with each name, as a word and no key of JSON, as a hash that is new each time.
 
     A key of an annotation ends with the name of a container, and is not one as a whole.
@@ -185,13 +200,15 @@ def _hashed(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
         return texts
     pattern = re.compile(rf'(?<![\w-])(?!(?<=")(?:{words})":)(?:{words})(?![\w-])')
 
-    def shown(found: re.Match[str]) -> str:
+    def hash_name(found: re.Match[str]) -> str:
         return "x" + hashlib.blake2b(found[0].encode(), key=salt, digest_size=5).hexdigest()
 
-    def hashed(found: re.Match[str]) -> str:
-        return pattern.sub(shown, found[0])
+    def hash_match(found: re.Match[str]) -> str:
+        return pattern.sub(hash_name, found[0])
 
     return {
-        name: _MATCHED.sub(hashed, text) if name == "config.json" else pattern.sub(shown, text)
+        name: _MATCH_LIST_PATTERN.sub(hash_match, text)
+        if name == "config.json"
+        else pattern.sub(hash_name, text)
         for name, text in texts.items()
     }

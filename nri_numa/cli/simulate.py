@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 import click
 
 from nri_numa.cli.common import (
-    Mistake,
+    InputError,
     config_option,
-    friendly,
     listing_option,
     machine_option,
-    mistakes,
-    named,
-    progress,
+    problems_text,
+    require_name,
+    show_progress,
     sysfs_option,
+    translate_errors,
 )
 from nri_numa.cli.common import config_path as default_path
-from nri_numa.cli.output import answer
+from nri_numa.cli.output import write_output
 from nri_numa.errors import ConfigError
-from nri_numa.model.machine import counted
+from nri_numa.model.machine import count_text
 
 if TYPE_CHECKING:
-    from nri_numa.engine.decision import Machine, Reading
+    from nri_numa.engine.decision import MeasuredFree, NodeModel
     from nri_numa.machine.tree import Tree
     from nri_numa.model.machine import Topology
-    from nri_numa.simulate.devices import Inventory
+    from nri_numa.simulate.devices import DeviceInventory
     from nri_numa.simulate.manifests import Manifests
     from nri_numa.simulate.simulator import Simulation
 
-EPILOG = """\b
+SIMULATE_EPILOG = """\b
 A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
   --machine synthetic:sockets=2,numa=2,cores=8,threads=2,memory=64Gi
   other keys: hugepages-2Mi=, hugepages-1Gi=, memory-only=64Gi+64Gi,
@@ -49,7 +49,7 @@ Exit codes:
   3  the machine cannot be read"""
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=SIMULATE_EPILOG)
 @click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
 @machine_option
 @sysfs_option
@@ -57,13 +57,13 @@ Exit codes:
     "--devices",
     "inventory",
     metavar="FILE",
-    callback=named,
+    callback=require_name,
     help="An inventory: the devices of each extended resource, and their NUMA nodes.",
 )
 @click.option(
     "--cluster",
     metavar="FILE",
-    callback=named,
+    callback=require_name,
     help="Judge by the scheduler's rules in this cluster: NodeResourceTopology, Nodes and Pods as "
     "kubectl get prints them with -o json or yaml; - for standard input.",
 )
@@ -122,43 +122,45 @@ def simulate(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
                 "--sysfs-root, --devices, --compare, --live-memory and --verbose"
             )
-        ctx.exit(_in_cluster(cluster, pods, config_path, settings, output))
+        ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
-    from nri_numa.cli.machine import one_machine, read_machine
+    from nri_numa.cli.machine import load_machine, read_machine
     from nri_numa.simulate.manifests import read_files
-    from nri_numa.simulate.pods import without_effect
-    from nri_numa.simulate.simulator import plan
-    from nri_numa.simulate.simulator import simulate as run
+    from nri_numa.simulate.pods import ineffective_annotation_sentences
+    from nri_numa.simulate.simulator import plan_actions
+    from nri_numa.simulate.simulator import simulate_plan as run
 
-    given = one_machine(machine, sysfs_root)
-    with friendly(), progress(f"reading {given or 'this machine'}"):
+    given = load_machine(machine, sysfs_root)
+    with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         topology, tree = read_machine(given)
-        reading = _reading(given, topology) if live_memory and tree is not None else None
+        reading = _measured_free(given, topology) if live_memory and tree is not None else None
     # The configuration of this node says nothing about other machines.
     path = config_path if given else default_path(config_path)
-    values = [_pairs("--set", settings)]
+    values = [_parse_settings("--set", settings)]
     if compare:
-        values.append({**values[0], **_pairs("--compare", compare)})
-    configured = [_configured(path, topology, one, here=given is None) for one in values]
+        values.append({**values[0], **_parse_settings("--compare", compare)})
+    configured = [_build_machine(path, topology, one, here=given is None) for one in values]
     first, counted_by, hinted, adopted = configured[0]
-    devices = None if inventory is None else _inventory(inventory, topology, tree, counted_by)
+    devices = (
+        None if inventory is None else _read_device_inventory(inventory, topology, tree, counted_by)
+    )
     # Nothing is shown while manifests may be typed in.
-    reading_them = nullcontext() if "-" in pods else progress("reading manifests")
-    with reading_them, _listed("the manifests"):
+    reading_them = nullcontext() if "-" in pods else show_progress("reading manifests")
+    with reading_them, _combine_errors("the manifests"):
         manifests = read_files(pods, counted_by, devices)
-        planned = plan(manifests.workloads)
-    _some_pods(manifests)
+        planned = plan_actions(manifests.workloads)
+    _require_pods(manifests)
 
-    with progress(f"placing {len(planned)} pods"):
+    with show_progress(f"placing {len(planned)} pods"):
         runs = [
             run(one, planned, reading=reading, keep_going=keep_going, inventory=devices)
             for one, *_ in configured
         ]
     result, other = runs[0], runs[1] if compare else None
     refused = any(one.first_refused is not None for one in runs)
-    mistaken = without_effect(manifests.workloads, first.settings.prefix)
+    mistaken = ineffective_annotation_sentences(manifests.workloads, first.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
-    notes += [*_warnings(result), *_memory_policies(result)]
+    notes += [*_collect_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration. This simulation takes it to be on, "
@@ -166,38 +168,39 @@ def simulate(
         )
     if given is None and refused:
         notes.append(
-            f"This machine has {counted(len(topology.online), 'CPU')} on "
-            f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another one, "
+            f"This machine has {count_text(len(topology.online), 'CPU')} on "
+            f"{count_text(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another "
+            "one, "
             "captured or synthetic: see --help."
         )
     described = given or "this machine"
     if other is None:
-        lines = view.story(described, result, notes, verbose=verbose)
+        lines = view.report_lines(described, result, notes, verbose=verbose)
     else:
-        lines = view.comparison(described, result, other, compare, notes)
-    answer(view.document(described, result, other, compare, notes), output, lines)
+        lines = view.comparison_lines(described, result, other, compare, notes)
+    write_output(view.simulation_document(described, result, other, compare, notes), output, lines)
     if mistaken or refused:
         ctx.exit(2 if mistaken else 1)
 
 
 @contextmanager
-def _listed(where: str) -> Iterator[None]:
+def _combine_errors(where: str) -> Iterator[None]:
     """Every mistake that is found, one on each line."""
     from nri_numa.simulate.manifests import ManifestError
 
     try:
         yield
     except ManifestError as error:
-        raise Mistake(mistakes(error.problems, where)) from error
+        raise InputError(problems_text(error.problems, where)) from error
 
 
-def _some_pods(manifests: Manifests) -> None:
+def _require_pods(manifests: Manifests) -> None:
     """Refuse manifests of which none makes pods: it is the wrong file."""
     if not manifests.workloads:
-        raise Mistake(mistakes(manifests.notes, "the manifests: none of them makes pods"))
+        raise InputError(problems_text(manifests.notes, "the manifests: none of them makes pods"))
 
 
-def _warnings(result: Simulation) -> list[str]:
+def _collect_warnings(result: Simulation) -> list[str]:
     """What is probably not meant, once for each container."""
     return [
         f"{event.pod.full_name}, container {outcome.container}: {warning}"
@@ -209,7 +212,7 @@ def _warnings(result: Simulation) -> list[str]:
 
 def _memory_policies(result: Simulation) -> list[str]:
     """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
-    from nri_numa.model.workload import RUNTIMES, SINCE, MemoryPolicy
+    from nri_numa.model.workload import MIN_KERNEL_VERSIONS, MIN_RUNTIMES_TEXT, MemoryPolicy
 
     modes = {
         o.allocation.mempolicy
@@ -218,14 +221,18 @@ def _memory_policies(result: Simulation) -> list[str]:
         if o.allocation is not None
     }
     return [
-        f"mempolicy {mode} needs {RUNTIMES}"
-        + (f", and Linux {SINCE[mode][0]}.{SINCE[mode][1]} or newer" if mode in SINCE else "")
+        f"mempolicy {mode} needs {MIN_RUNTIMES_TEXT}"
+        + (
+            f", and Linux {MIN_KERNEL_VERSIONS[mode][0]}.{MIN_KERNEL_VERSIONS[mode][1]} or newer"
+            if mode in MIN_KERNEL_VERSIONS
+            else ""
+        )
         + "; other nodes refuse it (MemoryPolicyUnsupported), or with on-failure: widen go without."
         for mode in sorted(modes - {MemoryPolicy.DEFAULT})
     ]
 
 
-def _in_cluster(
+def _simulate_cluster(
     cluster: str, pods: tuple[str, ...], path: str | None, settings: Iterable[str], output: str
 ) -> int:
     """Judge the pods in a cluster; the exit code."""
@@ -236,58 +243,60 @@ def _in_cluster(
 
     if cluster == "-" and "-" in pods:
         raise click.UsageError("--cluster - and - are both standard input; expected a file of one")
-    with friendly():
-        config = configuration.load(path, {}, _pairs("--set", settings))
+    with translate_errors():
+        config = configuration.load_config(path, {}, _parse_settings("--set", settings))
     counted_by = slots_resource(config)
-    with _listed("the manifests"):
+    with _combine_errors("the manifests"):
         manifests = read_files(pods, counted_by)
-    _some_pods(manifests)
+    _require_pods(manifests)
     return simulate_cluster(
         cluster,
         manifests.workloads,
-        configuration.settings(config),
+        configuration.derive_settings(config),
         output,
         counted_by,
         config.dra.enabled,
     )
 
 
-def _reading(given: str | None, topology: Topology) -> Reading:
+def _measured_free(given: str | None, topology: Topology) -> MeasuredFree:
     """What the machine's kernel has left."""
-    from nri_numa.engine.decision import Reading
+    from nri_numa.engine.decision import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
 
     nodes = read_memory(given or "/", topology).numa_nodes
-    return Reading(
+    return MeasuredFree(
         memory={i: one.available_bytes for i, one in nodes.items()},
         hugepages={i: dict(one.free_hugepages) for i, one in nodes.items()},
     )
 
 
-def _inventory(path: str, topology: Topology, tree: Tree | None, counted_by: str) -> Inventory:
+def _read_device_inventory(
+    path: str, topology: Topology, tree: Tree | None, counted_by: str
+) -> DeviceInventory:
     """The devices that an inventory says the machine has."""
     from nri_numa.machine.pci import pci_devices
     from nri_numa.simulate.devices import read_inventory
 
-    with friendly():
+    with translate_errors():
         pci = () if tree is None else pci_devices(tree)
-    with _listed("the inventory of devices"):
+    with _combine_errors("the inventory of devices"):
         return read_inventory(path, topology, pci, counted_by)
 
 
-def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
+def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
     """Configuration keys and values, read as the file would be."""
     from nri_numa import safe_yaml
-    from nri_numa.config.sections import leaves
+    from nri_numa.config.sections import config_keys
 
     found: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"{option} {text}: expected KEY=VALUE, such as strategy=pack")
-        leaf = leaves().get(key)
+        leaf = config_keys().get(key)
         if leaf is None:
-            near = difflib.get_close_matches(key, leaves(), n=2)
+            near = difflib.get_close_matches(key, config_keys(), n=2)
             hint = f", did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"{option} {text}: there is no configuration key {key!r}{hint}")
         if key in found:
@@ -299,29 +308,33 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
     return found
 
 
-def _configured(
+def _build_machine(
     path: str | None, topology: Topology, values: Mapping[str, object], *, here: bool
-) -> tuple[Machine, str, bool, tuple[str, ...]]:
+) -> tuple[NodeModel, str, bool, tuple[str, ...]]:
     """The machine and how to use it, what counts exclusive CPUs, and whether devices are on.
 
     And notes on the kubelet's configuration, which counts where both are here.
     """
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
-    from nri_numa.engine.cpus.index import index
-    from nri_numa.engine.decision import Machine
-    from nri_numa.kubelet.adoption import Adopted, adopt
-    from nri_numa.kubelet.configuration import OFF, read
+    from nri_numa.engine.cpus.index import build_allocator_index
+    from nri_numa.engine.decision import NodeModel
+    from nri_numa.kubelet.adoption import InheritedSettings, inherit_settings
+    from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
 
-    with friendly():
-        config = configuration.load(path, {}, values)
-        problems = configuration.problems(config, topology)
+    with translate_errors():
+        config = configuration.load_config(path, {}, values)
+        problems = configuration.validate_config(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    one, ours = config.kubelet, Adopted(settings=configuration.settings(config))
-    found = read(one.config if here else OFF, one.config_dir, config.kubelet_root)
+    one, ours = config.kubelet, InheritedSettings(settings=configuration.derive_settings(config))
+    found = read_kubelet_config(
+        one.config if here else CONFIG_OFF, one.config_dir, config.kubelet_root
+    )
     if found.facts is not None:
-        ours = adopt(ours.settings, config, found.facts, topology, index(topology))
-    machine = Machine(topology=topology, settings=ours.settings)
+        ours = inherit_settings(
+            ours.settings, config, found.facts, topology, build_allocator_index(topology)
+        )
+    machine = NodeModel(topology=topology, settings=ours.settings)
     notes = (*ours.adopted, *found.problems)
     return machine, slots_resource(config), config.devices.enabled, notes

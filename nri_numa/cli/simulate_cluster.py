@@ -12,41 +12,41 @@ import yaml
 
 from nri_numa import safe_yaml
 from nri_numa.cli.captured_cluster import (
-    EXPECTED,
-    LARGEST,
-    Captured,
+    CAPTURE_COMMAND,
+    MAX_MOVED_PODS,
+    CapturedCluster,
     CaptureError,
-    captured,
-    moving,
-    numa_nodes,
-    search,
+    find_blocking_pods,
+    find_moving_containers,
+    nodes_by_container,
+    parse_capture,
 )
-from nri_numa.cli.common import Mistake, Unreachable, progress
-from nri_numa.cli.output import answer, terminal_width, wrapped
-from nri_numa.model.machine import counted
+from nri_numa.cli.common import InputError, Unreachable, show_progress
+from nri_numa.cli.output import terminal_width, wrap_text, write_output
+from nri_numa.model.machine import count_text
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import Fits
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import Fit
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
-from nri_numa.simulate.pods import PodManifest, Workload, without_effect
-from nri_numa.text import harmless, human_bytes
+from nri_numa.simulate.pods import PodManifest, Workload, ineffective_annotation_sentences
+from nri_numa.text import escape_unprintable, human_bytes
 
 LARGEST_FILE: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
 LARGEST_YAML: Final = 16 << 20
 """Characters: YAML is read a hundred times slower than JSON."""
-NAMED: Final = 5
+MAX_NAMED_NODES: Final = 5
 """Nodes that a line names."""
-NOT_JUDGED: Final = (
+SCOPE_NOTE: Final = (
     "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
     "volumes, quotas of the nodes, or priorities."
 )
-CLAIMS: Final = (
+CLAIMS_NOT_JUDGED_TEXT: Final = (
     "What containers get of ResourceClaims is allocated by the scheduler itself: such containers "
     "are not judged."
 )
@@ -69,32 +69,32 @@ def simulate_cluster(
         Mistake: the file is no capture.
         Unreachable: it cannot be read.
     """
-    with progress(f"reading {file}"):
+    with show_progress(f"reading {file}"):
         try:
             reader = PodReader(settings, counted_by, claims=claims)
-            cluster = captured(_documents(file), reader, settings.prefix)
+            cluster = parse_capture(_read_cluster_documents(file), reader, settings.prefix)
         except CaptureError as error:
-            raise Mistake(harmless(f"--cluster {file}: {error}")) from error
+            raise InputError(escape_unprintable(f"--cluster {file}: {error}")) from error
         except ManifestError as error:
-            raise Mistake(harmless(f"--cluster {error}")) from error
+            raise InputError(escape_unprintable(f"--cluster {error}")) from error
     pods = [pod for workload in workloads for pod in workload.pods]
-    mistaken = without_effect(workloads, settings.prefix)
-    nodes, candidates = cluster.nodes, CandidateIndex(cluster.nodes, settings.strategy)
+    mistaken = ineffective_annotation_sentences(workloads, settings.prefix)
+    nodes, candidates = cluster.nodes, VerdictCache(cluster.nodes, settings.strategy)
     claimed = claims and any(one.claims for pod in pods for one in pod.containers)
-    with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
+    with show_progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
         about = {
             "nodes": len(cluster.names),
             "cordoned": sorted(cluster.cordoned),
             "unknown": {
-                name: candidates.why(name) or "it has no NodeResourceTopology"
+                name: candidates.unreadable_reason(name) or "it has no NodeResourceTopology"
                 for name in cluster.names
-                if not isinstance(nodes.published(name), NodeRoom)
+                if not isinstance(nodes.published_resources(name), NodeResources)
             },
             "pods": cluster.pods,
-            "onTheirWay": len(nodes.holds),
+            "onTheirWay": len(nodes.assumed_pods),
         }
         judged = [
-            _judged(pod, reader.request_of(pod), cluster, candidates, settings.strategy)
+            _evaluate_pod(pod, reader.request_of(pod), cluster, candidates, settings.strategy)
             for pod in pods
         ]
     document = {
@@ -103,21 +103,21 @@ def simulate_cluster(
         "notes": [
             *mistaken,
             *cluster.notes,
-            *([CLAIMS] if claimed else []),
-            NOT_JUDGED,
+            *([CLAIMS_NOT_JUDGED_TEXT] if claimed else []),
+            SCOPE_NOTE,
         ],
     }
-    answer(document, output, story(document))
+    write_output(document, output, report_lines(document))
     return 2 if mistaken else int(not all(one["fits"] for one in judged))
 
 
-def _documents(file: str) -> Iterator[object]:
+def _read_cluster_documents(file: str) -> Iterator[object]:
     try:
         text = text_of(file, LARGEST_FILE).strip()
     except OSError as error:
         raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
     if not text:
-        raise CaptureError(f"is empty, expected what {EXPECTED} prints")
+        raise CaptureError(f"is empty, expected what {CAPTURE_COMMAND} prints")
     if text[0] not in "{[":
         if len(text) > LARGEST_YAML:
             raise CaptureError(
@@ -127,7 +127,7 @@ def _documents(file: str) -> Iterator[object]:
             yield from parse_all(text)
         except yaml.YAMLError as error:
             raise CaptureError(
-                f"{safe_yaml.problem_of(error, text)}; expected what {EXPECTED} prints"
+                f"{safe_yaml.problem_of(error, text)}; expected what {CAPTURE_COMMAND} prints"
             ) from error
         return
     decoder, at = json.JSONDecoder(), 0
@@ -141,140 +141,155 @@ def _documents(file: str) -> Iterator[object]:
             at += 1
 
 
-def _judged(
+def _evaluate_pod(
     pod: PodManifest,
     request: PodRequest,
-    cluster: Captured,
-    candidates: CandidateIndex,
+    cluster: CapturedCluster,
+    candidates: VerdictCache,
     strategy: Strategy,
 ) -> dict[str, Any]:
     """Where a pod fits, which it then takes; why not elsewhere; and what would have to move."""
     names = [name for name in cluster.names if name not in cluster.cordoned]
-    filtered = candidates.filter(request, names)
-    fits: list[tuple[int, str, Fits]] = []
-    if not request.nothing:
-        for name in filtered.fits:
-            verdict = candidates.verdict(request, name)
-            assert isinstance(verdict, Fits)  # noqa: S101  # the filter said so
+    filtered = candidates.filter_nodes(request, names)
+    fits: list[tuple[int, str, Fit]] = []
+    if not request.is_unconstrained:
+        for name in filtered.feasible:
+            verdict = candidates.evaluate_node(request, name)
+            assert isinstance(verdict, Fit)  # noqa: S101  # the filter said so
             fits.append((verdict.score, name, verdict))
     # The best first, as the scheduler takes them; then by name.
     fits.sort(key=lambda one: (-one[0], one[1]))
     reasons: dict[str, list[str]] = {}
-    for name, why in (filtered.failed | filtered.hopeless).items():
+    for name, why in (filtered.failed | filtered.unresolvable).items():
         reasons.setdefault(why, []).append(name)
     document: dict[str, Any] = {
         "namespace": pod.namespace,
         "pod": pod.name,
-        "fits": bool(filtered.fits),
-        "asks": not request.nothing,
+        "fits": bool(filtered.feasible),
+        "asks": not request.is_unconstrained,
         "node": fits[0][1] if fits else "",
-        "numaNodes": numa_nodes(fits[0][2]) if fits else {},
+        "numaNodes": nodes_by_container(fits[0][2]) if fits else {},
         "nodes": [
             {
                 "name": n,
                 "score": s,
-                "numaNodes": numa_nodes(v),
-                "afterMoving": v.moves,
-                "movers": moving(v, n, cluster.running, strategy) if v.moves and i < NAMED else [],
+                "numaNodes": nodes_by_container(v),
+                "afterMoving": v.requires_moves,
+                "movers": find_moving_containers(v, n, cluster.running, strategy)
+                if v.requires_moves and i < MAX_NAMED_NODES
+                else [],
             }
             for i, (s, n, v) in enumerate(fits)
         ],
         "refused": [
-            {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
+            {"reason": why, "hopeless": nodes[0] in filtered.unresolvable, "nodes": nodes}
             for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
         ],
         "wouldHaveToMove": None,
     }
     if fits:
         _, node, verdict = fits[0]
-        places, charge = dict(verdict.places), verdict.charge
-        cluster.nodes.hold(
-            Hold(request=request, node=node, places=places, charge=charge, since=0, until=inf)
+        places, charge = dict(verdict.numa_nodes), verdict.pod_charge
+        cluster.nodes.assume_pod(
+            AssumedPod(
+                request=request,
+                node=node,
+                numa_nodes=places,
+                charge=charge,
+                assumed_at=0,
+                expires_at=inf,
+            )
         )
-    elif not filtered.fits and not request.wrong:
+    elif not filtered.feasible and not request.invalid_reason:
         rooms = {
             name: room
             for name in names
-            if isinstance(room := cluster.nodes.room(name), NodeRoom) and not room.silent
+            if isinstance(room := cluster.nodes.free_resources(name), NodeResources)
+            and not room.agent_not_ready
         }
-        document["wouldHaveToMove"] = search(request, rooms, cluster.running, strategy)
+        document["wouldHaveToMove"] = find_blocking_pods(request, rooms, cluster.running, strategy)
     return document
 
 
 # --- in words -------------------------------------------------------------------------------------
 
 
-def story(document: Mapping[str, Any]) -> list[str]:
+def report_lines(document: Mapping[str, Any]) -> list[str]:
     """The document for people."""
     cluster = document["cluster"]
-    head = f"{counted(cluster['nodes'], 'node')} with {counted(cluster['pods'], 'pod')}"
+    head = f"{count_text(cluster['nodes'], 'node')} with {count_text(cluster['pods'], 'pod')}"
     if cluster["onTheirWay"]:
         head += f", {cluster['onTheirWay']} of them on their way"
     lines = [head + "."]
     if cluster["cordoned"]:
-        lines.append(f"Cordoned, not asked: {_named(cluster['cordoned'])}.")
+        lines.append(f"Cordoned, not asked: {_names_text(cluster['cordoned'])}.")
     pods = document["pods"]
-    for _, alike in groupby(pods, key=lambda one: list(_about(one, ""))):
+    for _, alike in groupby(pods, key=lambda one: list(_verdict_lines(one, ""))):
         group = [*alike]
         names = [f"{one['namespace']}/{one['pod']}" for one in group]
-        who = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_named(names)})"
-        lines += ["", *_about(group[0], who)]
+        who = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_names_text(names)})"
+        lines += ["", *_verdict_lines(group[0], who)]
     if len(pods) > 1:
         lines += ["", f"{sum(one['fits'] for one in pods)} of {len(pods)} pods fit."]
     width = max(30, terminal_width())
     return [
         part
         for line in [*lines, "", *document["notes"]]
-        for part in wrapped(line, "", " " * (len(line) - len(line.lstrip()) + 2), width=width)
+        for part in wrap_text(line, "", " " * (len(line) - len(line.lstrip()) + 2), width=width)
         or [""]
     ]
 
 
-def _about(one: Mapping[str, Any], name: str) -> Iterator[str]:
+def _verdict_lines(one: Mapping[str, Any], name: str) -> Iterator[str]:
     if not one["asks"]:
         yield f"{name} asks for nothing that nri-numa decides: every node fits."
         return
     if one["fits"]:
-        yield f"{name} fits on {counted(len(one['nodes']), 'node')}; it would go to {one['node']}"
-        for node in one["nodes"][:NAMED]:
+        yield (
+            f"{name} fits on {count_text(len(one['nodes']), 'node')}; it would go to {one['node']}"
+        )
+        for node in one["nodes"][:MAX_NAMED_NODES]:
             after = ", after movable containers of it moved" if node["afterMoving"] else ""
             if movers := [
                 f"{one['container']} ({human_bytes(one['bytes'])}) to {one['numaNode']}"
                 for one in node["movers"]
             ]:
                 after = f", fits after moving {' and '.join(movers)}"
-            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}{after}"
-        if len(one["nodes"]) > NAMED:
-            yield f"  and {len(one['nodes']) - NAMED} more"
+            yield (
+                f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
+                f"{node['score']}{after}"
+            )
+        if len(one["nodes"]) > MAX_NAMED_NODES:
+            yield f"  and {len(one['nodes']) - MAX_NAMED_NODES} more"
     else:
         yield f"{name} fits on no node"
     for refused in one["refused"]:
         never = ", and waiting does not help" if refused["hopeless"] else ""
-        yield f"  refused by {_named(refused['nodes'])}: {refused['reason']}{never}"
+        yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{never}"
     if one["wouldHaveToMove"] is not None:
-        yield from _about_moving(one["wouldHaveToMove"])
+        yield from _moves_lines(one["wouldHaveToMove"])
 
 
-def _about_moving(moving: Mapping[str, Any]) -> Iterator[str]:
+def _moves_lines(moving: Mapping[str, Any]) -> Iterator[str]:
     if moving["pods"]:
         yield (
-            f"  It would fit on {moving['node']}, {_zones(moving['numaNodes'])}, without "
-            f"{counted(len(moving['pods']), 'pod')}:"
+            f"  It would fit on {moving['node']}, {_numa_nodes_text(moving['numaNodes'])}, without "
+            f"{count_text(len(moving['pods']), 'pod')}:"
         )
         for pod in moving["pods"]:
             to = f"fits on {pod['fitsOn']}" if pod["fitsOn"] else "fits nowhere else"
             yield f"    {pod['pod']}, which {to}"
     else:
-        yield f"  Moving up to {LARGEST} pods away from one node would not make room."
+        yield f"  Moving up to {MAX_MOVED_PODS} pods away from one node would not make room."
     if moving["cut"]:
         yield f"  The search was cut after {moving['setsTried']} sets: there may be a smaller one."
 
 
-def _zones(numa_nodes: Mapping[str, str]) -> str:
+def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:
     parts = [f"{name} on NUMA node {i}" for name, i in numa_nodes.items() if i]
     return "; ".join(parts) or "on any NUMA node"
 
 
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
+def _names_text(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
+    return f"{', '.join(names[:MAX_NAMED_NODES])}{more}"

@@ -12,28 +12,28 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from nri_numa.cli import common
-from nri_numa.cli.agent_client import AgentClient, client, segment
-from nri_numa.cli.common import Failure, api_options, config_option, output_option, progress
+from nri_numa.cli.agent_client import AgentClient, new_agent_client, quote_path_segment
+from nri_numa.cli.common import Failure, api_options, config_option, output_option, show_progress
 from nri_numa.cli.output import (
     Column,
-    Kind,
-    emit,
-    fit,
+    ColumnKind,
+    fit_table,
     human_age,
     human_duration,
     table_width,
-    wrapped,
+    wrap_text,
+    write_document,
 )
 from nri_numa.engine.explain.sentences import actual_text, displaced_text
-from nri_numa.model.machine import counted, cpus_text, human_cpus
-from nri_numa.text import harmless, human_bytes
+from nri_numa.model.machine import count_text, cpus_text, human_cpus
+from nri_numa.text import escape_unprintable, human_bytes
 
 Object = dict[str, Any]
 
 _REFUSALS_SHOWN: Final = 10
 """On a terminal; a pipe gets them all."""
 _DIFFERING_SHOWN: Final = 20
-MARK: Final = "!"
+DRIFT_MARK: Final = "!"
 """Stands behind CPUs or memory nodes that are meant and not there."""
 
 
@@ -42,7 +42,7 @@ MARK: Final = "!"
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=common.namespaces,
+    shell_complete=common.complete_namespaces,
     help="Only containers and refusals of this namespace.  [default: all namespaces]",
 )
 @click.option(
@@ -51,7 +51,7 @@ MARK: Final = "!"
 @click.option(
     "--pod",
     metavar="NAME",
-    shell_complete=common.pods,
+    shell_complete=common.complete_pods,
     help="Only containers and refusals of pods of this name.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")
@@ -89,49 +89,58 @@ def status(
     """
     if all_namespaces and namespace is not None:
         raise click.UsageError(
-            f"-A and --namespace {harmless(namespace)} contradict each other; expected one of them"
+            f"-A and --namespace {escape_unprintable(namespace)} contradict each other; "
+            "expected one of them"
         )
     for option, value in (("--namespace", namespace), ("--pod", pod)):
         if value is not None and (not value or "/" in value):
             raise click.UsageError(f"{option} is {value!r}; expected a name without a slash")
     if watch and output not in ("table", "wide", "json"):
         raise click.UsageError(f"--watch goes with -o table, wide or json, not with -o {output}")
-    agent = client(api, token_file, ca_file, config_path)
+    agent = new_agent_client(api, token_file, ca_file, config_path)
     only = f" of pod {pod}" if pod is not None else ""
     only += f" in namespace {namespace}" if namespace is not None else ""
 
-    def tables(document: dict[str, Any]) -> str:
+    def render_status(document: dict[str, Any]) -> str:
         wide = output == "wide"
-        return "\n".join(lines(document, time.time(), wide=wide, only=harmless(only)))
+        return "\n".join(
+            status_lines(document, time.time(), wide=wide, only=escape_unprintable(only))
+        )
 
     if watch:
         # In ASCII nothing in a document ends a line.
-        form = json.dumps if output == "json" else tables
-        _watch(lambda: form(fetch(agent, namespace, pod)), interval, documents=output == "json")
-    with progress(f"asking {agent.address}"):
-        document = fetch(agent, namespace, pod)
+        form = json.dumps if output == "json" else render_status
+        _watch_text(
+            lambda: form(fetch_status_document(agent, namespace, pod)),
+            interval,
+            documents=output == "json",
+        )
+    with show_progress(f"asking {agent.address}"):
+        document = fetch_status_document(agent, namespace, pod)
     if output in ("table", "wide"):
-        click.echo(tables(document))
+        click.echo(render_status(document))
     elif output == "name":
         for name in dict.fromkeys(f"{c['namespace']}/{c['pod']}" for c in document["containers"]):
-            click.echo(harmless(name))
+            click.echo(escape_unprintable(name))
     else:
-        emit(document, output)
+        write_document(document, output)
     if not document["status"]["ready"]:
         ctx.exit(1)
 
 
-def fetch(agent: AgentClient, namespace: str | None = None, pod: str | None = None) -> Any:
+def fetch_status_document(
+    agent: AgentClient, namespace: str | None = None, pod: str | None = None
+) -> Any:
     """Status, assignments and refusals in one document, of one namespace or pod where given."""
     query = "&".join(
-        f"{name}={segment(value)}"
+        f"{name}={quote_path_segment(value)}"
         for name, value in (("namespace", namespace), ("pod", pod))
         if value is not None
     )
     document = {
-        "status": agent.get("/v1/status"),
-        **agent.get(f"/v1/assignments{'?' if query else ''}{query}"),
-        **agent.get("/v1/refusals"),
+        "status": agent.get_document("/v1/status"),
+        **agent.get_document(f"/v1/assignments{'?' if query else ''}{query}"),
+        **agent.get_document("/v1/refusals"),
     }
     document["refusals"] = [
         one
@@ -141,7 +150,7 @@ def fetch(agent: AgentClient, namespace: str | None = None, pod: str | None = No
     return document
 
 
-def _watch(look: Callable[[], str], interval: float, *, documents: bool) -> NoReturn:
+def _watch_text(look: Callable[[], str], interval: float, *, documents: bool) -> NoReturn:
     """Show the text whenever it changes; what reads documents expects one a line, nothing else."""
     shown = ""
     try:
@@ -161,18 +170,18 @@ def _watch(look: Callable[[], str], interval: float, *, documents: bool) -> NoRe
         raise SystemExit(0) from None
 
 
-def lines(
+def status_lines(
     document: dict[str, Any], now: float, *, wide: bool = False, only: str = ""
 ) -> Iterator[str]:
-    """The tables of a document of `fetch`, which was narrowed to ``only``."""
-    yield from _head(document["status"], now)
+    """The tables of a document of `fetch_status_document`, which was narrowed to ``only``."""
+    yield from _agent_lines(document["status"], now)
     yield ""
     yield from nodes_table(document["numaNodes"], wide=wide)
     yield ""
     containers = document["containers"]
     if containers:
-        yield from _table(_CONTAINERS, containers, now, wide=wide)
-        yield from _legend(containers, now)
+        yield from _status_table_lines(_CONTAINER_COLUMNS, containers, now, wide=wide)
+        yield from _drift_lines(containers, now)
     else:
         yield f"No containers{only}."
     refusals = document["refusals"]
@@ -180,44 +189,44 @@ def lines(
         shown = refusals[:_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
         yield ""
         yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
-        yield from _table(_REFUSALS, shown, now, wide=wide)
+        yield from _status_table_lines(_REJECTION_COLUMNS, shown, now, wide=wide)
         if len(shown) < len(refusals):
             yield f"  and {len(refusals) - len(shown)} more; -o wide shows all"
 
 
 def nodes_table(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
     """NUMA nodes and what is free on each, of ``/v1/assignments``."""
-    return _table(_NUMA_NODES, nodes, 0.0, wide=wide)
+    return _status_table_lines(_NUMA_NODES, nodes, 0.0, wide=wide)
 
 
-def _head(status: dict[str, Any], now: float) -> Iterator[str]:
+def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
     link = status["link"]
     runtime = f" to {link['runtime']} {link['runtimeVersion']}" if link["runtime"] else ""
     over = f" over {link['over'].upper()}" if link.get("over") else ""
     state = "ready" if status["ready"] else "NOT READY"
     mode = ", observing only" if status["observe"] else ""
     node = f" on {status['nodeName']}" if status.get("nodeName") else ""
-    yield harmless(
+    yield escape_unprintable(
         f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime}{over} {link['state']}, "
         f"up {human_age(status['startedAt'], now)}"
     )
     if link.get("problem"):
-        yield from wrapped(link["problem"], "  ")
+        yield from wrap_text(link["problem"], "  ")
     elif not status["ready"] and link["detail"]:
-        yield f"  {harmless(link['detail'])}"
+        yield f"  {escape_unprintable(link['detail'])}"
     if link.get("unanswered"):
-        yield from wrapped(link["unanswered"], "  ")
+        yield from wrap_text(link["unanswered"], "  ")
     problem = status["checkpoint"]["problem"]
     if problem:
-        yield f"  the state cannot be saved: {harmless(problem)}"
+        yield f"  the state cannot be saved: {escape_unprintable(problem)}"
     counts = [f"{count} {kind}" for kind, count in status["containers"].items() if count]
     total = sum(status["containers"].values())
-    yield counted(total, "container") + (f": {', '.join(counts)}" if counts else "")
+    yield count_text(total, "container") + (f": {', '.join(counts)}" if counts else "")
     if theirs := status.get("kubeletCPUs"):
         yield f"exclusive by the kubelet's static policy: {cpus_text(theirs)}"
     if contested := status.get("contested"):
         yield (
-            f"{counted(contested, 'container')} whose cpuset the kubelet writes too; "
+            f"{count_text(contested, 'container')} whose cpuset the kubelet writes too; "
             "see /v1/kubelet and docs/kubelet.md"
         )
     if differing := status.get("differing"):
@@ -230,35 +239,35 @@ def _head(status: dict[str, Any], now: float) -> Iterator[str]:
 # --- The tables ---------------------------------------------------------------------------------
 
 
-class _Shown(NamedTuple):
+class _StatusColumn(NamedTuple):
     """A column, its cell of an object at a time, and whether these objects have it at all."""
 
     column: Column
     cell: Callable[[Object, float], object]
-    when: Callable[[Sequence[Object]], bool] = lambda _: True
-    wide: bool = False
+    condition: Callable[[Sequence[Object]], bool] = lambda _: True
+    wide_output_only: bool = False
 
 
-def _table(
-    shown: Sequence[_Shown], objects: Sequence[Object], now: float, *, wide: bool
+def _status_table_lines(
+    shown: Sequence[_StatusColumn], objects: Sequence[Object], now: float, *, wide: bool
 ) -> Iterator[str]:
     """A table that fits the terminal; columns that had to be left out are named below it."""
-    chosen = [one for one in shown if (wide or not one.wide) and one.when(objects)]
-    made = fit(
+    chosen = [one for one in shown if (wide or not one.wide_output_only) and one.condition(objects)]
+    made = fit_table(
         [one.column for one in chosen],
         [[one.cell(each, now) for one in chosen] for each in objects],
         None if wide else table_width(),
     )
     yield from made.lines
-    if made.left_out:
-        yield f"(no room for {', '.join(made.left_out)}; -o wide shows all columns)"
+    if made.dropped_columns:
+        yield f"(no room for {', '.join(made.dropped_columns)}; -o wide shows all columns)"
 
 
-def _key(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
+def _cell_of(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
     return lambda one, _: text(one[key]) if one.get(key) else "-"
 
 
-def _have(key: str) -> Callable[[Sequence[Object]], bool]:
+def _any_row_has(key: str) -> Callable[[Sequence[Object]], bool]:
     return lambda objects: any(one.get(key) not in (None, "") for one in objects)
 
 
@@ -267,88 +276,100 @@ def _per_cent(percent: float | None) -> str:
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _late(container: Object) -> str:
+def _start_delay(container: Object) -> str:
     """By how much it started before its CPUs were set; over CRI only."""
     late = container.get("late")
     return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
 
 
-def _tasks(container: Object) -> str:
+def _waiting_tasks_text(container: Object) -> str:
     tasks = container.get("waiting", {}).get("waitingTasks")
     return "?" if tasks is None else f"{tasks:g}"
 
 
-def _free(available: str, capacity: str, text: Callable[[int], str]) -> Callable[..., object]:
+def _free_of_capacity(
+    available: str, capacity: str, text: Callable[[int], str]
+) -> Callable[..., object]:
     """Free of all; a NUMA node without CPUs or without memory is not one that is used up."""
     return lambda n, _: f"{text(n[available])} of {text(n[capacity])}" if n[capacity] else "-"
 
 
-_NAMES: Final = tuple(
-    _Shown(Column(title, Kind.NAME), _key(title.lower()))
+_NAME_COLUMNS: Final = tuple(
+    _StatusColumn(Column(title, ColumnKind.NAME), _cell_of(title.lower()))
     for title in ("NAMESPACE", "POD", "CONTAINER")
 )
-_CONTAINERS: Final = (
-    *_NAMES,
-    _Shown(Column("KIND"), lambda c, _: c["kind"] + ("" if c["preferred"] else "*")),
-    _Shown(
-        Column("CPUS", Kind.LIST),
-        lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _mark(c, "CPUs"),
+_CONTAINER_COLUMNS: Final = (
+    *_NAME_COLUMNS,
+    _StatusColumn(Column("KIND"), lambda c, _: c["kind"] + ("" if c["preferred"] else "*")),
+    _StatusColumn(
+        Column("CPUS", ColumnKind.LIST),
+        lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _drift_mark(c, "CPUs"),
     ),
-    _Shown(
-        Column("MEMS", Kind.LIST, spare=1), lambda c, _: (c["mems"] or "any") + _mark(c, "Mems")
+    _StatusColumn(
+        Column("MEMS", ColumnKind.LIST, drop_rank=1),
+        lambda c, _: (c["mems"] or "any") + _drift_mark(c, "Mems"),
     ),
-    _Shown(Column("POLICY", spare=2), lambda c, _: c["policy"]),
-    _Shown(Column("AGE", spare=3), lambda c, now: human_age(c["since"], now)),
-    _Shown(Column("MEMPOLICY"), _key("mempolicy"), _have("mempolicy")),
-    _Shown(Column("LATE"), lambda c, _: _late(c), _have("late")),
-    _Shown(
+    _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
+    _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
+    _StatusColumn(Column("MEMPOLICY"), _cell_of("mempolicy"), _any_row_has("mempolicy")),
+    _StatusColumn(Column("LATE"), lambda c, _: _start_delay(c), _any_row_has("late")),
+    _StatusColumn(
         Column("LOCAL MEMORY"),
         lambda c, _: _per_cent(c.get("memory", {}).get("localPercent")),
-        _have("memory"),
-        wide=True,
+        _any_row_has("memory"),
+        wide_output_only=True,
     ),
-    _Shown(
+    _StatusColumn(
         Column("CPU PRESSURE"),
         lambda c, _: _per_cent(c.get("waiting", {}).get("pressurePercent")),
-        _have("waiting"),
-        wide=True,
+        _any_row_has("waiting"),
+        wide_output_only=True,
     ),
-    _Shown(Column("TASKS WAITING"), lambda c, _: _tasks(c), _have("waiting"), wide=True),
-    _Shown(Column("NUMA NODES"), _key("numaNodes"), wide=True),
-    _Shown(Column("QOS"), _key("qos"), wide=True),
-    _Shown(Column("SMT"), _key("smt"), wide=True),
-    _Shown(Column("IDLE"), _key("idle"), wide=True),
-    _Shown(Column("CPU ALLOCATED"), _key("cpuMilli", human_cpus), wide=True),
-    _Shown(Column("MEMORY ALLOCATED"), _key("memoryBytes", human_bytes), wide=True),
-    _Shown(Column("REASON"), _key("reason"), wide=True),
-    _Shown(Column("CONTAINER ID"), _key("id"), wide=True),
+    _StatusColumn(
+        Column("TASKS WAITING"),
+        lambda c, _: _waiting_tasks_text(c),
+        _any_row_has("waiting"),
+        wide_output_only=True,
+    ),
+    _StatusColumn(Column("NUMA NODES"), _cell_of("numaNodes"), wide_output_only=True),
+    _StatusColumn(Column("QOS"), _cell_of("qos"), wide_output_only=True),
+    _StatusColumn(Column("SMT"), _cell_of("smt"), wide_output_only=True),
+    _StatusColumn(Column("IDLE"), _cell_of("idle"), wide_output_only=True),
+    _StatusColumn(Column("CPU ALLOCATED"), _cell_of("cpuMilli", human_cpus), wide_output_only=True),
+    _StatusColumn(
+        Column("MEMORY ALLOCATED"), _cell_of("memoryBytes", human_bytes), wide_output_only=True
+    ),
+    _StatusColumn(Column("REASON"), _cell_of("reason"), wide_output_only=True),
+    _StatusColumn(Column("CONTAINER ID"), _cell_of("id"), wide_output_only=True),
 )
-_REFUSALS: Final = (
-    *_NAMES,
-    _Shown(Column("REASON"), _key("reason")),
-    _Shown(Column("TIMES"), lambda r, _: r.get("count", 1)),
-    _Shown(Column("AGO", spare=1), lambda r, now: human_age(r["at"], now)),
+_REJECTION_COLUMNS: Final = (
+    *_NAME_COLUMNS,
+    _StatusColumn(Column("REASON"), _cell_of("reason")),
+    _StatusColumn(Column("TIMES"), lambda r, _: r.get("count", 1)),
+    _StatusColumn(Column("AGO", drop_rank=1), lambda r, now: human_age(r["at"], now)),
 )
 _NUMA_NODES: Final = (
-    _Shown(Column("NUMA"), lambda n, _: n["id"]),
-    _Shown(Column("EXCLUSIVE", Kind.LIST), _key("exclusive")),
-    _Shown(Column("KUBELET", Kind.LIST), _key("kubelet"), _have("kubelet")),
-    _Shown(Column("SHARED", Kind.LIST), _key("shared")),
-    _Shown(Column("RESERVED", Kind.LIST, spare=1), _key("reserved")),
-    _Shown(Column("IDLE", Kind.LIST), _key("idle"), _have("idle")),
-    _Shown(
+    _StatusColumn(Column("NUMA"), lambda n, _: n["id"]),
+    _StatusColumn(Column("EXCLUSIVE", ColumnKind.LIST), _cell_of("exclusive")),
+    _StatusColumn(Column("KUBELET", ColumnKind.LIST), _cell_of("kubelet"), _any_row_has("kubelet")),
+    _StatusColumn(Column("SHARED", ColumnKind.LIST), _cell_of("shared")),
+    _StatusColumn(Column("RESERVED", ColumnKind.LIST, drop_rank=1), _cell_of("reserved")),
+    _StatusColumn(Column("IDLE", ColumnKind.LIST), _cell_of("idle"), _any_row_has("idle")),
+    _StatusColumn(
         Column("FREE EXCLUSIVE"),
         lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
     ),
-    _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),
-    _Shown(
+    _StatusColumn(
+        Column("CPU FREE"), _free_of_capacity("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)
+    ),
+    _StatusColumn(
         Column("FACTOR"),
         lambda n, _: f"{n.get('capacityFactor', 1):g}",
         lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
     ),
-    _Shown(
+    _StatusColumn(
         Column("MEMORY FREE"),
-        _free("memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)),
+        _free_of_capacity("memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)),
     ),
 )
 
@@ -360,27 +381,27 @@ def actual_since(actual: Mapping[str, Any], now: float) -> str:
     """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
     seconds = max(0.0, now - actual["since"])
     since = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
-    return harmless(
+    return escape_unprintable(
         actual_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
     )
 
 
-def _mark(one: Mapping[str, Any], key: str) -> str:
+def _drift_mark(one: Mapping[str, Any], key: str) -> str:
     """Behind ``CPUs`` or ``Mems``: a mark where the container has others, or is not on its own."""
     if key == "CPUs" and one.get("displaced"):
-        return MARK
+        return DRIFT_MARK
     actual = one.get("actual") or {f"meant{key}": "", "intruder": False}
-    return MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
+    return DRIFT_MARK if actual[f"meant{key}"] or (key == "CPUs" and actual["intruder"]) else ""
 
 
-def _legend(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
     """Below the table: what is moving, and each container that differs, the worst first."""
     moving = [one for one in containers if one.get("moving")]
     if moving:
         yield ""
     for one in moving:
         name = f"{one['namespace']}/{one['pod']}/{one['container']}"
-        yield from wrapped(f"{name}: its memory moves {one['moving']}", "", "    ")
+        yield from wrap_text(f"{name}: its memory moves {one['moving']}", "", "    ")
     differing = [one for one in containers if one.get("actual") or one.get("displaced")]
     if not differing:
         return
@@ -388,14 +409,16 @@ def _legend(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str
     count = len(differing)
     have = "has" if count == 1 else "have"
     yield ""
-    yield from wrapped(
-        f"{MARK} {counted(count, 'container')} {have} something else than meant:", "", "    "
+    yield from wrap_text(
+        f"{DRIFT_MARK} {count_text(count, 'container')} {have} something else than meant:",
+        "",
+        "    ",
     )
     shown = _DIFFERING_SHOWN if sys.stdout.isatty() else count
     for one in differing[:shown]:
         parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
         parts += [actual_since(one["actual"], now)] if one.get("actual") else []
         name = f"{one['namespace']}/{one['pod']}/{one['container']}"
-        yield from wrapped(f"{name}: {'; '.join(parts)}", "  ", "    ")
+        yield from wrap_text(f"{name}: {'; '.join(parts)}", "  ", "    ")
     if count > shown:
         yield f"  and {count - shown} more"

@@ -6,29 +6,35 @@
 
 from __future__ import annotations
 
-from nri_numa.config.derived import node_name, settings, slots_resource, sockets
-from nri_numa.config.layers import changes, effective, load, reloaded
-from nri_numa.config.problems import problems
-from nri_numa.config.sections import HTTP, AgentConfig, DevicePlugin, InternalErrorAnswer, LinkKind
-from nri_numa.config.values import is_loopback, parse_duration, split_address, two_digits
+from nri_numa.config.derived import derive_settings, driver_sockets, node_name, slots_resource
+from nri_numa.config.layers import changed_paths, effective_document, load_config, merge_reloadable
+from nri_numa.config.problems import validate_config
+from nri_numa.config.sections import (
+    HTTP,
+    AgentConfig,
+    DevicePluginSection,
+    InternalErrorAnswer,
+    LinkKind,
+)
+from nri_numa.config.values import is_loopback, parse_duration, parse_plugin_index, split_address
 
 __all__ = [
     "HTTP",
     "AgentConfig",
-    "DevicePlugin",
+    "DevicePluginSection",
     "InternalErrorAnswer",
     "LinkKind",
-    "changes",
-    "effective",
+    "changed_paths",
+    "derive_settings",
+    "driver_sockets",
+    "effective_document",
     "is_loopback",
-    "load",
+    "load_config",
+    "merge_reloadable",
     "node_name",
     "parse_duration",
-    "problems",
-    "reloaded",
-    "settings",
+    "parse_plugin_index",
     "slots_resource",
-    "sockets",
     "split_address",
-    "two_digits",
+    "validate_config",
 ]

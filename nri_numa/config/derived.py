@@ -47,7 +47,7 @@ def slots_resource(config: AgentConfig) -> str:
     return "" if config.publish.capacity else config.device_plugin.resource_name
 
 
-def sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
+def driver_sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
     """The sockets that the kubelet finds a DRA driver by, and calls it on.
 
     Source: kubernetes ``pkg/kubelet/config`` (plugins_registry) and KEP-4381.
@@ -63,13 +63,15 @@ def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Qua
     return value if isinstance(value, Mapping) else {"memory": value}
 
 
-def settings(config: AgentConfig) -> Settings:
+def derive_settings(config: AgentConfig) -> Settings:
     """What the engine sees of a configuration."""
     reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
     parsed = {
         "prefix": config.annotation_prefix,
-        "defaults": texts(config.defaults),
-        "rules": tuple(Rule(**asdict(one.match), values=texts(one.set)) for one in config.rules),
+        "defaults": annotation_texts(config.defaults),
+        "rules": tuple(
+            Rule(**asdict(one.match), values=annotation_texts(one.keys)) for one in config.rules
+        ),
         "reserved_cpus": parse_cpus(config.reserved_cpus),
         "reserved_memory": {i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
         "reserved_hugepages": {
@@ -90,35 +92,45 @@ def settings(config: AgentConfig) -> Settings:
                 values={key: tuple(map(str, values)) for key, values in one.values.items()},
                 unpaid_cpus=one.unpaid_cpus,
                 reserved_cpus=one.reserved_cpus,
-                otherwise=one.otherwise,
+                on_denied=one.on_denied,
             )
             for number, one in enumerate(config.permissions)
         ),
-        "limits": _limits(config),
-        "kept_seconds": parse_duration(config.keep_exclusive_cpus),
+        "limits": _derive_limits(config),
+        "reservation_seconds": parse_duration(config.keep_exclusive_cpus),
+        "cpu_overcommit": config.oversale,
+        "disable_cfs_quota": config.lift_quota,
         "kubelet_override": config.kubelet.override,
-        "room_moves": config.room.moves,
-        "room_keep": (config.room.keep.cpus, parse_quantity(config.room.keep.memory)),
-        "room_budget": (parse_quantity(config.room.budget.bytes), config.room.budget.moves),
+        "rebalance_moves": config.room.max_moves,
+        "rebalance_headroom": (
+            config.room.headroom.cpus,
+            parse_quantity(config.room.headroom.memory),
+        ),
+        "room_budget": (
+            parse_quantity(config.room.budget.bytes),
+            config.room.budget.moves_per_hour,
+        ),
     }
     # What has the same name in both is the same.
     same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)
     return Settings(**{name: getattr(config, name) for name in same} | parsed)
 
 
-def texts(values: Mapping[str, str | int]) -> dict[str, str]:
+def annotation_texts(values: Mapping[str, str | int]) -> dict[str, str]:
     """Values of annotations as a pod would write them."""
     return {key: str(value) for key, value in values.items()}
 
 
-def _limits(config: AgentConfig) -> Limits:
+def _derive_limits(config: AgentConfig) -> Limits:
     quotas, pool = config.quotas, config.shared_pool
     return Limits(
-        quota=_quota(quotas),
-        idle=parse_amount(quotas.idle_cpus),
+        quota=_derive_quota(quotas),
+        idle_siblings=parse_amount(quotas.idle_cpus),
         namespaces=tuple(
             NamespaceQuota(
-                name=f"quotas.namespaces[{number}]", namespaces=one.namespaces, quota=_quota(one)
+                name=f"quotas.namespaces[{number}]",
+                namespaces=one.namespaces,
+                quota=_derive_quota(one),
             )
             for number, one in enumerate(quotas.namespaces)
         ),
@@ -127,5 +139,5 @@ def _limits(config: AgentConfig) -> Limits:
     )
 
 
-def _quota(of: Quotas | NamespaceQuotaDocument) -> Quota:
+def _derive_quota(of: Quotas | NamespaceQuotaDocument) -> Quota:
     return Quota(exclusive=parse_amount(of.exclusive_cpus), listed=parse_amount(of.listed_cpus))

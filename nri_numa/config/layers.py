@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.problems import problems
+from nri_numa.config.problems import validate_config
 from nri_numa.config.schema import structural_problems
-from nri_numa.config.sections import AgentConfig, leaves
+from nri_numa.config.sections import AgentConfig, config_keys
 from nri_numa.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
 
-MAX_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 """A configuration is a few KiB; more is the wrong file."""
 
 # The environment names that match flags of ``nri-numa run`` beside the ones made from key paths.
@@ -34,9 +34,9 @@ _SHORT_NAMES = {
     "NRI_NUMA_PLUGIN_INDEX": "runtime.pluginIndex",
     "NRI_NUMA_HTTP": "http.address",
 }
-_FORM = frozenset({"apiVersion", "kind"})
+_DOCUMENT_TYPE_KEYS = frozenset({"apiVersion", "kind"})
 # Read by the command line itself, not part of the document.
-_OTHER_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
+_COMMAND_LINE_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
 # Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
 _SERVICE_LINK = re.compile(
     r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
@@ -48,7 +48,9 @@ Document = dict[str, Any]
 @functools.cache
 def environment_names() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
-    return {_environment_name(path): path for path in leaves() if path not in _FORM} | _SHORT_NAMES
+    return {
+        _environment_name(path): path for path in config_keys() if path not in _DOCUMENT_TYPE_KEYS
+    } | _SHORT_NAMES
 
 
 def _environment_name(path: str) -> str:
@@ -58,21 +60,21 @@ def _environment_name(path: str) -> str:
 
 
 @dataclass(slots=True)
-class Gathered:
+class LayeredDocument:
     """A document, the layers of keys that are not from the file, and what went wrong."""
 
     document: Document = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def overlay(self, document: Mapping[str, Any], origin: str = "") -> None:
+    def merge_document(self, document: Mapping[str, Any], origin: str = "") -> None:
         """Lay ``document`` over what is there."""
-        self.document = _merge(self.document, document, AgentConfig())
+        self.document = _merge_sections(self.document, document, AgentConfig())
         if origin:
-            flat = dict(_flatten(document))
+            flat = dict(_flatten_document(document))
             self.origins.update(dict.fromkeys(flat, origin))
 
-    def set(self, path: str, value: object, origin: str) -> None:
+    def set_key(self, path: str, value: object, origin: str) -> None:
         """Set one key by its dotted path."""
         document: Document = {}
         at = document
@@ -80,20 +82,22 @@ class Gathered:
         for section in sections:
             at = at.setdefault(section, {})
         at[key] = value
-        self.overlay(document)
+        self.merge_document(document)
         self.origins[path] = origin
 
 
-def _flatten(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_document(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
         at = f"{path}{key}"
-        if isinstance(value, Mapping) and at not in leaves():
-            yield from _flatten(value, f"{at}.")
+        if isinstance(value, Mapping) and at not in config_keys():
+            yield from _flatten_document(value, f"{at}.")
         else:
             yield at, value
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any], model: msgspec.Struct) -> Document:
+def _merge_sections(
+    base: Mapping[str, Any], over: Mapping[str, Any], model: msgspec.Struct
+) -> Document:
     """``over`` over ``base``; ``model`` says which keys are sections; null is *not given*."""
     kind = type(model)
     names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
@@ -104,7 +108,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], model: msgspec.Stru
         section = getattr(model, names[key]) if key in names else None
         if isinstance(section, msgspec.Struct) and isinstance(value, Mapping):
             below = merged.get(key)
-            merged[key] = _merge(below if isinstance(below, Mapping) else {}, value, section)
+            merged[key] = _merge_sections(
+                below if isinstance(below, Mapping) else {}, value, section
+            )
         else:
             merged[key] = value
     return merged
@@ -118,10 +124,10 @@ def parse_text(text: str, source: str) -> Document:
     """
     if not text.strip():
         return {}
-    if len(text) > MAX_BYTES:
+    if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(source, ["is larger than 1 MiB, expected a configuration file"])
     try:
-        document = _yaml(text)
+        document = _parse_yaml(text)
     except ValueError as problem:
         raise ConfigError(source, [str(problem)]) from problem
     if document is None:
@@ -133,7 +139,7 @@ def parse_text(text: str, source: str) -> Document:
     return document
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     from nri_numa import safe_yaml  # only where there is a text to read
 
     return safe_yaml.parse(text)
@@ -156,11 +162,11 @@ def read_file(path: str) -> Document:
     return parse_text(text, path)
 
 
-def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
+def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
     names = environment_names()
     # Short names are laid first, so that the full name of a key wins over its short one.
     for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_NAMES:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_NAMES:
             continue
         path = names.get(name)
         if path is None:
@@ -171,16 +177,16 @@ def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
             continue
         text = env[name]
         value: object = text
-        if path not in leaves() or not isinstance(leaves()[path].default, str):
+        if path not in config_keys() or not isinstance(config_keys()[path].default, str):
             try:
-                value = _yaml(text)
+                value = _parse_yaml(text)
             except ValueError as problem:
                 gathered.problems.append(f"{path}: {problem} (from environment {name})")
                 continue
-        gathered.set(path, value, f"environment {name}")
+        gathered.set_key(path, value, f"environment {name}")
 
 
-def build(gathered: Gathered, source: str) -> AgentConfig:
+def build_config(gathered: LayeredDocument, source: str) -> AgentConfig:
     """The checked configuration of a gathered document.
 
     Raises:
@@ -193,9 +199,9 @@ def build(gathered: Gathered, source: str) -> AgentConfig:
         structural, rest = structural_problems(document)
         found += structural
         if rest is not None:
-            found += problems(rest)
+            found += validate_config(rest)
     else:
-        found += problems(config)
+        found += validate_config(config)
         if not found:
             return config
     raise ConfigError(source, [_with_origin(problem, gathered.origins) for problem in found])
@@ -221,7 +227,7 @@ def _text_keys(value: Any) -> Any:
     return value
 
 
-def load(
+def load_config(
     path: str | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
@@ -236,40 +242,40 @@ def load(
     Raises:
         ConfigError: with every problem at once.
     """
-    gathered = Gathered()
+    gathered = LayeredDocument()
     if path:
-        gathered.overlay(read_file(path))
+        gathered.merge_document(read_file(path))
     if text:
         source = "the runtime's Configure text"
-        gathered.overlay(parse_text(text, source), source)
+        gathered.merge_document(parse_text(text, source), source)
     _add_environment(gathered, env or {})
     for key, value in (flags or {}).items():
         if value is not None:
-            gathered.set(key, value, "command line")
-    return build(gathered, path or "configuration")
+            gathered.set_key(key, value, "command line")
+    return build_config(gathered, path or "configuration")
 
 
-def effective(config: AgentConfig) -> Document:
+def effective_document(config: AgentConfig) -> Document:
     """The whole configuration as a document, defaults included."""
     document: Document = msgspec.json.decode(msgspec.json.encode(config))  # lists, no tuples
     return document
 
 
-def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def changed_paths(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Paths that differ: those a reload applies, and those that need a restart."""
     live: list[str] = []
     restart: list[str] = []
-    for leaf in leaves().values():
-        if leaf.get(old) != leaf.get(new):
+    for leaf in config_keys().values():
+        if leaf.value_in(old) != leaf.value_in(new):
             (restart if leaf.restart else live).append(leaf.path)
     return tuple(live), tuple(restart)
 
 
-def reloaded(old: AgentConfig, new: AgentConfig) -> AgentConfig:
+def merge_reloadable(old: AgentConfig, new: AgentConfig) -> AgentConfig:
     """What is in effect after a reload: ``new``, but for keys that need a restart."""
-    gathered = Gathered(document=effective(new))
-    kept = dict(_flatten(effective(old)))
-    for leaf in leaves().values():
+    gathered = LayeredDocument(document=effective_document(new))
+    kept = dict(_flatten_document(effective_document(old)))
+    for leaf in config_keys().values():
         if leaf.restart:
-            gathered.set(leaf.path, kept[leaf.path], "")
+            gathered.set_key(leaf.path, kept[leaf.path], "")
     return msgspec.convert(gathered.document, AgentConfig, strict=True, str_keys=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from nri_numa.config.derived import reserved_types, sockets, texts
-from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, leaves
+from nri_numa.config.derived import annotation_texts, driver_sockets, reserved_types
+from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, config_keys
 from nri_numa.config.values import (
-    DAY,
+    DAY_S,
     LONGEST_SOCKET,
     is_loopback,
     page_size,
@@ -25,7 +25,7 @@ from nri_numa.config.values import (
     parse_quantity,
     split_address,
 )
-from nri_numa.engine.request.annotations import KEYS, check_level, check_value
+from nri_numa.engine.request.annotations import OPTION_KEYS, check_level, check_value
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.settings import ANY_KEY, CPUOrder
@@ -34,31 +34,31 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def problems(config: AgentConfig, topology: Topology | None = None) -> list[str]:
+def validate_config(config: AgentConfig, topology: Topology | None = None) -> list[str]:
     """Every semantic mistake, each ``path: what is wrong, what was expected``."""
     found = [
-        *_single(config),
-        *_servers(config),
-        *_validity(config),
-        *_controller(config),
-        *_reading(config),
-        *_devices(config),
-        *_annotations(config),
-        *_permissions(config),
-        *_namespaces(config),
-        *_reserved(config),
+        *_check_single_values(config),
+        *_check_servers(config),
+        *_check_topology_validity(config),
+        *_check_prometheus_query(config),
+        *_check_scans(config),
+        *_check_dra(config),
+        *_check_annotation_values(config),
+        *_check_permissions(config),
+        *_check_namespace_quotas(config),
+        *_check_reserved_resources(config),
         *_kubelet_options(config),
     ]
     return found if topology is None else found + list(_against_machine(config, topology))
 
 
-def _single(config: AgentConfig) -> Iterator[str]:
-    for leaf in leaves().values():
+def _check_single_values(config: AgentConfig) -> Iterator[str]:
+    for leaf in config_keys().values():
         if leaf.check is not None:
-            yield from _try(leaf.path, leaf.check, leaf.get(config))
+            yield from _check_value(leaf.path, leaf.check, leaf.value_in(config))
 
 
-def _try(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
+def _check_value(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
     try:
         check(value)
     except ValueError as error:
@@ -68,7 +68,7 @@ def _try(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
 # --- Who may connect ----------------------------------------------------------------------------
 
 
-def _servers(config: AgentConfig) -> Iterator[str]:
+def _check_servers(config: AgentConfig) -> Iterator[str]:
     http, controller, scheduler = config.http, config.controller, config.scheduler
     for name, server in (("http", http), ("controller", controller), ("scheduler", scheduler)):
         if bool(server.tls_cert) != bool(server.tls_key):
@@ -83,15 +83,15 @@ def _servers(config: AgentConfig) -> Iterator[str]:
             "expected another token: read access and PUT are separate rights"
         )
 
-    if _wide(http.address):
+    if _is_exposed(http.address):
         if http.token_file:
             if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
-                yield _plaintext("http", "tokenFile", http.address)
+                yield _plaintext_token_problem("http", "tokenFile", http.address)
         elif not http.allow_anonymous:
-            yield _open("http", http.address, "tokenFile")
-    if _wide(config.publish.address):
+            yield _exposed_problem("http", http.address, "tokenFile")
+    if _is_exposed(config.publish.address):
         yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
-    if _wide(controller.address):
+    if _is_exposed(controller.address):
         if page.enabled and not page.token_file:
             yield (
                 f"controller.page.tokenFile: is not set, but {controller.address} is reached from "
@@ -100,20 +100,20 @@ def _servers(config: AgentConfig) -> Iterator[str]:
         tokens = controller.token_file or (page.enabled and page.token_file)
         if tokens and not (controller.tls_cert or controller.allow_plaintext_token):
             key = "tokenFile" if controller.token_file else "page.tokenFile"
-            yield _plaintext("controller", key, controller.address)
+            yield _plaintext_token_problem("controller", key, controller.address)
     if scheduler.address == "off":
         yield "scheduler.address: 'off', expected host:port, where kube-scheduler can reach it"
-    if _wide(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):
-        yield _open("scheduler", scheduler.address, "clientCA")
+    if _is_exposed(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):
+        yield _exposed_problem("scheduler", scheduler.address, "clientCA")
 
 
-def _wide(address: str) -> bool:
+def _is_exposed(address: str) -> bool:
     """Whether other machines reach it."""
-    found = _read(split_address, address)
+    found = _parse_or_none(split_address, address)
     return found is not None and not is_loopback(found[0])
 
 
-def _plaintext(section: str, key: str, address: str) -> str:
+def _plaintext_token_problem(section: str, key: str, address: str) -> str:
     return (
         f"{section}.{key}: clients would send the token to {address} unencrypted; set "
         f"{section}.tlsCert and {section}.tlsKey, or listen on 127.0.0.1, or set "
@@ -121,7 +121,7 @@ def _plaintext(section: str, key: str, address: str) -> str:
     )
 
 
-def _open(section: str, address: str, key: str) -> str:
+def _exposed_problem(section: str, address: str, key: str) -> str:
     return (
         f"{section}.address: {address} can be reached from other machines; set {section}.{key}, or "
         f"{section}.allowAnonymous: true, or listen on 127.0.0.1"
@@ -131,24 +131,27 @@ def _open(section: str, address: str, key: str) -> str:
 # --- Sections that need one another -------------------------------------------------------------
 
 
-def _validity(config: AgentConfig) -> Iterator[str]:
+def _check_topology_validity(config: AgentConfig) -> Iterator[str]:
     text = config.publish.node_resource_topology_validity
-    validity, resync = _read(parse_duration, text), _read(parse_duration, config.publish.resync)
-    if validity and resync is not None and not 3 * resync <= validity <= DAY:
+    validity, resync = (
+        _parse_or_none(parse_duration, text),
+        _parse_or_none(parse_duration, config.publish.resync),
+    )
+    if validity and resync is not None and not 3 * resync <= validity <= DAY_S:
         yield (
             f"publish.nodeResourceTopologyValidity: {text}, expected 0, or three times "
             "publish.resync to 24h"
         )
 
 
-def _controller(config: AgentConfig) -> Iterator[str]:
+def _check_prometheus_query(config: AgentConfig) -> Iterator[str]:
     query = config.controller.prometheus
     if bool(query.url) != bool(query.query):
         missing, given = ("query", "url") if query.url else ("url", "query")
         yield f"controller.prometheus.{missing}: is empty, but {given} is set; it takes both"
 
 
-def _reading(config: AgentConfig) -> Iterator[str]:
+def _check_scans(config: AgentConfig) -> Iterator[str]:
     """Rounds over containers whose results only the API shows."""
     for name, rounds in (
         ("memoryLocality", config.memory_locality),
@@ -163,7 +166,7 @@ def _reading(config: AgentConfig) -> Iterator[str]:
             )
 
 
-def _devices(config: AgentConfig) -> Iterator[str]:
+def _check_dra(config: AgentConfig) -> Iterator[str]:
     if not config.dra.enabled:
         return
     if config.runtime.link is LinkKind.CRI:
@@ -172,7 +175,7 @@ def _devices(config: AgentConfig) -> Iterator[str]:
             "claims; expected link nri"
         )
     driver = config.dra.driver
-    longest = max(len(path.encode()) for path in sockets(config.kubelet_root, driver))
+    longest = max(len(path.encode()) for path in driver_sockets(config.kubelet_root, driver))
     if longest > LONGEST_SOCKET:
         yield (
             f"dra.driver: {driver[:120]!r} makes a socket's path of {longest} bytes below "
@@ -183,30 +186,30 @@ def _devices(config: AgentConfig) -> Iterator[str]:
 # --- Annotations: defaults, rules, permissions, quotas ------------------------------------------
 
 
-def _annotations(config: AgentConfig) -> Iterator[str]:
+def _check_annotation_values(config: AgentConfig) -> Iterator[str]:
     for number, rule in enumerate(config.rules):
-        if not rule.set:
+        if not rule.keys:
             yield f"rules[{number}].set: is empty, expected at least one annotation key"
-    for path, values in _levels(config):
-        for problem in check_level(texts(values)):
+    for path, values in _annotation_levels(config):
+        for problem in check_level(annotation_texts(values)):
             yield f"{path}.{problem}"
 
 
-def _levels(config: AgentConfig) -> Iterator[tuple[str, Mapping[str, str | int]]]:
+def _annotation_levels(config: AgentConfig) -> Iterator[tuple[str, Mapping[str, str | int]]]:
     yield "defaults", config.defaults
     for number, rule in enumerate(config.rules):
-        yield f"rules[{number}].set", rule.set
+        yield f"rules[{number}].set", rule.keys
 
 
-def _permissions(config: AgentConfig) -> Iterator[str]:
+def _check_permissions(config: AgentConfig) -> Iterator[str]:
     last = len(config.permissions) - 1
     for number, one in enumerate(config.permissions):
         path = f"permissions[{number}]"
         for key in one.keys:
-            if key != ANY_KEY and key not in KEYS:
+            if key != ANY_KEY and key not in OPTION_KEYS:
                 yield f"{path}.keys: {check_value(key, '')}"
         for key, values in one.values.items():
-            if key not in KEYS:
+            if key not in OPTION_KEYS:
                 yield f"{path}.values: {check_value(key, '')}"
                 continue
             if ANY_KEY not in one.keys and key not in one.keys:
@@ -221,27 +224,27 @@ def _permissions(config: AgentConfig) -> Iterator[str]:
             yield f"{path}.match: matches every pod, so that the entries after it never count"
 
 
-def _namespaces(config: AgentConfig) -> Iterator[str]:
+def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
     for number, one in enumerate(config.quotas.namespaces):
         path = f"quotas.namespaces[{number}]"
         if not one.namespaces:
             yield f"{path}.namespaces: is empty, expected at least one namespace"
-        yield from _try(f"{path}.exclusiveCPUs", parse_amount, one.exclusive_cpus)
-        yield from _try(f"{path}.listedCPUs", parse_amount, one.listed_cpus)
+        yield from _check_value(f"{path}.exclusiveCPUs", parse_amount, one.exclusive_cpus)
+        yield from _check_value(f"{path}.listedCPUs", parse_amount, one.listed_cpus)
 
 
 # --- What is reserved ---------------------------------------------------------------------------
 
 
-def _reserved(config: AgentConfig) -> Iterator[str]:
+def _check_reserved_resources(config: AgentConfig) -> Iterator[str]:
     for section, mapping in _by_numa_node(config):
         for numa_node in mapping:
             if not 0 <= numa_node < NUMASet.LIMIT:
                 yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
     for path, _, resource, quantity in _reserved_memory(config):
         if resource != "memory":
-            yield from _try(path, page_size, resource)
-        yield from _try(path, parse_quantity, quantity)
+            yield from _check_value(path, page_size, resource)
+        yield from _check_value(path, parse_quantity, quantity)
     if config.strict_reserved and config.reserved_cpus == "":
         yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
 
@@ -269,7 +272,7 @@ def _reserved_memory(config: AgentConfig) -> Iterator[tuple[str, int, str, str |
 
 def _kubelet_options(config: AgentConfig) -> Iterator[str]:
     if config.align_by_socket:
-        for path in _setting(config, "policy", "single-numa-node"):
+        for path in _paths_with_value(config, "policy", "single-numa-node"):
             yield (
                 f"alignBySocket: true takes CPUs from all NUMA nodes of a socket, and {path} is "
                 "single-numa-node; expected only one of them, as the kubelet does"
@@ -288,13 +291,15 @@ def _kubelet_options(config: AgentConfig) -> Iterator[str]:
     ):
         if is_set:
             yield f"{key}: true, expected {other}: false beside it, as the kubelet does"
-    for path in _setting(config, "smt", "full-core"):
+    for path in _paths_with_value(config, "smt", "full-core"):
         yield f"{key}: true splits cores, and {path} is full-core; expected only one of them"
 
 
-def _setting(config: AgentConfig, key: str, value: str) -> Iterator[str]:
+def _paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str]:
     """Where defaults and rules give a key a value."""
-    return (f"{path}.{key}" for path, values in _levels(config) if values.get(key) == value)
+    return (
+        f"{path}.{key}" for path, values in _annotation_levels(config) if values.get(key) == value
+    )
 
 
 # --- The machine --------------------------------------------------------------------------------
@@ -302,13 +307,13 @@ def _setting(config: AgentConfig, key: str, value: str) -> Iterator[str]:
 
 def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """What the machine does not have; values that cannot be read are reported already."""
-    floor, cpus = _read(parse_pool, config.shared_pool.cpus), len(topology.allowed)
-    if floor is not None and floor.of(cpus) >= cpus:
+    floor, cpus = _parse_or_none(parse_pool, config.shared_pool.cpus), len(topology.allowed)
+    if floor is not None and floor.cpus_of_total(cpus) >= cpus:
         yield (
             f"sharedPool.cpus: {floor} is the whole machine, which has {cpus} CPUs; no CPU could "
             "be exclusive"
         )
-    reserved = _read(parse_cpus, config.reserved_cpus) or CPUSet()
+    reserved = _parse_or_none(parse_cpus, config.reserved_cpus) or CPUSet()
     if absent := reserved - topology.present:
         yield (f"reservedCPUs: this machine has no {cpus_text(absent)}; it has {topology.present}")
     if reserved and topology.online <= reserved:
@@ -320,7 +325,7 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
     for path, numa_node, resource, quantity in _reserved_memory(config):
         known = topology.numa_nodes.get(numa_node)
-        bytes_, size = _read(parse_quantity, quantity), _read(page_size, resource)
+        bytes_, size = _parse_or_none(parse_quantity, quantity), _parse_or_none(page_size, resource)
         if known is None or bytes_ is None or (size is None and resource != "memory"):
             continue
         has = known.memory_bytes if size is None else known.hugepages.get(size, 0)
@@ -333,14 +338,14 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
             f"alignBySocket: this machine has {sockets} sockets and {numa_nodes} NUMA nodes with "
             "CPUs, expected no more sockets than NUMA nodes"
         )
-    for numa_node in _read(parse_numa_nodes, config.memory_only_nodes) or ():
+    for numa_node in _parse_or_none(parse_numa_nodes, config.memory_only_nodes) or ():
         known = topology.numa_nodes.get(numa_node)
         if known is None:
             yield f"memoryOnlyNodes: there is no NUMA node {numa_node}; {numa_ids}"
         elif known.cpus:
             yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(known.cpus)}"
     tiers = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}
-    for tier in _read(parse_numa_nodes, config.memory_tiers) or ():
+    for tier in _parse_or_none(parse_numa_nodes, config.memory_tiers) or ():
         if tier not in tiers:
             known_tiers = ", ".join(map(str, sorted(tiers))) or "none"
             yield (
@@ -349,7 +354,7 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
             )
 
 
-def _read(parse: Callable[[_T], _R], value: _T) -> _R | None:
+def _parse_or_none(parse: Callable[[_T], _R], value: _T) -> _R | None:
     try:
         return parse(value)
     except ValueError:

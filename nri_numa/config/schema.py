@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.sections import AgentConfig, leaves
+from nri_numa.config.sections import AgentConfig, config_keys
 
 
 @functools.cache
-def schema() -> dict[str, Any]:
+def config_json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the configuration file."""
     made = msgspec.json.schema(AgentConfig)
     definitions = made["$defs"]
@@ -48,7 +48,7 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
     # Rare, so the library that lists every error is imported only here.
     from jsonschema import Draft202012Validator
 
-    validator = Draft202012Validator(schema())
+    validator = Draft202012Validator(config_json_schema())
     found: list[str] = []
     rest = copy.deepcopy(dict(document))
     errors = sorted(
@@ -56,9 +56,9 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
     )
     for error in errors:
         path = list(error.absolute_path)
-        for where, message in _explain(error):
-            found.append(f"{dotted(where)}: {message}")
-            _remove(rest, where[: len(path) + 1])
+        for where, message in _schema_error_problems(error):
+            found.append(f"{dotted_path(where)}: {message}")
+            _remove_key(rest, where[: len(path) + 1])
     try:
         config = msgspec.convert(rest, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
@@ -69,7 +69,7 @@ def structural_problems(document: Mapping[str, Any]) -> tuple[list[str], AgentCo
     return found, config
 
 
-def dotted(path: list[Any]) -> str:
+def dotted_path(path: list[Any]) -> str:
     """``rules[0].set.policy`` for the path of a schema error."""
     text = ""
     for part in path:
@@ -77,18 +77,18 @@ def dotted(path: list[Any]) -> str:
     return text or "document"
 
 
-def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
+def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
     """One problem for each key that the error is about, in our words."""
     path = list(error.absolute_path)
     value, rule = error.instance, error.validator
-    shown = _shown(value)
+    shown = _value_text(value)
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
         known = error.schema["properties"]
         for key in (key for key in value if key not in known):
             near = (
                 [name for name in known if name.lower() == key.lower()]
                 or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-                or [leaf for leaf in leaves() if key.lower() in _spellings(leaf)]
+                or [leaf for leaf in config_keys() if key.lower() in _key_spellings(leaf)]
             )
             hint = (
                 f", did you mean {' or '.join(near[:3])}?"
@@ -102,14 +102,20 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
         allowed = error.validator_value if rule == "enum" else [error.validator_value]
         near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
         hint = f"; did you mean {near[0]}?" if near and len(allowed) > 1 else ""
-        yield path, f"{shown}, expected {_either(allowed)}{hint}"
+        yield path, f"{shown}, expected {_choices_text(allowed)}{hint}"
     elif rule == "type":
-        yield path, f"{shown}, expected {_TYPES.get(error.validator_value, error.validator_value)}"
+        yield (
+            path,
+            f"{shown}, expected "
+            f"{_JSON_TYPE_TEXTS.get(error.validator_value, error.validator_value)}",
+        )
     elif rule == "anyOf":
-        types = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
+        types = [
+            _JSON_TYPE_TEXTS.get(one.get("type", ""), "a value") for one in error.validator_value
+        ]
         yield path, f"{shown}, expected {' or '.join(types)}"
-    elif rule in _BOUNDS:
-        yield path, f"{shown}, expected {_BOUNDS[rule]} {error.validator_value}"
+    elif rule in _BOUND_TEXTS:
+        yield path, f"{shown}, expected {_BOUND_TEXTS[rule]} {error.validator_value}"
     elif rule == "minLength":
         yield path, "is empty, expected a text"
     elif rule == "pattern":
@@ -118,13 +124,13 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
         yield path, str(error.message)
 
 
-def _spellings(path: str) -> tuple[str, str]:
+def _key_spellings(path: str) -> tuple[str, str]:
     """``log.level`` as people write it in the wrong place: ``logLevel`` and ``level``."""
     return path.replace(".", "").lower(), path.rpartition(".")[2].lower()
 
 
-_BOUNDS = {"exclusiveMinimum": "more than", "minimum": "at least", "maximum": "at most"}
-_TYPES = {
+_BOUND_TEXTS = {"exclusiveMinimum": "more than", "minimum": "at least", "maximum": "at most"}
+_JSON_TYPE_TEXTS = {
     "string": "a text",
     "integer": "a whole number",
     "number": "a number",
@@ -135,7 +141,7 @@ _TYPES = {
 }
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
@@ -143,12 +149,12 @@ def _shown(value: object) -> str:
     return "nothing" if value is None else json.dumps(value)[:80]
 
 
-def _either(allowed: list[Any]) -> str:
+def _choices_text(allowed: list[Any]) -> str:
     *most, last = [str(item) for item in allowed]
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _remove(document: Any, path: list[Any]) -> None:
+def _remove_key(document: Any, path: list[Any]) -> None:
     """Take the offending key away; a bad list item takes its list along: no index shifts."""
     while path and isinstance(path[-1], int):
         path = path[:-1]

@@ -1,7 +1,8 @@
 """What stands in the configuration file: frozen records, one per section.
 
 Everything that is generic follows from these declarations: names of keys, environment names, what a
-single value may be (`checked`), what a reload may change (`AT_START`). The text below a key is its
+single value may be (`with_parser`), what a reload may change (`AT_START`). The text below a key is
+its
 reference: the JSON Schema and docs/configuration.md are generated from it
 (`tools.config_schema`).
 
@@ -20,13 +21,13 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from nri_numa.config import values
-from nri_numa.config.values import AUTO, DAY, LONGEST_SOCKET, absolute, between
+from nri_numa.config.values import AUTO, DAY_S, LONGEST_SOCKET, absolute_path_check, duration_check
 from nri_numa.model.settings import (
     ANY_KEY,
     CPUOrder,
+    DeniedAction,
     IsolatedCPUs,
     NohzFullCPUs,
-    Otherwise,
     PreferredCores,
 )
 from nri_numa.model.workload import KubeletOverride, QoSClass, Strategy
@@ -44,7 +45,7 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, rename=camel_case
     """A mapping of the file; unknown keys are mistakes."""
 
 
-def checked(parse: Callable[[Any], object]) -> Meta:
+def with_parser(parse: Callable[[Any], object]) -> Meta:
     """A value that ``parse`` refuses with `ValueError` is a mistake."""
     return Meta(extra={"check": parse})
 
@@ -53,17 +54,17 @@ AT_START: Final = Meta(extra={"restart": True})
 """Read once: a reload leaves the key, or the whole section, as it was."""
 
 API_VERSION: Final = "nri-numa/v1"
-KIND: Final = "AgentConfig"
+CONFIG_KIND: Final = "AgentConfig"
 
 Text = Annotated[str, Meta(min_length=1)]
 AnnotationValue = str | int
 Quantity = str | int
-Amount = Annotated[str | int, checked(values.parse_amount)]
-CPUList = Annotated[str | int, checked(values.parse_cpus)]
-NUMAList = Annotated[str | int, checked(values.parse_numa_nodes)]
-Duration = Annotated[str | float, checked(values.parse_duration)]
-Interval = Annotated[str | float, checked(between(1, DAY))]
-Address = Annotated[Text, checked(values.split_address)]
+Amount = Annotated[str | int, with_parser(values.parse_amount)]
+CPUList = Annotated[str | int, with_parser(values.parse_cpus)]
+NUMAList = Annotated[str | int, with_parser(values.parse_numa_nodes)]
+Duration = Annotated[str | float, with_parser(values.parse_duration)]
+Interval = Annotated[str | float, with_parser(duration_check(1, DAY_S))]
+Address = Annotated[Text, with_parser(values.split_address)]
 
 
 class PodMatch(Section, frozen=True):
@@ -93,7 +94,7 @@ class PermissionDocument(Section, frozen=True):
     for."""
     reserved_cpus: bool = False
     """numacpu may name reserved CPUs."""
-    otherwise: Otherwise = Otherwise.REFUSE
+    on_denied: DeniedAction = msgspec.field(name="otherwise", default=DeniedAction.REFUSE)
     """What is not permitted is refused, or ignored with a warning: the key is passed over, and who
     does not pay for exclusive CPUs shares."""
 
@@ -101,7 +102,7 @@ class PermissionDocument(Section, frozen=True):
 class SharedPool(Section, frozen=True):
     """What stays for containers without exclusive CPUs."""
 
-    cpus: Annotated[str | int, checked(values.parse_pool)] = AUTO
+    cpus: Annotated[str | int, with_parser(values.parse_pool)] = AUTO
     """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
     as 10%. auto is 1 where reservedCPUs are part of the pool, else a twentieth of the CPUs, at
     least 1."""
@@ -147,7 +148,7 @@ class RuleMatch(PodMatch, frozen=True):
 class RuleDocument(Section, frozen=True):
     """One rule: which containers, and which annotation keys they get."""
 
-    set: dict[str, AnnotationValue] = field(default_factory=dict)
+    keys: dict[str, AnnotationValue] = field(default_factory=dict, name="set")
     """Annotation keys, without the prefix, and their values; not empty."""
     match: RuleMatch = RuleMatch()
     """Which containers; without it, all of them."""
@@ -167,13 +168,17 @@ class Runtime(Section, frozen=True):
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
     start, and refusals stop nothing (docs/install.md)."""
-    nri_socket: Annotated[Text, checked(absolute(LONGEST_SOCKET))] = "/var/run/nri/nri.sock"
+    nri_socket: Annotated[Text, with_parser(absolute_path_check(LONGEST_SOCKET))] = (
+        "/var/run/nri/nri.sock"
+    )
     """Unix socket on which the runtime serves NRI."""
-    cri_socket: Annotated[Text, checked(values.socket_address)] = "/run/containerd/containerd.sock"
+    cri_socket: Annotated[Text, with_parser(values.socket_address)] = (
+        "/run/containerd/containerd.sock"
+    )
     """Unix socket on which the runtime serves CRI; for link: cri."""
     plugin_name: Annotated[Text, Meta(pattern="^[^/\\s]+$")] = "nri-numa"
     """Name under which the plugin registers."""
-    plugin_index: Annotated[str | int, checked(values.two_digits)] = "90"
+    plugin_index: Annotated[str | int, with_parser(values.parse_plugin_index)] = "90"
     """Two digits that order the plugins of a node; the last one to write a container's cpuset must
     be us, so it is high."""
     hung_after: Duration = "60s"
@@ -181,7 +186,7 @@ class Runtime(Section, frozen=True):
     container in its grace period makes it wait, so longer than those."""
 
 
-class Kubelet(Section, frozen=True):
+class KubeletSection(Section, frozen=True):
     """The kubelet on this node, and who may take a container away from it."""
 
     override: KubeletOverride = KubeletOverride.NEVER
@@ -201,7 +206,7 @@ class HTTP(Section, frozen=True):
     address: Address = "127.0.0.1:9891"
     """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
     allowAnonymous."""
-    socket: Annotated[str, checked(absolute(LONGEST_SOCKET, empty=True))] = ""
+    socket: Annotated[str, with_parser(absolute_path_check(LONGEST_SOCKET, empty=True))] = ""
     """Unix socket to serve the API on besides, for nri-numa publish; empty for none. Its user and
     the group of its directory may connect, without a token."""
     token_file: str = ""
@@ -219,10 +224,10 @@ class HTTP(Section, frozen=True):
     the token then; for networks that encrypt by themselves."""
 
 
-class DevicePlugin(Section, frozen=True):
+class DevicePluginSection(Section, frozen=True):
     """``nri-numa device-plugin``; the agent reads none of it."""
 
-    resource_name: Annotated[Text, checked(values.extended_resource)] = (
+    resource_name: Annotated[Text, with_parser(values.extended_resource)] = (
         "numa.example.com/exclusive-cpu"
     )
     """Name of the extended resource that the scheduler counts exclusive CPUs by; outside
@@ -232,8 +237,8 @@ class DevicePlugin(Section, frozen=True):
     devices. Its choice binds then: CPUs are taken on those NUMA nodes and on no others."""
     directory: Annotated[
         Text,
-        checked(
-            absolute(
+        with_parser(
+            absolute_path_check(
                 LONGEST_SOCKET - len("/kubelet.sock"),
                 why=", because sockets in it have no longer paths",
             )
@@ -259,7 +264,7 @@ class Devices(Section, frozen=True):
     /proc/driver/nvidia."""
     cdi: bool = True
     """Names of the Container Device Interface, with its files."""
-    cdi_directories: Annotated[tuple[str, ...], checked(values.absolute_paths)] = (
+    cdi_directories: Annotated[tuple[str, ...], with_parser(values.check_paths)] = (
         "/etc/cdi",
         "/var/run/cdi",
     )
@@ -282,15 +287,15 @@ class DRA(Section, frozen=True):
     enabled: bool = False
     """Serve the kubelet as a DRA driver, and publish each NUMA node as a device with consumable
     capacity. Needs nri-numa publish, Kubernetes 1.36 or newer, and a runtime with CDI."""
-    driver: Annotated[str, checked(values.driver_name)] = "dra.numa.example.com"
+    driver: Annotated[str, with_parser(values.driver_name)] = "dra.numa.example.com"
     """Name of the driver, in ResourceSlices and DeviceClasses; best below a domain of yours."""
     list_attributes: bool = False
     """Publish attributes that have several values as lists. Only where API server and scheduler
     have the feature gate DRAListTypeAttributes: others refuse the ResourceSlice."""
-    handover: Annotated[str, checked(absolute())] = "/run/nri-numa-claims"
+    handover: Annotated[str, with_parser(absolute_path_check())] = "/run/nri-numa-claims"
     """Directory in which the agent asks nri-numa publish for claims, and gets them; both write
     there, and no other program."""
-    cdi_directory: Annotated[str, checked(absolute())] = "/var/run/cdi"
+    cdi_directory: Annotated[str, with_parser(absolute_path_check())] = "/var/run/cdi"
     """Where the runtime looks for CDI files; the agent writes there."""
 
 
@@ -326,7 +331,7 @@ class Publish(Section, frozen=True):
     numatopology: bool = False
     """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
     cluster and the rights to create and patch it."""
-    otlp_endpoint: Annotated[str, checked(values.query_url)] = ""
+    otlp_endpoint: Annotated[str, with_parser(values.query_url)] = ""
     """OTLP receiver over HTTP, such as http://127.0.0.1:4318, that gets a span of each request of
     the runtime that was decided; empty for none. Needs nri-numa[otel]."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
@@ -340,10 +345,10 @@ class Publish(Section, frozen=True):
     """host:port on loopback for its metrics and probes, or off."""
 
 
-class OfflineCapacity(Section, frozen=True):
+class OfflineCapacitySection(Section, frozen=True):
     """How annotations of the Node about its capacity get to the agent."""
 
-    file: Annotated[str, checked(absolute(empty=True))] = ""
+    file: Annotated[str, with_parser(absolute_path_check(empty=True))] = ""
     """File that nri-numa publish writes and the agent reads every second: what the annotations
     offline-capacity and drained of the Node say. Empty for neither. Its directory must be the
     publisher's alone to write."""
@@ -354,7 +359,7 @@ class OfflineCapacity(Section, frozen=True):
 class Prometheus(Section, frozen=True):
     """Capacity factors from a query."""
 
-    url: Annotated[str, checked(values.query_url)] = ""
+    url: Annotated[str, with_parser(values.query_url)] = ""
     """Of the server, such as http://prometheus:9090; empty for none."""
     query: str = ""
     """Instant query whose samples are capacity factors from 0 to 1, one for each NUMA node of each
@@ -375,7 +380,9 @@ class Drain(Section, frozen=True):
     evict: bool = False
     """Evict pods with pinned containers there that a workload makes again. Needs
     publish.podAnnotation, and rights to list and evict pods."""
-    after: Annotated[str | float, checked(between(0, DAY))] = "30s"
+    delay: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = msgspec.field(
+        name="after", default="30s"
+    )
     """Time between the annotation and the first eviction; longer than offlineCapacity.interval, so
     that the agent knows first."""
     per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
@@ -393,7 +400,7 @@ class Stuck(Section, frozen=True):
     partly_running: bool = False
     """Also pods in the phase Running: a container ran, ended and is refused since. What runs ends
     with them. Needs evict, and the right to follow Events."""
-    after: Interval = "2m"
+    delay: Interval = msgspec.field(name="after", default="2m")
     """Time that a pod is refused at least before it goes."""
     per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
     """Evictions a minute in the whole cluster."""
@@ -412,9 +419,9 @@ class Steal(Section, frozen=True):
     and evict pods."""
     below: Annotated[float, Meta(gt=0, le=0.9)] = 0.7
     """A measured factor lower than this is low. measuredCapacity.floor must be lower still."""
-    after: Interval = "10m"
+    delay: Interval = msgspec.field(name="after", default="10m")
     """Time that a factor is low before the first eviction."""
-    at_most: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    max_fraction: Annotated[float, Meta(ge=0, le=1)] = msgspec.field(name="atMost", default=0.25)
     """Part of the cluster's NUMA nodes that may be low at the same time; if more are, no pod is
     evicted."""
     per_minute: Annotated[float, Meta(gt=0, le=600)] = 1.0
@@ -425,7 +432,7 @@ class Steal(Section, frozen=True):
     """Let the API server say what it would do, and do nothing."""
 
 
-class Page(Section, frozen=True):
+class PageSection(Section, frozen=True):
     """The page of the cluster, at ``/cluster/`` of the controller's address."""
 
     enabled: bool = False
@@ -434,7 +441,7 @@ class Page(Section, frozen=True):
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
     which capacity is PUT. Needed wider than loopback."""
-    node_url: Annotated[str, checked(values.page_url)] = ""
+    node_url: Annotated[str, with_parser(values.page_url)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
 
@@ -460,15 +467,17 @@ class Controller(Section, frozen=True):
     for none."""
     prometheus: Prometheus = Prometheus()
     """Capacity factors from a query."""
-    validity: Annotated[str | float, checked(between(5, 7 * DAY))] = "5m"
+    validity: Annotated[str | float, with_parser(duration_check(5, 7 * DAY_S))] = "5m"
     """How long a value counts that its source does not repeat; 5s to 7 days. A PUT may say less."""
-    silent: Literal["full", "last"] = "full"
+    on_stale_source: Literal["full", "last"] = msgspec.field(name="silent", default="full")
     """What counts for a node when all of its sources are silent: full, or the last value."""
-    smoothing: Annotated[str | float, checked(between(0, DAY))] = "30s"
+    smoothing: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = "30s"
     """Time constant of the exponential average over a source's values."""
-    least_time: Annotated[str | float, checked(between(0, DAY))] = "10s"
+    min_update_interval: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = (
+        msgspec.field(name="leastTime", default="10s")
+    )
     """Time between two changes of one Node's annotation at least."""
-    page: Page = Page()
+    page: PageSection = PageSection()
     """A page of the whole cluster."""
     drain: Drain = Drain()
     """Moving pods away from drained NUMA nodes."""
@@ -482,7 +491,7 @@ class Controller(Section, frozen=True):
     """Directory with token, ca.crt and namespace, read again when they change."""
 
 
-class UnknownNodes(StrEnum):
+class MissingTopologyAction(StrEnum):
     """What becomes of pods that ask for something, on nodes that publish nothing."""
 
     REFUSE = "refuse"
@@ -511,16 +520,18 @@ class Scheduling(Section, frozen=True):
     lease: str = ""
     """Name of the Lease by which one of several replicas leads, in the namespace of the
     credentials; empty for a single replica."""
-    unknown_nodes: UnknownNodes = UnknownNodes.REFUSE
+    on_missing_topology: MissingTopologyAction = msgspec.field(
+        name="unknownNodes", default=MissingTopologyAction.REFUSE
+    )
     """Whether pods that ask for something may go to nodes without a readable
     NodeResourceTopology."""
-    narrow: bool = True
+    filter_to_best: bool = msgspec.field(name="narrow", default=True)
     """Of the nodes with room filter names those that suit best, so that the scheduler needs no
     prioritizeVerb; false where one is configured, or where another extender filters after this
     one."""
-    bind_timeout: Annotated[str | float, checked(between(0.1, LONGEST_BIND))] = "4s"
+    bind_timeout: Annotated[str | float, with_parser(duration_check(0.1, LONGEST_BIND))] = "4s"
     """Time for one binding; below the scheduler's httpTimeout, at most 4s."""
-    settle: Annotated[str | float, checked(between(0, 600))] = "10s"
+    settle: Annotated[str | float, with_parser(duration_check(0, 600))] = "10s"
     """Time from the start of a pod's containers until its node's NodeResourceTopology counts them,
     where that does not name them."""
     credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -576,37 +587,39 @@ class Reconcile(Section, frozen=True):
     wait until it is back. CPU limits wait in any case."""
 
 
-class KeptRoom(Section, frozen=True):
+class RebalanceHeadroom(Section, frozen=True):
     """A request that is to fit on one NUMA node at any time, with exclusive CPUs."""
 
     cpus: Annotated[int, Meta(ge=0, le=8192)] = 0
     """While no pod starts, movable containers move so that a container with so many exclusive CPUs
     would fit. 0 beside memory 0 is off."""
-    memory: Annotated[Quantity, checked(values.parse_quantity)] = 0
+    memory: Annotated[Quantity, with_parser(values.parse_quantity)] = 0
     """Its memory: bytes, or a text such as 16Gi."""
 
 
-class RoomBudget(Section, frozen=True):
+class RebalanceBudget(Section, frozen=True):
     """What may move ahead of need: for room.keep and room.farPages, never for a waiting pod."""
 
-    bytes: Annotated[Quantity, checked(values.parse_quantity)] = "1Gi"
+    bytes: Annotated[Quantity, with_parser(values.parse_quantity)] = "1Gi"
     """Memory that moves in a minute at most; 0: none ever."""
-    moves: Annotated[int, Meta(ge=0)] = 12
+    moves_per_hour: Annotated[int, Meta(ge=0)] = msgspec.field(name="moves", default=12)
     """Containers that move in an hour at most; 0: none ever."""
 
 
-class Room(Section, frozen=True):
+class Rebalance(Section, frozen=True):
     """Moving containers that are movable, so that another one is not refused; and far memory."""
 
-    moves: Annotated[int, Meta(ge=0, le=3)] = 2
+    max_moves: Annotated[int, Meta(ge=0, le=3)] = msgspec.field(name="moves", default=2)
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
-    far_pages: Annotated[float, Meta(ge=0, le=1), AT_START] = 1.0
+    max_remote_memory_fraction: Annotated[float, Meta(ge=0, le=1), AT_START] = msgspec.field(
+        name="farPages", default=1.0
+    )
     """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
     not its own. Where it is more, or memory runs short there that others were given, and more than
     64 MiB, it is moved home while no pod starts, movable or not. 1 is off."""
-    keep: KeptRoom = KeptRoom()
+    headroom: RebalanceHeadroom = msgspec.field(name="keep", default=RebalanceHeadroom())
     """A request that is to fit at any time."""
-    budget: RoomBudget = RoomBudget()
+    budget: RebalanceBudget = RebalanceBudget()
     """What may move ahead of need."""
 
 
@@ -640,7 +653,7 @@ class MeasuredMode(StrEnum):
 
     OFF = "off"
     OBSERVE = "observe"
-    ACT = "act"
+    ENFORCE = "act"
 
 
 class MeasuredCapacity(Section, frozen=True):
@@ -663,11 +676,11 @@ class AgentConfig(Section, frozen=True):
 
     api_version: Annotated[Literal["nri-numa/v1"], AT_START] = API_VERSION
     """Version of this document's form."""
-    kind: Annotated[Literal["AgentConfig"], AT_START] = KIND
+    kind: Annotated[Literal["AgentConfig"], AT_START] = CONFIG_KIND
     """What this document is."""
     runtime: Annotated[Runtime, AT_START] = Runtime()
     """How the container runtime is reached."""
-    node_name: Annotated[str, checked(values.node_name), AT_START] = ""
+    node_name: Annotated[str, with_parser(values.node_name), AT_START] = ""
     """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's
     `--hostname-override` or the host name when empty. The manifests set it to the name that
     Kubernetes has, by the environment."""
@@ -683,11 +696,11 @@ class AgentConfig(Section, frozen=True):
     """Where the cgroup file systems are mounted."""
     kubelet_root: Annotated[Text, AT_START] = "/var/lib/kubelet"
     """The kubelet's directory, read to find CPUs that its managers have pinned."""
-    kubelet: Kubelet = Kubelet()
+    kubelet: KubeletSection = KubeletSection()
     """The kubelet, and who may take a container away from its managers."""
     http: Annotated[HTTP, AT_START] = HTTP()
     """Metrics, health, the API and the page."""
-    device_plugin: Annotated[DevicePlugin, AT_START] = DevicePlugin()
+    device_plugin: Annotated[DevicePluginSection, AT_START] = DevicePluginSection()
     """Exclusive CPUs as an extended resource that the scheduler counts."""
     devices: Annotated[Devices, AT_START] = Devices()
     """Placing containers beside the devices that they have."""
@@ -695,7 +708,7 @@ class AgentConfig(Section, frozen=True):
     """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
     publish: Annotated[Publish, AT_START] = Publish()
     """What nri-numa publish writes to the API server."""
-    offline_capacity: Annotated[OfflineCapacity, AT_START] = OfflineCapacity()
+    offline_capacity: Annotated[OfflineCapacitySection, AT_START] = OfflineCapacitySection()
     """How annotations of the Node about its capacity get to the agent."""
     controller: Annotated[Controller, AT_START] = Controller()
     """nri-numa controller, one for the cluster."""
@@ -707,7 +720,7 @@ class AgentConfig(Section, frozen=True):
     """Decide, log and count, but change nothing."""
     on_internal_error: InternalErrorAnswer = InternalErrorAnswer.UNPINNED
     """When we fail by a mistake of our own: start the container unpinned, or reject it."""
-    annotation_prefix: Annotated[Text, checked(values.annotation_prefix)] = "numa.kubernetes.io"
+    annotation_prefix: Annotated[Text, with_parser(values.annotation_prefix)] = "numa.kubernetes.io"
     """Prefix of the annotations that pods ask with, without the slash."""
     defaults: dict[str, AnnotationValue] = field(default_factory=dict)
     """Annotation keys and values for pods that say nothing themselves."""
@@ -802,7 +815,7 @@ class AgentConfig(Section, frozen=True):
     what the container has at any time, also after a resize. Not over CRI."""
     reconcile: Reconcile = Reconcile()
     """Comparing the real cgroups with what was decided."""
-    room: Room = Room()
+    room: Rebalance = Rebalance()
     """Making room for containers that strict policies would refuse."""
     memory_locality: Annotated[MemoryLocality, AT_START] = MemoryLocality()
     """Looking where the memory of containers is."""
@@ -813,7 +826,7 @@ class AgentConfig(Section, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ConfigKey:
     """One key that is not a section, by its dotted path; ``check`` refuses with `ValueError`."""
 
     path: str
@@ -822,19 +835,19 @@ class Leaf:
     check: Callable[[Any], object] | None
     names: tuple[str, ...]
 
-    def get(self, config: AgentConfig) -> Any:
+    def value_in(self, config: AgentConfig) -> Any:
         """Its value in a configuration."""
         return functools.reduce(getattr, self.names, config)
 
 
 @functools.cache
-def leaves() -> Mapping[str, Leaf]:
+def config_keys() -> Mapping[str, ConfigKey]:
     """Every key that is not a section, by dotted path, in the order of the declaration."""
     from msgspec import inspect
 
-    def walk(
+    def walk_struct_fields(
         struct: inspect.StructType, path: str, names: tuple[str, ...], restart: bool
-    ) -> Iterator[Leaf]:
+    ) -> Iterator[ConfigKey]:
         for one in struct.fields:
             kind: inspect.Type = one.type
             extra: Mapping[str, Any] = {}
@@ -843,14 +856,14 @@ def leaves() -> Mapping[str, Leaf]:
             at, here = f"{path}{one.encode_name}", (*names, one.name)
             waits = restart or "restart" in extra
             if isinstance(kind, inspect.StructType):
-                yield from walk(kind, f"{at}.", here, waits)
+                yield from walk_struct_fields(kind, f"{at}.", here, waits)
             else:
                 default = (
                     one.default
                     if one.default_factory is msgspec.NODEFAULT
                     else one.default_factory()
                 )
-                yield Leaf(at, default, waits, extra.get("check"), here)
+                yield ConfigKey(at, default, waits, extra.get("check"), here)
 
     root = cast("inspect.StructType", inspect.type_info(AgentConfig))
-    return {leaf.path: leaf for leaf in walk(root, "", (), False)}
+    return {leaf.path: leaf for leaf in walk_struct_fields(root, "", (), False)}

@@ -14,17 +14,22 @@ from nri_numa.model.settings import CPUAmount
 Check = Callable[[str], object]
 _Ids = TypeVar("_Ids")
 
-DAY: Final = 86_400.0
+DAY_S: Final = 86_400.0
 AUTO: Final = "auto"
 LONGEST_SOCKET: Final = 107
 """Bytes of a unix socket's path: ``sun_path`` of unix(7) without its terminating zero."""
 
-_SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
+_QUANTITY_PATTERN = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
 """How people write memory: no sign, no exponent, no thousandths of a byte."""
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)
+_DURATION_PATTERN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
-_SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
-_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
+_SECONDS_BY_UNIT = {
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+}
+_PERCENT_PATTERN = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
 _MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 
 # --- Amounts ------------------------------------------------------------------------------------
@@ -36,9 +41,9 @@ def parse_quantity(value: str | int) -> int:
         if value < 0:
             raise ValueError(f"{value} is negative, expected bytes")
         return value
-    if len(value) > 40 or not _SIZE.fullmatch(value):
+    if len(value) > 40 or not _QUANTITY_PATTERN.fullmatch(value):
         raise ValueError(f"{value[:40]!r} is no quantity, expected bytes or a text such as 512Mi")
-    return int(text.quantity(value))
+    return int(text.parse_exact_quantity(value))
 
 
 def page_size(resource: str) -> int:
@@ -54,7 +59,7 @@ def page_size(resource: str) -> int:
 def parse_amount(value: str | int) -> CPUAmount:
     """A number of CPUs, or a percentage of them."""
     text = str(value)
-    match = _PERCENT.fullmatch(text)
+    match = _PERCENT_PATTERN.fullmatch(text)
     if match is not None and float(match[1]) <= 100:
         return CPUAmount(percent=float(match[1]))
     if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MOST_CPUS:
@@ -72,28 +77,28 @@ def parse_duration(value: str | float) -> float:
     if isinstance(value, str):
         if value.isascii() and value.isdigit() and len(value) <= 10:
             return float(value)
-        if len(value) > 40 or not _DURATION.fullmatch(value):
+        if len(value) > 40 or not _DURATION_PATTERN.fullmatch(value):
             raise ValueError(
                 f"{value[:40]!r} is no duration, expected seconds or a text such as 30s"
             )
         total = Fraction(0)
         for number, unit in _DURATION_PART.findall(value):
-            total += Fraction(number) * _SECONDS[unit]
+            total += Fraction(number) * _SECONDS_BY_UNIT[unit]
         return float(total)
     if not 0 <= value < float("inf"):
         raise ValueError(f"{value} is no duration, expected 0 or more seconds")
     return float(value)
 
 
-def between(least: float, most: float = float("inf")) -> Callable[[str | float], object]:
+def duration_check(least: float, most: float = float("inf")) -> Callable[[str | float], object]:
     """A check of durations by seconds."""
 
-    def check(value: str | float) -> None:
+    def check_duration(value: str | float) -> None:
         if not least <= parse_duration(value) <= most:
             limit = f"to {most:g}s" if most < float("inf") else "or more"
             raise ValueError(f"{value}, expected {least:g}s {limit}")
 
-    return check
+    return check_duration
 
 
 # --- Lists of ids -------------------------------------------------------------------------------
@@ -101,15 +106,15 @@ def between(least: float, most: float = float("inf")) -> Callable[[str | float],
 
 def parse_cpus(value: str | int) -> CPUSet:
     """The CPUs of a kernel list; a YAML reader makes a number of a list with one id."""
-    return _listed(CPUSet.parse, value)
+    return _parse_set(CPUSet.parse, value)
 
 
 def parse_numa_nodes(value: str | int) -> NUMASet:
     """The NUMA nodes, or memory tiers, of a kernel list."""
-    return _listed(NUMASet.parse, value)
+    return _parse_set(NUMASet.parse, value)
 
 
-def _listed(parse: Callable[[str], _Ids], value: str | int) -> _Ids:
+def _parse_set(parse: Callable[[str], _Ids], value: str | int) -> _Ids:
     try:
         return parse(str(value))
     except ListFormatError as error:
@@ -119,30 +124,30 @@ def _listed(parse: Callable[[str], _Ids], value: str | int) -> _Ids:
 # --- Paths and addresses ------------------------------------------------------------------------
 
 
-def absolute(most: int = 4095, *, empty: bool = False, why: str = "") -> Check:
+def absolute_path_check(most: int = 4095, *, empty: bool = False, why: str = "") -> Check:
     """A check of paths by their bytes; an ``empty`` one may say that there is none."""
     limit = f" of at most {most} bytes{why}" if most != 4095 else ""
 
-    def check(path: str) -> None:
+    def check_absolute_path(path: str) -> None:
         if not (empty and not path) and not (
             path.startswith("/") and "\0" not in path and len(path.encode()) <= most
         ):
             raise ValueError(f"{path[:120]!r}, expected an absolute path{limit}")
 
-    return check
+    return check_absolute_path
 
 
-def absolute_paths(paths: Sequence[str]) -> None:
+def check_paths(paths: Sequence[str]) -> None:
     """A few of them."""
     if len(paths) > 8:
         raise ValueError(f"{len(paths)} directories, expected at most 8")
     for path in paths:
-        absolute()(path)
+        absolute_path_check()(path)
 
 
 def socket_address(value: str) -> None:
     """The address of a unix socket as CRI's clients write it, with or without ``unix://``."""
-    absolute(LONGEST_SOCKET, why=", with or without unix:// in front")(
+    absolute_path_check(LONGEST_SOCKET, why=", with or without unix:// in front")(
         value.removeprefix("unix://")
     )
 
@@ -190,9 +195,9 @@ def page_url(url: str) -> None:
 
 # --- Names --------------------------------------------------------------------------------------
 
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DNS_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_DRIVER = re.compile(rf"{_LABEL}(\.{_LABEL})+")
+_DNS_LABEL_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})*")
+_DRIVER_NAME_PATTERN = re.compile(rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})+")
 _LONGEST_DRIVER = 63
 """Source: kubernetes ``pkg/apis/resource/validation`` (DriverNameMaxLength)."""
 
@@ -217,14 +222,14 @@ def annotation_prefix(prefix: str) -> None:
 
 def driver_name(driver: str) -> None:
     """The name of a DRA driver."""
-    if len(driver) > _LONGEST_DRIVER or not _DRIVER.fullmatch(driver):
+    if len(driver) > _LONGEST_DRIVER or not _DRIVER_NAME_PATTERN.fullmatch(driver):
         raise ValueError(
             f"{driver[:120]!r}, expected a DNS name in lower case with a dot, of at most "
             f"{_LONGEST_DRIVER} characters, such as dra.example.com"
         )
 
 
-def two_digits(index: str | int) -> str:
+def parse_plugin_index(index: str | int) -> str:
     """The plugin index as the protocol wants it."""
     found = f"{index:02d}" if isinstance(index, int) else index
     if not re.fullmatch(r"[0-9]{2}", found, re.ASCII):
@@ -232,10 +237,10 @@ def two_digits(index: str | int) -> str:
     return found
 
 
-_RESOURCE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
-_QUOTA = "requests."
+_RESOURCE_NAME_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_QUOTA_RESOURCE_PREFIX = "requests."
 """What a ResourceQuota puts before the name, which must be a good one with it as well."""
-_LONGEST_PREFIX = 253 - len(_QUOTA)
+_LONGEST_PREFIX = 253 - len(_QUOTA_RESOURCE_PREFIX)
 
 
 def extended_resource(name: str) -> None:
@@ -253,16 +258,17 @@ def extended_resource(name: str) -> None:
             f"{shown} is below kubernetes.io, which the API server keeps for Kubernetes; expected "
             f"a DNS name of yours as prefix, {good}"
         )
-    if name.startswith(_QUOTA):
+    if name.startswith(_QUOTA_RESOURCE_PREFIX):
         raise ValueError(
-            f"{shown} begins with {_QUOTA}, which is the language of quotas; expected another"
+            f"{shown} begins with {_QUOTA_RESOURCE_PREFIX}, which is the language of quotas; "
+            "expected another"
         )
     if len(prefix) > _LONGEST_PREFIX or not _DNS_NAME.fullmatch(prefix):
         raise ValueError(
             f"{shown}: the prefix is no DNS name (lower case, at most {_LONGEST_PREFIX} "
             f"characters), expected one {good}"
         )
-    if len(rest) > 63 or not _RESOURCE.fullmatch(rest):
+    if len(rest) > 63 or not _RESOURCE_NAME_PATTERN.fullmatch(rest):
         raise ValueError(
             f"{shown}: after the slash, expected up to 63 letters, digits, -, _ and ., a letter or "
             f"digit at both ends, {good}"

@@ -22,32 +22,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, annotations_of
 from nri_numa.model.offline_capacity import (
     NUMA_IDS,
     OFFLINE_CAPACITY,
     BadCapacity,
     OfflineCapacity,
-    factor,
+    format_capacity,
     list_of,
     numa_nodes,
-    parsed,
-    text_of,
-    zone,
-    zones,
+    parse_capacity,
+    parse_factor,
+    parse_zone,
+    parse_zones,
 )
-from nri_numa.publisher.outbox import Output, pause
+from nri_numa.publisher.outbox import Output, backoff_seconds
 
-MOST_NODES: Final = 20_000
-MOST_PROBLEMS: Final = 20
+MAX_NODES: Final = 20_000
+MAX_PROBLEMS: Final = 20
 """Problems of one document that are named; the rest is counted."""
-LEAST_VALIDITY: Final = 5.0
+MIN_VALIDITY_S: Final = 5.0
 
-END: Final = 0.005
+CONVERGENCE_EPSILON: Final = 0.005
 """An average that is so near to what the source says is there: an average alone never arrives."""
-DIGITS: Final = 3
+FACTOR_DECIMALS: Final = 3
 """Decimals of what is written; a thousandth of a NUMA node is less than a CPU."""
-RENEW: Final = 0.5
+RENEWAL_FRACTION: Final = 0.5
 """Part of the validity that is left when an unchanged value is written again."""
 
 
@@ -65,7 +65,7 @@ class Measurement:
     validity: float | None = None
 
 
-def from_put(node: str, document: object, *, longest: float) -> Measurement:
+def parse_put(node: str, document: object, *, longest: float) -> Measurement:
     """The body of a PUT about a node, with so many seconds of validity at most.
 
     Raises:
@@ -75,7 +75,7 @@ def from_put(node: str, document: object, *, longest: float) -> Measurement:
         raise BadCapacity('expected a JSON object such as {"zones": {"0": 0.5}}')
     if unknown := sorted(str(key) for key in document if key not in ("zones", "validity")):
         raise BadCapacity(f"unknown key {ascii(unknown[0])[:60]}, expected zones and validity")
-    found = zones(document.get("zones"))
+    found = parse_zones(document.get("zones"))
     if not found:
         raise BadCapacity("zones: is empty, expected at least one NUMA node")
     validity = document.get("validity")
@@ -83,14 +83,14 @@ def from_put(node: str, document: object, *, longest: float) -> Measurement:
         return Measurement(node, found)
     if isinstance(validity, bool) or not isinstance(validity, int | float):
         raise BadCapacity(f"validity: {ascii(validity)[:60]}, expected seconds")
-    if not LEAST_VALIDITY <= validity <= longest:
+    if not MIN_VALIDITY_S <= validity <= longest:
         raise BadCapacity(
-            f"validity: {ascii(validity)[:60]}, expected {LEAST_VALIDITY:g} to {longest:g} seconds"
+            f"validity: {ascii(validity)[:60]}, expected {MIN_VALIDITY_S:g} to {longest:g} seconds"
         )
     return Measurement(node, found, float(validity))
 
 
-def from_file(document: object) -> tuple[list[Measurement], list[str]]:
+def parse_file(document: object) -> tuple[list[Measurement], list[str]]:
     """A file ``{nodes: {worker-1: {0: 0.5}}}``: what is sound of it, and what is wrong.
 
     Raises:
@@ -99,19 +99,19 @@ def from_file(document: object) -> tuple[list[Measurement], list[str]]:
     nodes = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(nodes, Mapping) or set(document) != {"nodes"}:  # type: ignore[call-overload]
         raise BadCapacity("expected a mapping with the one key nodes: {worker-1: {0: 0.5}}")
-    if len(nodes) > MOST_NODES:
-        raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MOST_NODES} at most")
+    if len(nodes) > MAX_NODES:
+        raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MAX_NODES} at most")
     measurements: list[Measurement] = []
     problems: list[str] = []
     for name, one in nodes.items():
         try:
-            measurements.append(Measurement(str(name), zones(one)))
+            measurements.append(Measurement(str(name), parse_zones(one)))
         except BadCapacity as error:
             problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
-    return measurements, shortened(problems)
+    return measurements, truncate_problems(problems)
 
 
-def from_query(
+def parse_query_answer(
     document: object, *, node_label: str, numa_node_label: str
 ) -> tuple[list[Measurement], list[str]]:
     """The answer to an instant query (``/api/v1/query``): what is sound of it, and what is wrong.
@@ -130,19 +130,19 @@ def from_query(
     problems: list[str] = []
     for sample in samples:
         try:
-            node, i, value = _sample(sample, node_label, numa_node_label)
+            node, i, value = _parse_sample(sample, node_label, numa_node_label)
             if i in found.setdefault(node, {}):
                 raise BadCapacity(f"node {node}, NUMA node {i}: has more than one sample")
             found[node][i] = value
         except BadCapacity as error:
             problems.append(str(error))
-    if len(found) > MOST_NODES:
-        raise BadCapacity(f"the query has {len(found)} nodes, expected {MOST_NODES} at most")
+    if len(found) > MAX_NODES:
+        raise BadCapacity(f"the query has {len(found)} nodes, expected {MAX_NODES} at most")
     measurements = [Measurement(node, zones) for node, zones in sorted(found.items()) if zones]
-    return measurements, shortened(problems)
+    return measurements, truncate_problems(problems)
 
 
-def _sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, int, float]:
+def _parse_sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, int, float]:
     labels = sample.get("metric") if isinstance(sample, Mapping) else None
     value = sample.get("value") if isinstance(sample, Mapping) else None
     if not isinstance(labels, Mapping) or not isinstance(value, list) or len(value) != 2:
@@ -153,48 +153,48 @@ def _sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, in
     where = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
     try:
         # A text in JSON, so that NaN and infinities can be written.
-        return node, zone(numa_node), factor(float(str(value[1])[:40]))
+        return node, parse_zone(numa_node), parse_factor(float(str(value[1])[:40]))
     except BadCapacity as error:
         raise BadCapacity(f"{where}: {error}") from None
     except ValueError:
         raise BadCapacity(f"{where}: {ascii(value[1])[:40]} is no number") from None
 
 
-def shortened(problems: Iterable[str]) -> list[str]:
+def truncate_problems(problems: Iterable[str]) -> list[str]:
     """The first problems, and how many more there are."""
     found = list(problems)
-    more = len(found) - MOST_PROBLEMS
-    return [*found[:MOST_PROBLEMS], f"and {more} more"] if more > 0 else found
+    more = len(found) - MAX_PROBLEMS
+    return [*found[:MAX_PROBLEMS], f"and {more} more"] if more > 0 else found
 
 
 # --- one Node -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class CapacityRules:
     """How values are judged.
 
     Attributes:
         validity: seconds that a value counts which its source does not repeat.
-        keep_last: whether the last value counts on when all sources are silent.
+        keep_last_value: whether the last value counts on when all sources are silent.
         smoothing: seconds of the average's time constant; 0 for none.
         hysteresis: what is written changes by so much at least.
-        least_time: seconds between two changes of a Node's annotation at least.
+        min_update_interval: seconds between two changes of a Node's annotation at least.
     """
 
     validity: float
-    keep_last: bool = False
+    keep_last_value: bool = False
     smoothing: float = 0.0
     hysteresis: float = 0.0
-    least_time: float = 0.0
+    min_update_interval: float = 0.0
 
 
 @dataclass(slots=True)
-class _Value:
-    said: float
+class _SourceValue:
+    reported: float
     average: float
-    at: float
-    until: float
+    reported_at: float
+    expires_at: float
 
 
 @dataclass(slots=True)
@@ -205,15 +205,15 @@ class NodeCapacity:
         written: what the annotation says, as far as known; None for no annotation.
     """
 
-    rules: Rules
+    rules: CapacityRules
     written: OfflineCapacity | None = None
-    _values: dict[tuple[str, int], _Value] = field(default_factory=dict)
+    _values: dict[tuple[str, int], _SourceValue] = field(default_factory=dict)
     _changed_at: float = -math.inf
-    _last: OfflineCapacity | None = None
+    _last_effective: OfflineCapacity | None = None
     _reported: bool = False
     _withdrawn: bool = False
 
-    def report(
+    def record_measurement(
         self, source: str, zones: Mapping[int, float], now: float, validity: float | None = None
     ) -> None:
         """A source says this now of these NUMA nodes, and nothing of the others."""
@@ -223,71 +223,74 @@ class NodeCapacity:
             del self._values[key]
         for i, said in zones.items():
             value = self._values.get((source, i))
-            if value is None or value.until <= now:
-                self._values[source, i] = _Value(said, said, now, until)
+            if value is None or value.expires_at <= now:
+                self._values[source, i] = _SourceValue(said, said, now, until)
                 continue
-            value.average = self._average(value, now)
-            value.said, value.at, value.until = said, now, until
+            value.average = self._smoothed_factor(value, now)
+            value.reported, value.reported_at, value.expires_at = said, now, until
 
-    def withdraw(self, source: str) -> None:
+    def withdraw_source(self, source: str) -> None:
         """A source has nothing to say any more, which is not the same as being silent."""
         for key in [k for k in self._values if k[0] == source]:
             del self._values[key]
             self._withdrawn = True
 
-    def _average(self, value: _Value, now: float) -> float:
+    def _smoothed_factor(self, value: _SourceValue, now: float) -> float:
         """The average of a value up to now: what was said last counts for the time since then."""
         if self.rules.smoothing <= 0:
-            return value.said
-        weight = 1 - math.exp(-max(0.0, now - value.at) / self.rules.smoothing)
-        average = value.average + (value.said - value.average) * weight
-        return value.said if abs(average - value.said) < END else average
+            return value.reported
+        weight = 1 - math.exp(-max(0.0, now - value.reported_at) / self.rules.smoothing)
+        average = value.average + (value.reported - value.average) * weight
+        return value.reported if abs(average - value.reported) < CONVERGENCE_EPSILON else average
 
-    def current(self, now: float) -> OfflineCapacity | None:
+    def effective_capacity(self, now: float) -> OfflineCapacity | None:
         """What holds now, with its end on the same clock; None when every source is silent."""
         zones: dict[int, float] = {}
         sources: set[str] = set()
         until = math.inf
         for (source, i), value in self._values.items():
-            if value.until <= now:
+            if value.expires_at <= now:
                 continue
-            zones[i] = min(zones.get(i, 1.0), self._average(value, now))
+            zones[i] = min(zones.get(i, 1.0), self._smoothed_factor(value, now))
             sources.add(source)
-            until = min(until, value.until)
+            until = min(until, value.expires_at)
         if not zones:
             return None
         return OfflineCapacity(zones, until, ",".join(sorted(sources)))
 
-    def wanted(self, now: float, wall: float) -> OfflineCapacity | None:
+    def desired_annotation(self, now: float, wall: float) -> OfflineCapacity | None:
         """What the annotation should say now; None for no annotation."""
-        current = self.current(now)
+        current = self.effective_capacity(now)
         if current is None:
-            kept = self._last or self.written
+            kept = self._last_effective or self.written
             if kept is None or self._withdrawn:
                 return None
-            if not self.rules.keep_last:
+            if not self.rules.keep_last_value:
                 # A new leader knows no source yet: what an earlier one wrote holds to its end.
-                return self.written if not self._reported and wall < kept.until else None
+                return self.written if not self._reported and wall < kept.expires_at else None
             return OfflineCapacity(kept.zones, wall + self.rules.validity, kept.source)
         before = self.written.zones if self.written is not None else {}
-        zones = {i: self._settled(before.get(i, 1.0), f) for i, f in sorted(current.zones.items())}
+        zones = {
+            i: self._apply_hysteresis(before.get(i, 1.0), f)
+            for i, f in sorted(current.zones.items())
+        }
         if all(f == 1 for f in zones.values()):
-            self._last = None
+            self._last_effective = None
             return None
-        made = OfflineCapacity(zones, wall + current.until - now, current.source)
-        self._last = made
+        made = OfflineCapacity(zones, wall + current.expires_at - now, current.source)
+        self._last_effective = made
         return made
 
-    def _settled(self, written: float, factor: float) -> float:
+    def _apply_hysteresis(self, written: float, factor: float) -> float:
         """The factor to write: the written one, unless the difference is worth it."""
-        factor = round(factor, DIGITS)
+        factor = round(factor, FACTOR_DECIMALS)
         if factor in (0.0, 1.0) or abs(factor - written) >= max(self.rules.hysteresis, 0.5e-3):
             return factor
         return written
 
-    def due(self, now: float, wall: float) -> bool:
+    def is_write_due(self, now: float, wall: float) -> bool:
         """Whether the annotation must be written now."""
-        wanted, written = self.wanted(now, wall), self.written
+        wanted, written = self.desired_annotation(now, wall), self.written
         if wanted is None or written is None:
             different = (wanted is None) != (written is None)
         else:
@@ -295,11 +298,14 @@ class NodeCapacity:
             if not different:
                 # An end that comes later is worth a write only when the written one is near; one
                 # that comes sooner is not: what is not repeated is taken away when its time is up.
-                left = written.until - wall
-                return left < self.rules.validity * RENEW and wanted.until > written.until + 1
-        return different and now >= self._changed_at + self.rules.least_time
+                left = written.expires_at - wall
+                return (
+                    left < self.rules.validity * RENEWAL_FRACTION
+                    and wanted.expires_at > written.expires_at + 1
+                )
+        return different and now >= self._changed_at + self.rules.min_update_interval
 
-    def wrote(self, what: OfflineCapacity | None, now: float) -> None:
+    def record_written(self, what: OfflineCapacity | None, now: float) -> None:
         """The annotation says this since now."""
         before = self.written.zones if self.written is not None else None
         if before != (what.zones if what is not None else None):
@@ -309,7 +315,7 @@ class NodeCapacity:
 
 # --- all Nodes ------------------------------------------------------------------------------------
 
-_UNREADABLE: Final = OfflineCapacity({}, 0.0, "unreadable")
+_UNREADABLE_CAPACITY: Final = OfflineCapacity({}, 0.0, "unreadable")
 """What stands for an annotation that cannot be read: different from whatever is wanted."""
 
 
@@ -317,13 +323,13 @@ class UnknownNode(Exception):
     """There is no Node of that name."""
 
 
-class CapacityOutput(Output):
+class OfflineCapacityOutput(Output):
     """The annotation ``offline-capacity`` of every Node that has less than everything.
 
     It is written as a merge patch of that one key, so that no other fields are touched.
     """
 
-    def __init__(self, prefix: str, rules: Rules) -> None:
+    def __init__(self, prefix: str, rules: CapacityRules) -> None:
         super().__init__("offline-capacity")
         self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY}", f"{prefix}/{NUMA_IDS}"
         self._rules = rules
@@ -335,7 +341,7 @@ class CapacityOutput(Output):
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         annotations = annotations_of(document)
         ids: frozenset[int] | None = None
@@ -349,24 +355,24 @@ class CapacityOutput(Output):
         if text is None and name not in self._capacity:
             return
         try:
-            written = None if text is None else parsed(text)
+            written = None if text is None else parse_capacity(text)
         except BadCapacity:
-            written = _UNREADABLE
-        self._of(name).written = written
+            written = _UNREADABLE_CAPACITY
+        self._node_capacity(name).written = written
 
-    def node_removed(self, name: str) -> None:
+    def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._ids.pop(name, None)
         self._capacity.pop(name, None)
         self._failures.pop(name, None)
 
-    def nodes(self) -> frozenset[str]:
+    def node_names(self) -> frozenset[str]:
         """The names of all Nodes."""
         return frozenset(self._ids)
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def report(self, source: str, measured: Measurement, now: float) -> str:
+    def record_measurement(self, source: str, measured: Measurement, now: float) -> str:
         """A source says something of a Node.
 
         Returns:
@@ -376,14 +382,16 @@ class CapacityOutput(Output):
             UnknownNode: there is no such Node.
             BadCapacity: it has no such NUMA node.
         """
-        self.known(measured.node)
+        self.require_node(measured.node)
         ids = self._ids[measured.node]
         if ids is not None and (absent := measured.zones.keys() - ids):
             raise BadCapacity(
                 f"Node {measured.node} has no NUMA node {list_of(set(absent))}; "
                 f"it has {list_of(ids)}"
             )
-        self._of(measured.node).report(source, measured.zones, now, measured.validity)
+        self._node_capacity(measured.node).record_measurement(
+            source, measured.zones, now, measured.validity
+        )
         if ids is None:
             return (
                 f"Node {measured.node} does not publish its NUMA nodes (annotation "
@@ -392,70 +400,70 @@ class CapacityOutput(Output):
             )
         return ""
 
-    def known(self, node: str) -> None:
+    def require_node(self, node: str) -> None:
         """Raises UnknownNode where there is no such Node."""
         if node not in self._ids:
             raise UnknownNode(f"there is no Node {ascii(node)[:80]}")
 
-    def withdraw(self, source: str, node: str) -> None:
+    def withdraw_source(self, source: str, node: str) -> None:
         """A source has nothing to say of a Node any more."""
         if node in self._capacity:
-            self._capacity[node].withdraw(source)
+            self._capacity[node].withdraw_source(source)
 
-    def spoken_of(self) -> frozenset[str]:
+    def reported_nodes(self) -> frozenset[str]:
         """Nodes that anything is known of."""
         return frozenset(self._capacity)
 
-    def current(self, node: str, now: float) -> OfflineCapacity | None:
+    def effective_capacity(self, node: str, now: float) -> OfflineCapacity | None:
         """What holds for a Node; None for everything it has."""
         found = self._capacity.get(node)
-        return None if found is None else found.current(now)
+        return None if found is None else found.effective_capacity(now)
 
-    def _of(self, node: str) -> NodeCapacity:
+    def _node_capacity(self, node: str) -> NodeCapacity:
         return self._capacity.setdefault(node, NodeCapacity(self._rules))
 
     # --- what is written --------------------------------------------------------------------------
 
-    def tick(self, now: float, wall: float) -> None:
+    def update_due_nodes(self, now: float, wall: float) -> None:
         """Find out whose annotation must be written; once a second does."""
         self._wall = wall
         self._ready = sorted(
             (
                 node
                 for node, capacity in self._capacity.items()
-                if self._failures.get(node, (0, 0.0))[1] <= now and capacity.due(now, wall)
+                if self._failures.get(node, (0, 0.0))[1] <= now and capacity.is_write_due(now, wall)
             ),
             reverse=True,
         )
 
-    def _due(self, now: float) -> Request | None:
+    def _next_request(self, now: float) -> APIRequest | None:
         while self._ready:
             node = self._ready.pop()
             capacity = self._capacity.get(node)
-            if capacity is None or not capacity.due(now, self._wall):
+            if capacity is None or not capacity.is_write_due(now, self._wall):
                 continue
-            wanted = capacity.wanted(now, self._wall)
-            text = None if wanted is None else text_of(wanted)
+            wanted = capacity.desired_annotation(now, self._wall)
+            text = None if wanted is None else format_capacity(wanted)
             body = {"metadata": {"annotations": {self._key: text}}}
-            return self._request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
+            return self._new_request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
         return None
 
-    def next_due(self) -> float:
+    def next_due_at(self) -> float:
         """When the next request may be made."""
         return self.hold_until if self._ready else float("inf")
 
-    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
         node, wanted = request.name, request.version
-        if outcome.result is Result.DONE:
+        if outcome.result is OutcomeKind.SUCCEEDED:
             self._failures.pop(node, None)
             if node in self._capacity:
-                self._capacity[node].wrote(wanted, now)
-        elif outcome.result is Result.MISSING:
-            self.node_removed(node)
+                self._capacity[node].record_written(wanted, now)
+        elif outcome.result is OutcomeKind.MISSING:
+            self.on_node_removed(node)
         else:
             failures = self._failures.get(node, (0, 0.0))[0] + 1
-            self._failures[node] = failures, now + pause(failures, jitter)
+            self._failures[node] = failures, now + backoff_seconds(failures, jitter)
 
-    def waiting(self) -> int:
+    def pending_count(self) -> int:
         """Nodes whose annotation is to be written now."""
         return len(self._ready)

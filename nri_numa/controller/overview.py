@@ -12,30 +12,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from nri_numa import service
-from nri_numa.config import AgentConfig, settings
+from nri_numa.config import AgentConfig, derive_settings
 from nri_numa.kube.requests import annotations_of
-from nri_numa.model.offline_capacity import DRAINED, BadCapacity, numa_nodes
-from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
-from nri_numa.scheduler.fit import Fits
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Known, Nodes
-from nri_numa.scheduler.pod_reader import POLICIES, PodReader
+from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, numa_nodes
+from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
+from nri_numa.scheduler.fit import Fit
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import NodeInfo, SchedulerCache
+from nri_numa.scheduler.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.text import BadQuantity, whole_bytes
 
-MOST: Final = 500
+MAX_NODES_PER_PAGE: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
-INTERNAL: Final = "InternalIP"
+INTERNAL_IP: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
-_CHUNK: Final = 100
+_YIELD_EVERY_NODES: Final = 100
 """Nodes that are counted before other tasks have a turn."""
 
 
-DEFAULT: Final = "single-numa-node"
-FULL: Final = 1000
+DEFAULT_POLICY: Final = "single-numa-node"
+FULL_CAPACITY_FACTOR: Final = 1000
 """A capacity factor of 1, in thousandths."""
 
 
@@ -49,10 +49,10 @@ class Query(Struct, frozen=True):
     Attributes:
         cpus: exclusive CPUs; 0 for none.
         memory: bytes.
-        only: nodes on which it does not fit are left out.
+        fitting_only: nodes on which it does not fit are left out.
         name: part of the names of nodes.
         state: only nodes that are in it.
-        sort: which nodes come first; among equal ones those where the pod fits best.
+        sort_key: which nodes come first; among equal ones those where the pod fits best.
         grid: give all nodes in short, too.
         node: of all that are shown, this one alone in full.
         offset, limit: which of them.
@@ -60,42 +60,42 @@ class Query(Struct, frozen=True):
 
     cpus: int = 0
     memory: int = 0
-    policy: str = DEFAULT
-    only: bool = False
+    policy: str = DEFAULT_POLICY
+    fitting_only: bool = field(default=False, name="only")
     name: str = ""
     state: str = ""
-    sort: str = "name"
+    sort_key: str = field(default="name", name="sort")
     grid: bool = False
     node: str = ""
     offset: int = 0
     limit: int = 200
 
 
-class Cell(Struct, frozen=True, omit_defaults=True):
+class NodeCell(Struct, frozen=True, omit_defaults=True):
     """One node in short, its exclusive CPUs; ``state`` is empty where all is well."""
 
     name: str
     cpus: int = 0
-    free: int = 0
-    largest: int = 0
+    free_exclusive_cpus: int = field(default=0, name="free")
+    max_exclusive_request: int = field(default=0, name="largest")
     fragmentation: float = 0.0
     state: str = ""
-    fits: bool | None = None
+    is_feasible: bool | None = field(default=None, name="fits")
 
 
-STATES: Final = ("unknown", "not-ready", "drained", "lowered")
+NODE_STATES: Final = ("unknown", "not-ready", "drained", "lowered")
 """What is not well about a node, the worst first: nothing is published, its agent does not place
 containers, NUMA nodes are drained, or their capacity factor is below 1."""
-SORTS: Final[Mapping[str, Callable[[Cell], float]]] = {
+CELL_SORT_KEYS: Final[Mapping[str, Callable[[NodeCell], float]]] = {
     "name": lambda _: 0,
-    "free": lambda cell: -cell.free,
+    "free": lambda cell: -cell.free_exclusive_cpus,
     "fragmented": lambda cell: -cell.fragmentation,
-    "problems": lambda cell: STATES.index(cell.state) if cell.state else len(STATES),
+    "problems": lambda cell: NODE_STATES.index(cell.state) if cell.state else len(NODE_STATES),
 }
 """By what nodes are sorted, the smallest first; equal ones by fit, then by name."""
 
 
-class Zone(Struct, frozen=True, rename="camel"):
+class NUMANodeEntry(Struct, frozen=True, rename="camel"):
     """One NUMA node."""
 
     id: int
@@ -107,15 +107,15 @@ class Zone(Struct, frozen=True, rename="camel"):
     drained: bool
 
 
-class Machine(Struct, frozen=True, rename="camel"):
+class NodeEntry(Struct, frozen=True, rename="camel"):
     """One node; ``fits`` is null where nothing was asked."""
 
     name: str
     page: str
     problem: str
     agent_ready: bool
-    drained: str
-    zones: list[Zone]
+    drained_nodes: str = field(name="drained")
+    zones: list[NUMANodeEntry]
     largest_exclusive_request: int
     fragmentation: Annotated[float, Meta(description="0 to 1")]
     fits: bool | None
@@ -123,18 +123,18 @@ class Machine(Struct, frozen=True, rename="camel"):
     reason: str
 
 
-def query_of(given: Mapping[str, str]) -> Query:
+def parse_query(given: Mapping[str, str]) -> Query:
     """Read a query string.
 
     Raises:
         BadQuery: something in it is no such thing.
     """
-    known = sorted(Query.__struct_fields__)
+    known = sorted(Query.__struct_encode_fields__)
     for key in given:
         if key not in known:
             raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(known)}")
 
-    def number(key: str, default: int, most: int) -> int:
+    def parse_integer(key: str, default: int, most: int) -> int:
         text = given.get(key, "")
         if not text:
             return default
@@ -148,32 +148,32 @@ def query_of(given: Mapping[str, str]) -> Query:
         text = ascii(given["memory"])[:40]
         raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
 
-    def one_of(key: str, default: str, expected: Sequence[str]) -> str:
+    def parse_choice(key: str, default: str, expected: Sequence[str]) -> str:
         text = given.get(key) or default
         if text and text not in expected:
             raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(expected)}")
         return text
 
-    def name(key: str) -> str:
+    def parse_name(key: str) -> str:
         if len(text := given.get(key, "")) > 253:
             raise BadQuery(f"{key} has {len(text)} characters, expected at most 253")
         return text
 
-    def switch(key: str) -> bool:
+    def parse_switch(key: str) -> bool:
         return given.get(key, "") not in ("", "false", "0")
 
     return Query(
-        cpus=number("cpus", 0, 4096),
+        cpus=parse_integer("cpus", 0, 4096),
         memory=memory,
-        policy=one_of("policy", DEFAULT, POLICIES),
-        only=switch("only"),
-        name=name("name"),
-        state=one_of("state", "", STATES),
-        sort=one_of("sort", "name", tuple(SORTS)),
-        grid=switch("grid"),
-        node=name("node"),
-        offset=number("offset", 0, 1_000_000),
-        limit=max(1, number("limit", 200, MOST)),
+        policy=parse_choice("policy", DEFAULT_POLICY, POLICY_NAMES),
+        fitting_only=parse_switch("only"),
+        name=parse_name("name"),
+        state=parse_choice("state", "", NODE_STATES),
+        sort_key=parse_choice("sort", "name", tuple(CELL_SORT_KEYS)),
+        grid=parse_switch("grid"),
+        node=parse_name("node"),
+        offset=parse_integer("offset", 0, 1_000_000),
+        limit=max(1, parse_integer("limit", 200, MAX_NODES_PER_PAGE)),
     )
 
 
@@ -183,87 +183,95 @@ class Overview:
     def __init__(self, config: AgentConfig) -> None:
         self.revision = 0
         self._prefix = config.annotation_prefix
-        found = settings(config)
+        found = derive_settings(config)
         self._reader = PodReader(found)
-        self._nodes = Nodes()
-        self._candidates = CandidateIndex(self._nodes, found.strategy)
+        self._nodes = SchedulerCache()
+        self._candidates = VerdictCache(self._nodes, found.strategy)
         self._drained: dict[str, frozenset[int]] = {}
         self._page = config.controller.page.node_url
         self._addresses: dict[str, str] = {}
 
     @property
-    def addresses(self) -> bool:
+    def needs_node_addresses(self) -> bool:
         """Whether more is needed of Nodes than their metadata."""
         return "{address}" in self._page
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         try:
-            drained = numa_nodes(annotations_of(document).get(f"{self._prefix}/{DRAINED}", ""))
+            drained = numa_nodes(
+                annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
+            )
         except BadCapacity:
             drained = frozenset()
         addresses = (document.get("status") or {}).get("addresses") or ()
-        address = next((a.get("address", "") for a in addresses if a.get("type") == INTERNAL), "")
+        address = next(
+            (a.get("address", "") for a in addresses if a.get("type") == INTERNAL_IP), ""
+        )
         if (self._drained.get(name), self._addresses.get(name)) != (drained, address):
             self._drained[name], self._addresses[name] = drained, address
             self.revision += 1
 
-    def node_removed(self, name: str) -> None:
+    def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._addresses.pop(name, None)
         if self._drained.pop(name, None) is not None:
             self.revision += 1
 
-    def put_room(self, name: str, room: Known) -> None:
+    def update_node(self, name: str, room: NodeInfo) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        before = self._nodes.published(name)
-        self._nodes.put(name, room)
-        if self._nodes.published(name) is not before:
+        before = self._nodes.published_resources(name)
+        self._nodes.update_node(name, room)
+        if self._nodes.published_resources(name) is not before:
             self.revision += 1
 
-    def topology_removed(self, name: str) -> None:
+    def on_topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._nodes.remove(name)
+        self._nodes.remove_node(name)
         self.revision += 1
 
-    def silence(self, name: str) -> None:
+    def on_topology_expired(self, name: str) -> None:
         """A NodeResourceTopology is not valid any more."""
-        self.revision += self._nodes.silence(name)
+        self.revision += self._nodes.mark_agent_not_ready(name)
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    async def document(self, query: Query) -> dict[str, Any]:
+    async def overview_document(self, query: Query) -> dict[str, Any]:
         """The answer to a query; gives way to others while it judges thousands of nodes."""
         revision = self.revision
-        every = sorted(self._drained.keys() | self._nodes.names)
-        states = {name: self._state(name) for name in every}
+        every = sorted(self._drained.keys() | self._nodes.node_names)
+        states = {name: self._node_state(name) for name in every}
         names = [name for name in every if query.name in name and query.state in ("", states[name])]
-        request = self._request(query)
+        request = self._query_pod_request(query)
         verdicts: dict[str, str] = {}  # reason by node; empty where it fits
         fits: dict[str, int] = {}
         if request is not None:
-            fits = await self._judged(request, names, verdicts)
-            names = [name for name in names if name in fits or not query.only]
+            fits = await self._score_nodes(request, names, verdicts)
+            names = [name for name in names if name in fits or not query.fitting_only]
         asked = request is not None
-        cells: dict[str, Cell] = {}
-        for at in range(0, len(names), _CHUNK):
-            for name in names[at : at + _CHUNK]:
-                cells[name] = self._cell(name, states[name], name in fits if asked else None)
+        cells: dict[str, NodeCell] = {}
+        for at in range(0, len(names), _YIELD_EVERY_NODES):
+            for name in names[at : at + _YIELD_EVERY_NODES]:
+                cells[name] = self._node_cell(name, states[name], name in fits if asked else None)
             await asyncio.sleep(0)
         # Where it fits first; then as asked, the best for the pod, and the name.
-        by = SORTS[query.sort]
+        by = CELL_SORT_KEYS[query.sort_key]
         names.sort(key=lambda n: (asked and n not in fits, by(cells[n]), -fits.get(n, 0), n))
         chosen = names[query.offset : query.offset + query.limit]
         if query.node:
             chosen = [name for name in names if name == query.node]
-        shown: list[Machine] = []
+        shown: list[NodeEntry] = []
         for name in chosen:
-            shown.append(self._machine(name, request, verdicts.get(name)))
-            if len(shown) % _CHUNK == 0:
+            shown.append(self._node_entry(name, request, verdicts.get(name)))
+            if len(shown) % _YIELD_EVERY_NODES == 0:
                 await asyncio.sleep(0)
-        rooms = [t for name in every if isinstance(t := self._nodes.published(name), NodeRoom)]
+        rooms = [
+            t
+            for name in every
+            if isinstance(t := self._nodes.published_resources(name), NodeResources)
+        ]
         return {
             "revision": revision,
             "total": {
@@ -272,14 +280,15 @@ class Overview:
                 "exclusiveCpus": sum(sum(one.exclusive.capacity) for one in rooms),
                 "freeExclusiveCpus": sum(sum(one.exclusive.free) for one in rooms),
                 "largestExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
-                "fragmentation": fragmentation(
-                    sum(max(one.exclusive.free) for one in rooms), sum(map(_at_best, rooms))
+                "fragmentation": fragmentation_ratio(
+                    sum(max(one.exclusive.free) for one in rooms),
+                    sum(map(_max_exclusive_cpus, rooms)),
                 ),
                 "drainedNumaNodes": sum(map(len, self._drained.values())),
                 "states": {s: n for s, n in Counter(states.values()).items() if s},
             },
             "asked": asked,
-            "problem": request.wrong if request is not None else "",
+            "problem": request.invalid_reason if request is not None else "",
             "matching": len(names),
             "fitting": len(fits),
             "offset": query.offset,
@@ -287,93 +296,95 @@ class Overview:
             "grid": [cells[name] for name in names] if query.grid else [],
         }
 
-    def _state(self, name: str) -> str:
-        room = self._nodes.published(name)
-        if not isinstance(room, NodeRoom):
+    def _node_state(self, name: str) -> str:
+        room = self._nodes.published_resources(name)
+        if not isinstance(room, NodeResources):
             return "unknown"
-        if room.silent:
+        if room.agent_not_ready:
             return "not-ready"
         if self._drained.get(name):
             return "drained"
-        return "lowered" if min(room.factor) < FULL else ""
+        return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR else ""
 
-    def _cell(self, name: str, state: str, fits: bool | None) -> Cell:
-        room = self._nodes.published(name)
-        if not isinstance(room, NodeRoom):
-            return Cell(name=name, state=state, fits=fits)
+    def _node_cell(self, name: str, state: str, fits: bool | None) -> NodeCell:
+        room = self._nodes.published_resources(name)
+        if not isinstance(room, NodeResources):
+            return NodeCell(name=name, state=state, is_feasible=fits)
         free = room.exclusive.free
-        return Cell(
+        return NodeCell(
             name=name,
             cpus=sum(room.exclusive.capacity),
-            free=sum(free),
-            largest=max(free),
-            fragmentation=fragmentation(max(free), _at_best(room)),
+            free_exclusive_cpus=sum(free),
+            max_exclusive_request=max(free),
+            fragmentation=fragmentation_ratio(max(free), _max_exclusive_cpus(room)),
             state=state,
-            fits=fits,
+            is_feasible=fits,
         )
 
-    def _page_of(self, name: str) -> str:
+    def _node_page_url(self, name: str) -> str:
         address = self._addresses.get(name, "")
         if not self._page or ("{address}" in self._page and not address):
             return ""
         host = f"[{address}]" if ":" in address else address
         return self._page.replace("{node}", quote(name, safe="")).replace("{address}", host)
 
-    def _request(self, query: Query) -> PodRequest | None:
+    def _query_pod_request(self, query: Query) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
         if not query.cpus and not query.memory:
             return None
-        return self._reader.plain(cpus=query.cpus, memory=query.memory, policy=query.policy)
+        return self._reader.single_container_request(
+            cpus=query.cpus, memory=query.memory, policy=query.policy
+        )
 
-    async def _judged(
+    async def _score_nodes(
         self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
     ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = await service.in_turns(self._candidates.filtering(request, names))
+        found = await service.in_turns(self._candidates.filter_steps(request, names))
         reasons.update(found.failed)
-        reasons.update(found.hopeless)
-        reasons.update(dict.fromkeys(found.fits, ""))
+        reasons.update(found.unresolvable)
+        reasons.update(dict.fromkeys(found.feasible, ""))
         # What was found for the filter is remembered: nothing is judged twice.
-        scores = await service.in_turns(self._candidates.prioritizing(request, found.fits))
-        return dict.fromkeys(found.fits, 0) | dict(scores)
+        scores = await service.in_turns(self._candidates.prioritize_steps(request, found.feasible))
+        return dict.fromkeys(found.feasible, 0) | dict(scores)
 
-    def _machine(self, name: str, request: PodRequest | None, reason: str | None) -> Machine:
-        room = self._nodes.published(name)
+    def _node_entry(self, name: str, request: PodRequest | None, reason: str | None) -> NodeEntry:
+        room = self._nodes.published_resources(name)
         drained = self._drained.get(name, frozenset())
         places = ""
-        if request is not None and not request.nothing and reason == "":
-            verdict = self._candidates.verdict(request, name)
-            if isinstance(verdict, Fits) and verdict.places:
-                places = str(verdict.places[0][1])
-        if not isinstance(room, NodeRoom):
-            problem = self._candidates.why(name) or NO_OBJECT
-            zones: list[Zone] = []
+        if request is not None and not request.is_unconstrained and reason == "":
+            verdict = self._candidates.evaluate_node(request, name)
+            if isinstance(verdict, Fit) and verdict.numa_nodes:
+                places = str(verdict.numa_nodes[0][1])
+        if not isinstance(room, NodeResources):
+            problem = self._candidates.unreadable_reason(name) or NO_TOPOLOGY_TEXT
+            zones: list[NUMANodeEntry] = []
         else:
             problem = ""
-            memory = next((one for one in room.others if one.name == "memory"), None)
+            memory = next((one for one in room.other_resources if one.name == "memory"), None)
             zones = [
-                Zone(
+                NUMANodeEntry(
                     id=i,
                     exclusive_cpus=room.exclusive.capacity[place],
                     free_exclusive_cpus=room.exclusive.free[place],
                     memory_bytes=memory.capacity[place] if memory else 0,
                     free_memory_bytes=memory.free[place] if memory else 0,
-                    capacity_factor=room.factor[place] / FULL,
+                    capacity_factor=room.factor[place] / FULL_CAPACITY_FACTOR,
                     drained=i in drained,
                 )
                 for place, i in enumerate(room.ids)
             ]
-        return Machine(
+        return NodeEntry(
             name=name,
-            page=self._page_of(name),
+            page=self._node_page_url(name),
             problem=problem,
-            agent_ready=isinstance(room, NodeRoom) and not room.silent,
-            drained=",".join(map(str, sorted(drained))),
+            agent_ready=isinstance(room, NodeResources) and not room.agent_not_ready,
+            drained_nodes=",".join(map(str, sorted(drained))),
             zones=zones,
             largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
-                fragmentation(max(room.exclusive.free), _at_best(room))
-                if isinstance(room, NodeRoom)
+                fragmentation_ratio(max(room.exclusive.free), _max_exclusive_cpus(room))
+                if isinstance(room, NodeResources)
                 else 0.0
             ),
             fits=None if request is None else reason == "",
@@ -382,7 +393,7 @@ class Overview:
         )
 
 
-def fragmentation(largest: int, at_best: int) -> float:
+def fragmentation_ratio(largest: int, at_best: int) -> float:
     """Part of the largest possible exclusive request that is lost because free CPUs lie apart.
 
     `at_best` would fit if all free CPUs were together: no more than the largest NUMA node has.
@@ -390,5 +401,5 @@ def fragmentation(largest: int, at_best: int) -> float:
     return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
 
 
-def _at_best(room: NodeRoom) -> int:
+def _max_exclusive_cpus(room: NodeResources) -> int:
     return min(sum(room.exclusive.free), max(room.exclusive.capacity))

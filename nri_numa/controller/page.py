@@ -10,14 +10,21 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.config import AgentConfig
-from nri_numa.controller.overview import BadQuery, Overview, query_of
+from nri_numa.controller.overview import BadQuery, Overview, parse_query
 from nri_numa.kube.api import Watch
-from nri_numa.web.protocol import TEXT, APIError, Request, Response, Route, page_routes
+from nri_numa.web.protocol import (
+    TEXT_CONTENT_TYPE,
+    APIError,
+    HTTPRequest,
+    Response,
+    Route,
+    page_routes,
+)
 from nri_numa.web.security import TokenFile
 
-PATH: Final = "/cluster/"
-DOCUMENT: Final = "/v1/cluster"
-SHARED: Final = ("page.css", "theme.js", "small.js", "icon.svg")
+PAGE_PATH: Final = "/cluster/"
+DOCUMENT_PATH: Final = "/v1/cluster"
+SHARED_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 """Files of the agent's page."""
 
 
@@ -37,20 +44,22 @@ class Page:
         # A revision belongs to one life of one replica.
         self._life = uuid.uuid4().hex[:12]
 
-    def routes(self) -> Iterable[Route]:
+    def http_routes(self) -> Iterable[Route]:
         """What is added to the controller's server."""
         return [
-            Route("GET", DOCUMENT, self._document),
+            Route("GET", DOCUMENT_PATH, self._get_overview),
             Route(
-                "GET", PATH.rstrip("/"), lambda _: Response(308, b"", TEXT, [("Location", PATH)])
+                "GET",
+                PAGE_PATH.rstrip("/"),
+                lambda _: Response(308, b"", TEXT_CONTENT_TYPE, [("Location", PAGE_PATH)]),
             ),
-            *page_routes("nri_numa.web", *SHARED, at=PATH),
-            *page_routes("nri_numa.controller", at=PATH),
+            *page_routes("nri_numa.web", *SHARED_FILES, at=PAGE_PATH),
+            *page_routes("nri_numa.controller", at=PAGE_PATH),
         ]
 
-    async def _document(self, request: Request) -> Response:
+    async def _get_overview(self, request: HTTPRequest) -> Response:
         if self._token is not None:
-            self._token.check(request)
+            self._token.check_request_token(request)
         problem = self._topologies.problem
         if not self._topologies.synced.is_set():
             raise APIError(
@@ -59,13 +68,13 @@ class Page:
         said = repr((sorted(request.query.items()), problem))
         asked = hashlib.sha256(said.encode()).hexdigest()[:12]
         tag = f'"{self._life}-{self._overview.revision}-{asked}"'
-        if request.header(b"if-none-match") == tag.encode():
+        if request.header_value(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
         try:
-            query = query_of(request.query)
+            query = parse_query(request.query)
         except BadQuery as error:
             raise APIError(400, "BadRequest", str(error)) from error
-        document: dict[str, Any] = await self._overview.document(query)
+        document: dict[str, Any] = await self._overview.overview_document(query)
         if problem:
             document["stale"] = problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])

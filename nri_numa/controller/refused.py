@@ -23,61 +23,68 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from nri_numa.controller.evictor import Candidate, Evictor, Rules, movable, workload_of
-from nri_numa.kube.requests import Outcome, Request, Result, mapping
-from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, CandidateIndex, Steps
-from nri_numa.scheduler.fit import Fits, Short, Work
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Hold, Known, Nodes
+from nri_numa.controller.evictor import (
+    EvictionCandidate,
+    EvictionRules,
+    Evictor,
+    is_recreated,
+    workload_of,
+)
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
+from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
+from nri_numa.scheduler.fit import Fit, Unfit, Work
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 
-WAITS: Final = "CreateContainerError"
-FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
+WAITING_REASON: Final = "CreateContainerError"
+EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
 STEP_WORK: Final = 1000
 """Work (`nri_numa.scheduler.fit.Work`) of one turn of a look for another node, about 10 ms."""
-INTERVAL: Final = 10.0
+CHECK_INTERVAL_S: Final = 10.0
 """Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
 its own node every ten or more."""
-KEPT: Final = 60.0
+SIGN_TIMEOUT_S: Final = 60.0
 """Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
-HELD: Final = 60.0
+TARGET_RESERVATION_S: Final = 60.0
 """Seconds for which the room of a successor is not offered to another refused pod."""
-MOST: Final = 10_000
+MAX_STUCK_PODS: Final = 10_000
 """Refused pods that are remembered."""
-MOST_RUNNING: Final = 1000
+MAX_RUNNING_PODS: Final = 1000
 """Pods in the phase Running that are looked at, one after the other."""
 
 
 @dataclass(slots=True, kw_only=True)
-class RefusedPod(Candidate):
+class StuckPod(EvictionCandidate):
     """A pod that its node refuses.
 
     Attributes:
-        asks, missing: what all of its containers ask for, and those that do not run.
-        running: it is in the phase Running.
+        pod_request, unstarted_request: what all of its containers ask for, and those that do not
+        run.
+        is_running: it is in the phase Running.
         look: for a node with room, while that goes on.
-        elsewhere: where it fits, as far as known.
+        target: where it fits, as far as known.
     """
 
-    asks: PodRequest
-    missing: PodRequest
-    running: bool
+    pod_request: PodRequest
+    unstarted_request: PodRequest
+    is_running: bool
     spec: Mapping[str, Any]
     refusal: str
-    since: float
-    look: Steps[tuple[str, Fits] | None] | None = None
-    elsewhere: tuple[str, Fits] | None = None
+    stuck_since: float
+    look: Cooperative[tuple[str, Fit] | None] | None = None
+    target: tuple[str, Fit] | None = None
 
 
 @dataclass(slots=True)
 class _Suspect:
     due_at: float
-    until: float
+    expires_at: float
     uid: str = ""
 
 
-class Refused(Evictor[RefusedPod]):
+class StuckPodEvictor(Evictor[StuckPod]):
     """Pods that wait for their node without effect.
 
     Args:
@@ -85,14 +92,14 @@ class Refused(Evictor[RefusedPod]):
         asks: reads what a pod asks for.
     """
 
-    reason, end = "NUMAPodMoved", "moved"
+    reason, event_suffix = "NUMAPodMoved", "moved"
 
     def __init__(
         self,
         prefix: str,
-        rules: Rules,
-        nodes: Nodes,
-        candidates: CandidateIndex,
+        rules: EvictionRules,
+        nodes: SchedulerCache,
+        candidates: VerdictCache,
         asks: Callable[[Mapping[str, Any]], PodRequest],
         now: float,
     ) -> None:
@@ -100,138 +107,145 @@ class Refused(Evictor[RefusedPod]):
         self._nodes, self._candidates, self._asks = nodes, candidates, asks
         self._facts: dict[str, NodeFacts] = {}
         self._suspects: dict[tuple[str, str], _Suspect] = {}
-        self._looking: RefusedPod | None = None
+        self._looking: StuckPod | None = None
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         self._facts[name] = facts_of(name, document)
 
-    def node_removed(self, name: str) -> None:
+    def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._facts.pop(name, None)
 
-    def put_room(self, name: str, room: Known) -> None:
+    def update_node(self, name: str, room: NodeInfo) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        self._nodes.put(name, room)
+        self._nodes.update_node(name, room)
 
-    def topology_removed(self, name: str) -> None:
+    def on_topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._nodes.remove(name)
+        self._nodes.remove_node(name)
 
-    def silence(self, name: str) -> None:
+    def on_topology_expired(self, name: str) -> None:
         """A NodeResourceTopology is not valid any more."""
-        self._nodes.silence(name)
+        self._nodes.mark_agent_not_ready(name)
 
-    def pod(self, document: Mapping[str, Any], now: float) -> None:
+    def on_pod(self, document: Mapping[str, Any], now: float) -> None:
         """A pod is in the phase Pending, or was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        said = refusal(document) if movable(document) else ""
+        said = plugin_rejection(document) if is_recreated(document) else ""
         asks = self._asks(document) if uid and said and uid not in self._evicted else None
-        if asks is None or not asks.ours or asks.wrong or asks.nothing:
+        if (
+            asks is None
+            or not asks.has_placement_request
+            or asks.invalid_reason
+            or asks.is_unconstrained
+        ):
             # Not refused; or no node would take it, or only a node can say: lists of CPUs.
             self.pods.pop(uid, None)
             return
-        running, known = _runs(document), self.pods.get(uid)
-        if known is not None and known.running == running:
+        running, known = _is_pod_running(document), self.pods.get(uid)
+        if known is not None and known.is_running == running:
             known.version, known.refusal = version, said
-            known.asks, known.missing = asks, missing(asks, document)
-        elif len(self.pods) < MOST:
-            self.pods[uid] = RefusedPod(
+            known.pod_request, known.unstarted_request = asks, unstarted_request(asks, document)
+        elif len(self.pods) < MAX_STUCK_PODS:
+            self.pods[uid] = StuckPod(
                 namespace=str(metadata.get("namespace", "")),
                 name=str(metadata.get("name", "")),
                 uid=uid,
                 node=str(spec.get("nodeName", "")),
                 workload=workload_of(document),
                 version=version,
-                not_before=now + self._rules.after,
-                asks=asks,
-                missing=missing(asks, document),
-                running=running,
+                retry_at=now + self._rules.delay_s,
+                pod_request=asks,
+                unstarted_request=unstarted_request(asks, document),
+                is_running=running,
                 spec={key: spec.get(key) for key in ("tolerations", "nodeSelector", "affinity")},
                 refusal=said,
-                since=now,
+                stuck_since=now,
             )
 
-    def pod_removed(self, uid: str) -> None:
+    def on_pod_removed(self, uid: str) -> None:
         """A pod is not in the phase Pending any more, or does not exist."""
-        if (known := self.pods.get(uid)) is not None and not known.running:
+        if (known := self.pods.get(uid)) is not None and not known.is_running:
             del self.pods[uid]
 
-    def tick(self, now: float, wall: float) -> None:
+    def on_tick(self, now: float, wall: float) -> None:
         """Time has passed."""
-        super().tick(now, wall)
+        super().on_tick(now, wall)
         for hold in self._nodes.due(now):
-            self._nodes.release(hold.uid)
+            self._nodes.forget_pod(hold.uid)
 
     # --- pods in the phase Running ----------------------------------------------------------------
 
-    def event(self, event: Mapping[str, Any], now: float) -> None:
-        """An Event exists (``v1``, of `FIELDS`); only those of our refusals say something."""
-        found = mapping(event.get("involvedObject"))
+    def on_rejection_event(self, event: Mapping[str, Any], now: float) -> None:
+        """Take an Event (``v1``, of `EVENT_SELECTOR`) up; only those of our refusals count."""
+        found = mapping_or_empty(event.get("involvedObject"))
         pod = str(found.get("namespace", "")), str(found.get("name", ""))
         if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):
             return
         if (known := self._suspects.get(pod)) is not None:
-            known.until = now + KEPT
-        elif len(self._suspects) < MOST_RUNNING:
-            self._suspects[pod] = _Suspect(due_at=now, until=now + KEPT)
+            known.expires_at = now + SIGN_TIMEOUT_S
+        elif len(self._suspects) < MAX_RUNNING_PODS:
+            self._suspects[pod] = _Suspect(due_at=now, expires_at=now + SIGN_TIMEOUT_S)
 
-    def _next_list(self) -> float:
+    def _next_list_at(self) -> float:
         return min((one.due_at for one in self._suspects.values()), default=float("inf"))
 
-    def _list(self, now: float) -> Request | None:
+    def _next_pod_list(self, now: float) -> APIRequest | None:
         """The pod of a name, by a list: who moves pods may list."""
         for (namespace, name), one in self._suspects.items():
             if one.due_at <= now:
                 return self._list_pods((namespace, name), namespace, metadata_name=name)
         return None
 
-    def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_pod_list(
+        self, request: APIRequest, outcome: Outcome, now: float, jitter: float
+    ) -> None:
         one = self._suspects[request.key]
-        one.due_at = now + INTERVAL
-        if outcome.result is not Result.DONE:
+        one.due_at = now + CHECK_INTERVAL_S
+        if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         document = outcome.documents[0] if outcome.documents else {}
         uid = str((document.get("metadata") or {}).get("uid", ""))
-        waits = _runs(document) and bool(refusal(document))
+        waits = _is_pod_running(document) and bool(plugin_rejection(document))
         if one.uid and (one.uid != uid or not waits):
             self.pods.pop(one.uid, None)
         one.uid = uid if waits else ""
         if waits:
-            one.until = now + KEPT
-            self.pod(document, now)
-        elif not uid or one.until <= now:
+            one.expires_at = now + SIGN_TIMEOUT_S
+            self.on_pod(document, now)
+        elif not uid or one.expires_at <= now:
             del self._suspects[request.key]
 
     # --- what is done -----------------------------------------------------------------------------
 
-    def _may(self, pod: RefusedPod, now: float) -> bool:
+    def _may_evict(self, pod: StuckPod, now: float) -> bool:
         """One pod at a time is looked at, for a turn: the next goes on where this one ends."""
         looking = self._looking
         if looking is not None and self.pods.get(looking.uid) is looking is not pod:
             return False
-        look = pod.look = pod.look or self._elsewhere(pod)
+        look = pod.look = pod.look or self._find_target(pod)
         try:
             next(look)
         except StopIteration as end:
             self._looking = pod.look = None
-            pod.elsewhere = end.value
-            if pod.elsewhere is None:
-                pod.not_before = now + INTERVAL
-            return pod.elsewhere is not None
+            pod.target = end.value
+            if pod.target is None:
+                pod.retry_at = now + CHECK_INTERVAL_S
+            return pod.target is not None
         self._looking = pod
         return False
 
-    def _elsewhere(self, pod: RefusedPod) -> Steps[tuple[str, Fits] | None]:
+    def _find_target(self, pod: StuckPod) -> Cooperative[tuple[str, Fit] | None]:
         """The first node by name with room, where its own has none as it says itself.
 
         What one look leaves for the next is judged faster then: verdicts are remembered.
         """
         work, pause = Work(), STEP_WORK
-        for name in sorted(self._nodes.names) if self._has_no_room(pod) else ():
+        for name in sorted(self._nodes.node_names) if self._has_no_room(pod) else ():
             work.done += 1
             if work.done >= pause:
                 pause = work.done + STEP_WORK
@@ -240,47 +254,50 @@ class Refused(Evictor[RefusedPod]):
                 break
             if name == pod.node or (there := self._facts.get(name)) is None:
                 continue
-            if not isinstance(self._nodes.room(name), NodeRoom) or not admits(there, pod.spec):
+            if not isinstance(self._nodes.free_resources(name), NodeResources) or not node_admits(
+                there, pod.spec
+            ):
                 continue
-            verdict = self._candidates.verdict(pod.asks, name, work)
-            if isinstance(verdict, Fits) and not verdict.moves and not verdict.by_sums:
+            verdict = self._candidates.evaluate_node(pod.pod_request, name, work)
+            if isinstance(verdict, Fit) and not verdict.requires_moves and not verdict.by_sums:
                 return (name, verdict) if self._has_no_room(pod) else None
         return None
 
-    def _has_no_room(self, pod: RefusedPod) -> bool:
+    def _has_no_room(self, pod: StuckPod) -> bool:
         """Whether a pod's own node says itself that it has none: else a successor could come back.
 
         A node of which nothing is known says nothing of why it refuses.
         """
-        own = self._nodes.room(pod.node)
-        here = self._candidates.verdict(pod.missing, pod.node)
-        known = isinstance(own, NodeRoom) and not own.silent
-        return known and (isinstance(here, Short) or here.moves)
+        own = self._nodes.free_resources(pod.node)
+        here = self._candidates.evaluate_node(pod.unstarted_request, pod.node)
+        known = isinstance(own, NodeResources) and not own.agent_not_ready
+        return known and (isinstance(here, Unfit) or here.requires_moves)
 
-    def _note_move(self, pod: RefusedPod, now: float) -> None:
+    def _note_move(self, pod: StuckPod, now: float) -> None:
         super()._note_move(pod, now)
-        assert pod.elsewhere is not None  # noqa: S101  # `_may` says so
-        node, fits = pod.elsewhere
-        self._nodes.hold(
-            Hold(
-                request=pod.asks,
+        assert pod.target is not None  # noqa: S101  # `_may` says so
+        node, fits = pod.target
+        self._nodes.assume_pod(
+            AssumedPod(
+                request=pod.pod_request,
                 node=node,
-                places=dict(fits.places),
-                charge=fits.charge,
-                since=now,
-                until=now + HELD,
+                numa_nodes=dict(fits.numa_nodes),
+                charge=fits.pod_charge,
+                assumed_at=now,
+                expires_at=now + TARGET_RESERVATION_S,
             )
         )
 
-    def _why(self, pod: RefusedPod, now: float) -> str:
-        node = pod.elsewhere[0] if pod.elsewhere else ""
+    def _eviction_reason(self, pod: StuckPod, now: float) -> str:
+        node = pod.target[0] if pod.target else ""
         return (
-            f"node {pod.node} has refused it for {now - pod.since:.0f} s, and {node} has room; "
+            f"node {pod.node} has refused it for {now - pod.stuck_since:.0f} s, and {node} has "
+            "room; "
             f"{pod.refusal}"
         )
 
 
-def refusal(document: Mapping[str, Any]) -> str:
+def plugin_rejection(document: Mapping[str, Any]) -> str:
     """What our plugin said about a pod's container that waits for it; empty where nothing is ours.
 
     The runtime puts its own words before ours, which begin with a reason and name the pod and the
@@ -293,7 +310,7 @@ def refusal(document: Mapping[str, Any]) -> str:
     ]
     for one in listed:
         waiting = (one.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") != WAITS:
+        if waiting.get("reason") != WAITING_REASON:
             continue
         pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
         before, found, after = str(waiting.get("message", "")).partition(
@@ -305,7 +322,7 @@ def refusal(document: Mapping[str, Any]) -> str:
     return ""
 
 
-def missing(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:
+def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:
     """What a pod asks for without the containers of it that run, whose share its node counts.
 
     What is to be together with a container that runs is judged as if it could go anywhere: so the
@@ -324,12 +341,14 @@ def missing(request: PodRequest, document: Mapping[str, Any]) -> PodRequest:
     return structs.replace(
         request,
         containers=tuple(need for need in request.containers if need.container not in running),
-        kubelets=tuple(need for need in request.kubelets if need.container not in running),
-        together=None,
+        kubelet_aligned=tuple(
+            need for need in request.kubelet_aligned if need.container not in running
+        ),
+        pod_scope_request=None,
     )
 
 
-def _runs(document: Mapping[str, Any]) -> bool:
+def _is_pod_running(document: Mapping[str, Any]) -> bool:
     return (document.get("status") or {}).get("phase") == "Running"
 
 
@@ -339,8 +358,8 @@ def _runs(document: Mapping[str, Any]) -> bool:
 # TaintToleration (k8s.io/component-helpers/scheduling/corev1). What else keeps a pod from a node
 # is not looked at; a word that is not known here is a no.
 
-_FORBIDS: Final = frozenset({"NoSchedule", "NoExecute"})
-_UNSCHEDULABLE: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
+_TAINT_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+_UNSCHEDULABLE_TAINT: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
 
 Taint = tuple[str, str, str]
 """Key, value and effect."""
@@ -361,17 +380,17 @@ def facts_of(name: str, document: Mapping[str, Any]) -> NodeFacts:
     found: list[Taint] = [
         (one.get("key") or "", one.get("value") or "", one["effect"])
         for one in spec.get("taints") or ()
-        if one.get("effect") in _FORBIDS
+        if one.get("effect") in _TAINT_EFFECTS
     ]
-    if spec.get("unschedulable") and not any(one[0] == _UNSCHEDULABLE[0] for one in found):
-        found.append(_UNSCHEDULABLE)
+    if spec.get("unschedulable") and not any(one[0] == _UNSCHEDULABLE_TAINT[0] for one in found):
+        found.append(_UNSCHEDULABLE_TAINT)
     return NodeFacts(name=name, labels=metadata.get("labels") or {}, taints=tuple(found))
 
 
-def admits(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
+def node_admits(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
     """Whether a pod with this spec may be put there."""
     tolerations = spec.get("tolerations") or ()
-    if not all(any(_tolerates(one, taint) for one in tolerations) for taint in to.taints):
+    if not all(any(_tolerates_taint(one, taint) for one in tolerations) for taint in to.taints):
         return False
     chosen: Mapping[str, str] = spec.get("nodeSelector") or {}
     if any(to.labels.get(key) != value for key, value in chosen.items()):
@@ -380,10 +399,10 @@ def admits(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return True
-    return any(_term(to, one) for one in required.get("nodeSelectorTerms") or ())
+    return any(_matches_term(to, one) for one in required.get("nodeSelectorTerms") or ())
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+def _tolerates_taint(toleration: Mapping[str, Any], taint: Taint) -> bool:
     key, value, effect = taint
     if toleration.get("effect") not in (None, "", effect):
         return False
@@ -397,17 +416,17 @@ def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
     )
 
 
-def _term(to: NodeFacts, term: Mapping[str, Any]) -> bool:
+def _matches_term(to: NodeFacts, term: Mapping[str, Any]) -> bool:
     """All of a term's expressions; an empty term takes no pod."""
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False
-    return all(_matches(to.labels, one) for one in labels) and all(
-        _matches({"metadata.name": to.name}, one) for one in fields
+    return all(_matches_expression(to.labels, one) for one in labels) and all(
+        _matches_expression({"metadata.name": to.name}, one) for one in fields
     )
 
 
-def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+def _matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
     value = labels.get(str(expression.get("key", "")))
     values = expression.get("values") or ()
     match expression.get("operator"):
@@ -420,23 +439,23 @@ def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt":
-            return _compared(value, values) > 0
+            return _compare_integers(value, values) > 0
         case "Lt":
-            return _compared(value, values) < 0
+            return _compare_integers(value, values) < 0
         case _:
             return False
 
 
-def _compared(value: str | None, values: Sequence[object]) -> int:
+def _compare_integers(value: str | None, values: Sequence[object]) -> int:
     """-1, 0 or 1; 0 where one of both is no whole number."""
-    one = _number(value)
-    other = _number(values[0]) if len(values) == 1 else None
+    one = _parse_integer(value)
+    other = _parse_integer(values[0]) if len(values) == 1 else None
     if one is None or other is None:
         return 0
     return (one > other) - (one < other)
 
 
-def _number(text: object) -> int | None:
+def _parse_integer(text: object) -> int | None:
     if not isinstance(text, str) or len(text) > 18:
         return None
     try:

@@ -22,47 +22,47 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
 from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
-from nri_numa.controller.capacity import CapacityOutput, Measurement, UnknownNode, from_put
-from nri_numa.controller.evictor import Drained, Stolen
+from nri_numa.controller.capacity import Measurement, OfflineCapacityOutput, UnknownNode, parse_put
+from nri_numa.controller.evictor import DrainEvictor, StealEvictor
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
-from nri_numa.controller.refused import FIELDS, Refused
+from nri_numa.controller.refused import EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
+from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, own_address
-from nri_numa.kube.requests import Outcome, Request, Resource, Result
-from nri_numa.model.offline_capacity import LONGEST_VALIDITY, BadCapacity
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
+from nri_numa.model.offline_capacity import MAX_VALIDITY_S, BadCapacity
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import Freshness
-from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
+from nri_numa.scheduler.published import TopologyValidity
+from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
 from nri_numa.web.protocol import APIError, Handler, Response, Route
-from nri_numa.web.protocol import Request as HTTPRequest
+from nri_numa.web.protocol import HTTPRequest as HTTPRequest
 from nri_numa.web.security import Certificate, TokenFile
-from nri_numa.web.server import Site
+from nri_numa.web.server import RouteServer
 
 log = get_logger("controller")
 
-BURST: Final = 20
+REQUEST_BURST: Final = 20
 """Requests to the API server at once after a quiet time."""
-HYSTERESIS: Final = 0.05
+FACTOR_HYSTERESIS: Final = 0.05
 """A factor is written again when it differs by so much from what is written."""
-LEASE: Final = "nri-numa-controller"
+LEASE_NAME: Final = "nri-numa-controller"
 """Name of the Lease, which the Role of the manifests names too."""
-TICK: Final = 1.0
+TICK_S: Final = 1.0
 """Seconds between two looks at what should be written."""
-PUT: Final = "put"
+PUT_SOURCE: Final = "put"
 FORWARDED: Final = "nri-numa-forwarded"
 """Header of what another replica has got."""
 FORWARD_S: Final = 5.0
-LARGEST: Final = 65536
+MAX_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
-PATH: Final = "/v1/nodes/{node}/offline-capacity"
-NODES: Final = Resource.NODES.path()
-EVENTS: Final = "/api/v1/events"
+CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
+NODES_PATH: Final = Resource.NODES.api_path()
+EVENTS_PATH: Final = "/api/v1/events"
 
 
 class ControllerMetrics(WriterMetrics):
@@ -70,38 +70,38 @@ class ControllerMetrics(WriterMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_controller", version)
-        self.leader = self.gauge("leader", "Whether this replica holds the Lease.")
-        self.nodes = self.gauge("nodes", "Nodes of the cluster.")
-        self.lowered = self.gauge(
+        self.leader = self.new_gauge("leader", "Whether this replica holds the Lease.")
+        self.nodes = self.new_gauge("nodes", "Nodes of the cluster.")
+        self.lowered = self.new_gauge(
             "lowered_nodes", "Nodes of which a source says that less than everything is there."
         )
-        self.drained = self.gauge(
+        self.drained = self.new_gauge(
             "drained_numa_nodes",
             "NUMA nodes that the annotation drained names; 0 without evictions.",
         )
-        self.to_move = self.gauge(
+        self.to_move = self.new_gauge(
             "pods_to_move", "Pods on drained NUMA nodes that are still to be evicted."
         )
-        self.stuck = self.gauge(
+        self.stuck = self.new_gauge(
             "stuck_pods",
             "Pods that wait for NUMA nodes of their node; 0 without stuck.evict.",
         )
-        self.stolen = self.gauge(
+        self.stolen = self.new_gauge(
             "stolen_numa_nodes",
             "NUMA nodes whose measured factor stays low; 0 without steal.evict.",
         )
-        self.offers = self.counter(
+        self.offers = self.new_counter(
             "offers_total",
             "What sources said of one Node, by source and by accepted or refused.",
             "source",
             "result",
         )
-        self.source_up = self.gauge(
+        self.source_up = self.new_gauge(
             "source_up", "Whether a source could be read the last time.", "source"
         )
 
 
-class _Objects(Watched):
+class _ObjectFollower(WatchHandler):
     """Objects of one kind by their key, as several parts of the controller follow them."""
 
     def __init__(
@@ -112,43 +112,43 @@ class _Objects(Watched):
     ) -> None:
         self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         """One exists, new or changed."""
         for changed in self._changed:
             changed(name_of(document), document, self._clock())
 
-    def removed(self, key: str) -> None:
+    def on_delete_key(self, key: str) -> None:
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)
 
 
-class _Rooms:
+class _TopologyReader:
     """What nodes publish, read once for all parts of the controller that judge by it."""
 
-    def __init__(self, prefix: str, parts: Sequence[Refused | Overview]) -> None:
-        self._fresh, self._parts = Freshness(prefix), parts
+    def __init__(self, prefix: str, parts: Sequence[StuckPodEvictor | Overview]) -> None:
+        self._fresh, self._parts = TopologyValidity(prefix), parts
 
-    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        room = self._fresh.read(name, document, now)
+        room = self._fresh.decode_with_validity(name, document, now)
         for part in self._parts:
-            part.put_room(name, room)
+            part.update_node(name, room)
 
-    def topology_removed(self, name: str) -> None:
+    def on_topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._fresh.remove(name)
+        self._fresh.forget_node(name)
         for part in self._parts:
-            part.topology_removed(name)
+            part.on_topology_removed(name)
 
-    def tick(self, now: float, wall: float) -> None:
+    def on_tick(self, now: float, wall: float) -> None:
         """Time has passed."""
-        for name in self._fresh.stale(now):
+        for name in self._fresh.expired_nodes(now):
             for part in self._parts:
-                part.silence(name)
+                part.on_topology_expired(name)
 
 
-class Service:
+class ControllerService:
     """One replica.
 
     Raises:
@@ -165,32 +165,34 @@ class Service:
         self._section, self._clock = section, clock
         self._metrics = ControllerMetrics(__version__)
         self._api = KubeAPI(section.credentials, "nri-numa-controller")
-        self.capacity = CapacityOutput(
+        self.capacity = OfflineCapacityOutput(
             prefix,
-            capacity.Rules(
+            capacity.CapacityRules(
                 validity=parse_duration(section.validity),
-                keep_last=section.silent == "last",
+                keep_last_value=section.on_stale_source == "last",
                 smoothing=parse_duration(section.smoothing),
-                hysteresis=HYSTERESIS,
-                least_time=parse_duration(section.least_time),
+                hysteresis=FACTOR_HYSTERESIS,
+                min_update_interval=parse_duration(section.min_update_interval),
             ),
         )
         now = clock()
         self.drained = self.stolen = self.refused = None
         if section.drain.evict:
-            self.drained = Drained(prefix, _rules(section.drain), now)
+            self.drained = DrainEvictor(prefix, _eviction_rules(section.drain), now)
         if (steal := section.steal).evict:
-            self.stolen = Stolen(
-                prefix, _rules(steal), now, below=steal.below, at_most=steal.at_most
+            self.stolen = StealEvictor(
+                prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
             )
         if section.stuck.evict:
-            settings, nodes = configuration.settings(config), Nodes()
-            self.refused = Refused(
+            settings, nodes = configuration.derive_settings(config), SchedulerCache()
+            self.refused = StuckPodEvictor(
                 prefix,
-                _rules(section.stuck),
+                _eviction_rules(section.stuck),
                 nodes,
-                CandidateIndex(nodes, settings.strategy),
-                PodReader(settings, slots_resource(config), claims=config.dra.enabled).request,
+                VerdictCache(nodes, settings.strategy),
+                PodReader(
+                    settings, slots_resource(config), claims=config.dra.enabled
+                ).read_pod_request,
                 now,
             )
         self._evictors = [
@@ -202,20 +204,20 @@ class Service:
             self._metrics,
             "controller",
             rate=section.rate,
-            burst=BURST,
+            burst=REQUEST_BURST,
             clock=clock,
             jitter=random.random,
         )
         self._writer.may, self._writer.written = self._may_write, self._written
         self._address = split_address(section.address)
         self.lease = Lease(
-            LEASE,
-            namespace(section.credentials),
-            self._api.do,
+            LEASE_NAME,
+            read_pod_namespace(section.credentials),
+            self._api.execute,
             address=own_address(self._address),
             clock=clock,
         )
-        self.lease.answered, self.lease.changed = self._writer.answered, self._writer.wake.set
+        self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
         self._watches = self._followed(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
@@ -225,17 +227,23 @@ class Service:
             if section.tls_cert
             else None
         )
-        self.server = Site(
+        self.server = RouteServer(
             self._address[0] if self._address else "",
             version=__version__,
-            metrics=self.metrics,
+            metrics=self.render_metrics,
             not_ready=self.not_ready,
             certificate=self._certificate,
             routes=[
-                Route("PUT", PATH, self._at_leader(self._put), LARGEST, self._may),
-                Route("DELETE", PATH, self._at_leader(self._delete), LARGEST, self._may),
-                Route("GET", PATH, self._at_leader(self._get), LARGEST, self._may),
-                *(self.page.routes() if self.page is not None else ()),
+                Route("PUT", CAPACITY_PATH, self._at_leader(self._put), MAX_BODY_BYTES, self._may),
+                Route(
+                    "DELETE",
+                    CAPACITY_PATH,
+                    self._at_leader(self._delete),
+                    MAX_BODY_BYTES,
+                    self._may,
+                ),
+                Route("GET", CAPACITY_PATH, self._at_leader(self._get), MAX_BODY_BYTES, self._may),
+                *(self.page.http_routes() if self.page is not None else ()),
             ],
         )
 
@@ -243,7 +251,7 @@ class Service:
         """Watches of the objects that are needed; what is off is not asked for."""
         watches: list[Watch] = []
 
-        def follow(path: str, objects: Watched, **more: Any) -> Watch:
+        def follow(path: str, objects: WatchHandler, **more: Any) -> Watch:
             watches.append(Watch(self._api, path, objects, **more))
             return watches[-1]
 
@@ -252,30 +260,34 @@ class Service:
         shown = [overview] if overview is not None else []
         every = [self.capacity, *self._evictors, *shown]
         judging = [one for one in (self.refused, overview) if one is not None]
-        rooms = [_Rooms(config.annotation_prefix, judging)] if judging else []
-        self._ticking = [*rooms, *self._evictors]
-        nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
+        readers = [_TopologyReader(config.annotation_prefix, judging)] if judging else []
+        self._ticking = [*readers, *self._evictors]
+        nodes = _ObjectFollower(
+            clock, [one.on_node for one in every], [one.on_node_removed for one in every]
+        )
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
-        whole = self.refused is not None or (overview is not None and overview.addresses)
-        self._nodes = follow(NODES, nodes, metadata=not whole)
+        whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
+        self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: Page | None = None
-        published: list[_Rooms | Stolen] = [*rooms]
+        published: list[_TopologyReader | StealEvictor] = [*readers]
         if self.stolen is not None:
             published.append(self.stolen)
         if published:
-            changed = [one.topology for one in published]
-            removed = [one.topology_removed for one in published]
-            topologies = follow(TOPOLOGIES, _Objects(clock, changed, removed))
+            changed = [one.on_topology for one in published]
+            removed = [one.on_topology_removed for one in published]
+            topologies = follow(TOPOLOGIES_PATH, _ObjectFollower(clock, changed, removed))
             if overview is not None:
                 self.page = Page(config, overview, topologies)
         if (refused := self.refused) is not None:
-            pods = _Objects(
-                clock, [lambda _, pod, now: refused.pod(pod, now)], [refused.pod_removed]
+            pods = _ObjectFollower(
+                clock, [lambda _, pod, now: refused.on_pod(pod, now)], [refused.on_pod_removed]
             )
-            follow(PODS, pods, fields="status.phase=Pending", key=uid_of)
+            follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
             if self._section.stuck.partly_running:
-                events = _Objects(clock, [lambda _, event, now: refused.event(event, now)])
-                follow(EVENTS, events, fields=FIELDS, key=uid_of)
+                events = _ObjectFollower(
+                    clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
+                )
+                follow(EVENTS_PATH, events, fields=EVENT_SELECTOR, key=uid_of)
         return watches
 
     async def run(self) -> None:
@@ -287,14 +299,14 @@ class Service:
         log.info("controller", version=__version__)
         section, up = self._section, self._metrics.source_up
         if self._address is not None:
-            self.server.listen(self._address[1])
+            self.server.listen_on_port(self._address[1])
         try:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
                     group.create_task(watch.run())
                 group.create_task(self.lease.run())
                 group.create_task(self._writer.run())
-                group.create_task(self._tick())
+                group.create_task(self._run_ticks())
                 if section.capacity_file:
                     readable = up.labels(FileSource.name).set
                     file = FileSource(section.capacity_file, self._take, readable)
@@ -308,7 +320,7 @@ class Service:
             await self.lease.release()
             await self._api.close()
 
-    def left(self) -> dict[str, object]:
+    def pending_summary(self) -> dict[str, object]:
         """Nothing: the sources say everything to the next leader, too."""
         return {}
 
@@ -326,24 +338,24 @@ class Service:
 
     def shown(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
-        self.capacity.known(node)
+        self.capacity.require_node(node)
         now = self._clock()
-        current = self.capacity.current(node, now)
+        current = self.capacity.effective_capacity(node, now)
         if current is None:
             return {"node": node, "zones": {}, "seconds": 0, "source": ""}
         return {
             "node": node,
             "zones": {str(i): round(f, 3) for i, f in sorted(current.zones.items())},
-            "seconds": round(current.until - now),
+            "seconds": round(current.expires_at - now),
             "source": current.source,
         }
 
     def _may(self, request: HTTPRequest) -> None:
         if self._token is None:
             raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
-        self._token.check(request)
+        self._token.check_request_token(request)
         problem = self.not_ready()
-        if request.header(FORWARDED.encode()) and not self.lease.leads:
+        if request.header_value(FORWARDED.encode()) and not self.lease.is_leader:
             problem = "this replica does not lead any more"
         if problem:
             raise _not_ready(problem)
@@ -370,21 +382,21 @@ class Service:
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _refusals(), self._counted(PUT):
-            measured = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.capacity.report(PUT, measured, self._clock())
-        return _json({"warning": warning, **self.shown(node)})
+        with _api_errors(), self._counted(PUT_SOURCE):
+            measured = parse_put(node, document, longest=MAX_VALIDITY_S)
+            warning = self.capacity.record_measurement(PUT_SOURCE, measured, self._clock())
+        return _json_response({"warning": warning, **self.shown(node)})
 
     def _delete(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
-        with _refusals():
-            self.capacity.known(node)
-        self.capacity.withdraw(PUT, node)
+        with _api_errors():
+            self.capacity.require_node(node)
+        self.capacity.withdraw_source(PUT_SOURCE, node)
         return Response(204, b"")
 
     def _get(self, request: HTTPRequest) -> Response:
-        with _refusals():
-            return _json(self.shown(request.segments[2]))
+        with _api_errors():
+            return _json_response(self.shown(request.segments[2]))
 
     def not_ready(self) -> str:
         """Why this replica can neither take what is PUT nor take over; empty when it can."""
@@ -392,21 +404,23 @@ class Service:
             return problem
         return "" if self._nodes.synced.is_set() else "the nodes are not known yet"
 
-    def metrics(self) -> bytes:
+    def render_metrics(self) -> bytes:
         """In Prometheus' text format."""
         metrics, now = self._metrics, self._clock()
-        metrics.leader.set(self.lease.leads)
-        metrics.nodes.set(len(self.capacity.nodes()))
-        currents = [self.capacity.current(node, now) for node in self.capacity.spoken_of()]
+        metrics.leader.set(self.lease.is_leader)
+        metrics.nodes.set(len(self.capacity.node_names()))
+        currents = [
+            self.capacity.effective_capacity(node, now) for node in self.capacity.reported_nodes()
+        ]
         metrics.lowered.set(sum(1 for one in currents if one and min(one.zones.values()) < 1))
         if self.drained is not None:
-            metrics.drained.set(self.drained.emptied())
-            metrics.to_move.set(self.drained.waiting())
+            metrics.drained.set(self.drained.draining_count())
+            metrics.to_move.set(self.drained.pending_count())
         if self.refused is not None:
-            metrics.stuck.set(self.refused.waiting())
+            metrics.stuck.set(self.refused.pending_count())
         if self.stolen is not None:
-            metrics.stolen.set(self.stolen.poor())
-        return metrics.text()
+            metrics.stolen.set(self.stolen.degraded_count())
+        return metrics.render_metrics()
 
     def _take(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
@@ -417,36 +431,38 @@ class Service:
         for one in measurements:
             try:
                 with self._counted(source):
-                    self.capacity.report(source, one, now)
+                    self.capacity.record_measurement(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 problems.append(str(error))
-        for node in self.capacity.spoken_of() - {one.node for one in measurements}:
-            self.capacity.withdraw(source, node)
+        for node in self.capacity.reported_nodes() - {one.node for one in measurements}:
+            self.capacity.withdraw_source(source, node)
         return problems
 
     # --- the API server ---------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
+    async def _run_ticks(self) -> None:
         while True:
             now, wall = self._clock(), time.time()
             for one in self._ticking:
-                one.tick(now, wall)  # also where this replica does not lead: a new leader goes on
+                one.on_tick(
+                    now, wall
+                )  # also where this replica does not lead: a new leader goes on
             if self._may_write():
-                self.capacity.tick(now, wall)
+                self.capacity.update_due_nodes(now, wall)
                 self._writer.wake.set()
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_S)
 
     def _may_write(self) -> bool:
-        return self._nodes.synced.is_set() and self.lease.leads
+        return self._nodes.synced.is_set() and self.lease.is_leader
 
-    def _written(self, request: Request, outcome: Outcome) -> None:
-        if outcome.result is not Result.DONE:
+    def _written(self, request: APIRequest, outcome: Outcome) -> None:
+        if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         if request.output == self.capacity.name:
-            log.info("capacity", node=request.name, wanted=_zones(request))
+            log.info("capacity", node=request.name, wanted=_zone_factors_text(request))
         elif request.resource is Resource.EVICTIONS:
             dry_run = "dryRun" in request.body["deleteOptions"]
-            said = evictor.WOULD if dry_run else "evicted"
+            said = evictor.DRY_RUN_TEXT if dry_run else "evicted"
             log.info(said, pod=f"{request.namespace}/{request.name}")
 
 
@@ -458,7 +474,7 @@ async def forward(request: HTTPRequest, address: str, certificate: Certificate |
     """
     expected = aiohttp.Fingerprint(certificate.fingerprint()) if certificate else True
     url = f"{'https' if certificate else 'http'}://{address}{request.path}"
-    token = request.header(b"authorization").decode("latin-1")
+    token = request.header_value(b"authorization").decode("latin-1")
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(FORWARD_S)) as client,
         client.request(
@@ -477,9 +493,9 @@ def _not_ready(problem: str) -> APIError:
     return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 
-def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:
-    return evictor.Rules(
-        after=parse_duration(section.after),
+def _eviction_rules(section: Drain | Stuck | Steal) -> evictor.EvictionRules:
+    return evictor.EvictionRules(
+        delay_s=parse_duration(section.delay),
         per_minute=section.per_minute,
         dry_run=section.dry_run,
         per_workload=0 if isinstance(section, Drain) else section.per_workload,
@@ -487,7 +503,7 @@ def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def _api_errors() -> Iterator[None]:
     """What is wrong with a request, as an answer."""
     try:
         yield
@@ -497,19 +513,19 @@ def _refusals() -> Iterator[None]:
         raise APIError(404, "NotFound", str(error)) from error
 
 
-def _json(document: Mapping[str, Any]) -> Response:
+def _json_response(document: Mapping[str, Any]) -> Response:
     return Response(200, json.dumps(document).encode())
 
 
-def _zones(request: Request) -> str:
+def _zone_factors_text(request: APIRequest) -> str:
     zones = getattr(request.version, "zones", None)
     return "all" if zones is None else " ".join(f"{i}:{f:g}" for i, f in sorted(zones.items()))
 
 
-def run(config: AgentConfig) -> int:
+def run_controller(config: AgentConfig) -> int:
     """Run until SIGTERM; the result is the exit code.
 
     Raises:
         ConfigError: a file of the configuration cannot be used.
     """
-    return service.run(lambda: Service(config), log, address="controller.address")
+    return service.run_service(lambda: ControllerService(config), log, address="controller.address")

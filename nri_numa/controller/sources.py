@@ -14,24 +14,29 @@ import msgspec
 
 from nri_numa import safe_yaml
 from nri_numa.config.sections import Prometheus
-from nri_numa.controller.capacity import Measurement, from_file, from_query, shortened
+from nri_numa.controller.capacity import (
+    Measurement,
+    parse_file,
+    parse_query_answer,
+    truncate_problems,
+)
 from nri_numa.model.offline_capacity import BadCapacity
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("controller")
 
-FILE_INTERVAL: Final = 2.0
+FILE_INTERVAL_S: Final = 2.0
 """Seconds after which a file is read again."""
-LARGEST: Final = 16 << 20
+MAX_SOURCE_BYTES: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
-TIMEOUT: Final = 10.0
-QUERY_INTERVAL: Final = 30.0
+QUERY_TIMEOUT_S: Final = 10.0
+QUERY_INTERVAL_S: Final = 30.0
 """Seconds between two queries."""
 
-Take = Callable[[str, Sequence[Measurement]], list[str]]
+MeasurementSink = Callable[[str, Sequence[Measurement]], list[str]]
 
 
-class Source:
+class CapacitySource:
     """Says what it reads again and again, and its problems once.
 
     Args:
@@ -39,48 +44,48 @@ class Source:
         up: gets whether it could be read.
     """
 
-    name = where = ""
-    interval = FILE_INTERVAL
+    name = location = ""
+    interval = FILE_INTERVAL_S
 
-    def __init__(self, take: Take, up: Callable[[bool], object]) -> None:
+    def __init__(self, take: MeasurementSink, up: Callable[[bool], object]) -> None:
         self._take, self._up = take, up
         self._said: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
-            await self.check()
+            await self.poll_once()
             await asyncio.sleep(self.interval)
 
-    async def check(self) -> None:
+    async def poll_once(self) -> None:
         """Read once."""
         try:
-            measurements, problems = await self._read()
+            measurements, problems = await self._read_measurements()
         except BadCapacity as error:
-            self._report([str(error)], readable=False)
+            self._report_problems([str(error)], readable=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             text = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-            self._report([f"cannot be read: {text}"], readable=False)
+            self._report_problems([f"cannot be read: {text}"], readable=False)
         else:
-            found = [*problems, *shortened(self._take(self.name, measurements))]
-            self._report(found, readable=True)
+            found = [*problems, *truncate_problems(self._take(self.name, measurements))]
+            self._report_problems(found, readable=True)
 
-    async def _read(self) -> tuple[list[Measurement], list[str]]:
+    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
         """What is said now: what is sound of it, and what is wrong."""
         raise NotImplementedError
 
-    def _report(self, problems: Sequence[str], *, readable: bool) -> None:
+    def _report_problems(self, problems: Sequence[str], *, readable: bool) -> None:
         self._up(readable)
         for problem in problems:
             if problem not in self._said:
-                text = f"{self.where}: {problem}"
+                text = f"{self.location}: {problem}"
                 log.warning("capacity not as expected", source=self.name, problem=text)
         if self._said and not problems:
             log.info("capacity is as expected again", source=self.name)
         self._said = frozenset(problems)
 
 
-class FileSource(Source):
+class FileSource(CapacitySource):
     """A YAML or JSON file with many nodes.
 
     What stands there counts as long as it can be read; one that is away is silent.
@@ -88,43 +93,45 @@ class FileSource(Source):
 
     name = "file"
 
-    def __init__(self, path: str, take: Take, up: Callable[[bool], object]) -> None:
+    def __init__(self, path: str, take: MeasurementSink, up: Callable[[bool], object]) -> None:
         super().__init__(take, up)
-        self.where = path
+        self.location = path
         self._seen: tuple[int, ...] = ()
         self._last: tuple[list[Measurement], list[str]] = [], []
 
-    async def _read(self) -> tuple[list[Measurement], list[str]]:
+    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
         return await asyncio.to_thread(self._read_changed)
 
     def _read_changed(self) -> tuple[list[Measurement], list[str]]:
         seen, self._seen = self._seen, ()
-        with open(self.where, "rb") as file:
+        with open(self.location, "rb") as file:
             status = os.fstat(file.fileno())
             now = (status.st_mtime_ns, status.st_size, status.st_ino)
             if now != seen:
-                data = file.read(LARGEST + 1)
-                if len(data) > LARGEST:
-                    raise BadCapacity(f"is larger than {LARGEST} bytes")
+                data = file.read(MAX_SOURCE_BYTES + 1)
+                if len(data) > MAX_SOURCE_BYTES:
+                    raise BadCapacity(f"is larger than {MAX_SOURCE_BYTES} bytes")
                 try:
-                    self._last = from_file(safe_yaml.parse(data.decode()))
+                    self._last = parse_file(safe_yaml.parse(data.decode()))
                 except (safe_yaml.YAMLProblem, UnicodeDecodeError) as error:
                     raise BadCapacity(str(error)[:300]) from None
         self._seen = now
         return self._last
 
 
-class PrometheusSource(Source):
+class PrometheusSource(CapacitySource):
     """An instant query, asked again and again."""
 
     name = "prometheus"
 
-    def __init__(self, config: Prometheus, take: Take, up: Callable[[bool], object]) -> None:
+    def __init__(
+        self, config: Prometheus, take: MeasurementSink, up: Callable[[bool], object]
+    ) -> None:
         super().__init__(take, up)
-        self.where, self.interval = config.url, QUERY_INTERVAL
+        self.location, self.interval = config.url, QUERY_INTERVAL_S
         self._config = config
 
-    async def _read(self) -> tuple[list[Measurement], list[str]]:
+    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
         config = self._config
         headers = {}
         if config.token_file:
@@ -134,7 +141,9 @@ class PrometheusSource(Source):
         if config.ca_file:
             verify = await asyncio.to_thread(ssl.create_default_context, cafile=config.ca_file)
         url = f"{config.url.rstrip('/')}/api/v1/query"
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+        limits = aiohttp.ClientTimeout(
+            total=None, sock_connect=QUERY_TIMEOUT_S, sock_read=QUERY_TIMEOUT_S
+        )
         async with (
             aiohttp.ClientSession(timeout=limits) as client,
             client.get(
@@ -148,20 +157,20 @@ class PrometheusSource(Source):
             data = bytearray()
             async for piece in response.content.iter_any():
                 data += piece
-                if len(data) > LARGEST:
-                    raise BadCapacity(f"the answer is larger than {LARGEST} bytes")
+                if len(data) > MAX_SOURCE_BYTES:
+                    raise BadCapacity(f"the answer is larger than {MAX_SOURCE_BYTES} bytes")
             # An error of a query has the same form, with another status.
             if response.status not in (200, 400, 422, 503):
                 raise BadCapacity(f"answers with status {response.status}")
-            document = await asyncio.to_thread(_json, bytes(data))
-        return from_query(
+            document = await asyncio.to_thread(_decode_answer, bytes(data))
+        return parse_query_answer(
             document,
             node_label=config.node_label,
             numa_node_label=config.numa_node_label,
         )
 
 
-def _json(data: bytes) -> object:
+def _decode_answer(data: bytes) -> object:
     try:
         document: object = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -30,11 +30,11 @@ from nri_numa.model.workload import (
 )
 from nri_numa.runtime import RuntimeInfo, inferred_qos, page_size
 
-_SERVICE = "/runtime.v1.RuntimeService/"
+_RUNTIME_SERVICE_PATH = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
 # cgroup write.
 DEFAULT_TIMEOUT_S = 10.0
-_OPTIONS = (
+_CHANNEL_OPTIONS = (
     # Go servers check the :authority header, which for a unix socket would be its path.
     ("grpc.default_authority", "localhost"),
     # A proxy from the environment is for the network, never for a local socket.
@@ -42,7 +42,7 @@ _OPTIONS = (
     # A node with a thousand pods answers ListContainers with more than the default of 4 MiB.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
-_UNREACHABLE = frozenset(
+_UNREACHABLE_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -111,18 +111,18 @@ class CRIClient:
         if channel is not None:
             await channel.close(None)
 
-    def _connected(self) -> grpc.aio.Channel:
+    def _open_channel(self) -> grpc.aio.Channel:
         # Made on the first call: a channel belongs to the event loop it was made in.
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(
-                f"unix://{self.socket_path}", options=list(_OPTIONS)
+                f"unix://{self.socket_path}", options=list(_CHANNEL_OPTIONS)
             )
         return self._channel
 
-    def _error(self, method: str, error: grpc.aio.AioRpcError) -> RuntimeUnavailable:
+    def _error_from_rpc(self, method: str, error: grpc.aio.AioRpcError) -> RuntimeUnavailable:
         code, details = error.code(), error.details()
         where, why = f"CRI runtime at {self.socket_path}", f"{code.name}: {details or 'no details'}"
-        if code in _UNREACHABLE:
+        if code in _UNREACHABLE_CODES:
             return RuntimeUnavailable(f"{where} does not answer: {method}: {why}")
         return CallRefused(
             f"{where} refused: {method}: {why}",
@@ -130,39 +130,41 @@ class CRIClient:
             details=details or code.name,
         )
 
-    async def _call(self, method: str, request: Message, response: type[_Response]) -> _Response:
-        call = self._connected().unary_unary(
-            _SERVICE + method,
+    async def _call_method(
+        self, method: str, request: Message, response: type[_Response]
+    ) -> _Response:
+        call = self._open_channel().unary_unary(
+            _RUNTIME_SERVICE_PATH + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
         try:
             answer: _Response = await call(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self._error(method, error) from error
+            raise self._error_from_rpc(method, error) from error
         return answer
 
-    async def _known(
+    async def _call_optional(
         self, method: str, request: Message, response: type[_Response]
     ) -> _Response | None:
         """A call about a thing; None when the runtime does not know it."""
         try:
-            return await self._call(method, request, response)
+            return await self._call_method(method, request, response)
         except CallRefused as refused:
             if refused.unknown:
                 return None
             raise
 
-    async def version(self) -> RuntimeInfo:
+    async def query_version(self) -> RuntimeInfo:
         """Name and version of the runtime."""
-        answer = await self._call(
+        answer = await self._call_method(
             "Version", cri_pb2.VersionRequest(version="0.1.0"), cri_pb2.VersionResponse
         )
         return RuntimeInfo(name=answer.runtime_name, version=answer.runtime_version)
 
     async def pod_sandbox_ids(self) -> list[str]:
         """Every pod sandbox, sorted."""
-        answer = await self._call(
+        answer = await self._call_method(
             "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
         )
         return sorted(item.id for item in answer.items)
@@ -170,12 +172,14 @@ class CRIClient:
     async def pod_sandbox(self, pod_sandbox_id: str) -> PodSandbox | None:
         """One pod sandbox; None when the runtime does not know it."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
-        answer = await self._known("PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse)
+        answer = await self._call_optional(
+            "PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse
+        )
         return None if answer is None else pod_from(answer)
 
     async def list_containers(self) -> list[cri_pb2.Container]:
         """Containers, ordered by creation time and id."""
-        answer = await self._call(
+        answer = await self._call_method(
             "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
         )
         return sorted(answer.containers, key=lambda each: (each.created_at, each.id))
@@ -183,9 +187,11 @@ class CRIClient:
     async def container_status(self, container_id: str) -> cri_pb2.ContainerStatusResponse | None:
         """A verbose status, for `container_from`; None when the runtime does not know it."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return await self._known("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
+        return await self._call_optional(
+            "ContainerStatus", request, cri_pb2.ContainerStatusResponse
+        )
 
-    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
+    async def update_container(self, update: ContainerUpdate) -> UpdateFailed | None:
         """Change resources of a container that was created or runs; None when it was applied.
 
         What the update leaves keeps what it was; nothing can be unset. The runtime calls its NRI
@@ -206,7 +212,7 @@ class CRIClient:
             ),
         )
         try:
-            await self._call(
+            await self._call_method(
                 "UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse
             )
         except CallRefused as refused:
@@ -221,8 +227,8 @@ class CRIClient:
         There is no replay: list the containers after the first step of this iterator was started.
         The ``pod_sandbox_status`` of an event is empty when the runtime does not say whose it is.
         """
-        call = self._connected().unary_stream(
-            _SERVICE + "GetContainerEvents",
+        call = self._open_channel().unary_stream(
+            _RUNTIME_SERVICE_PATH + "GetContainerEvents",
             request_serializer=cri_pb2.GetEventsRequest.SerializeToString,
             response_deserializer=cri_pb2.ContainerEventResponse.FromString,
         )
@@ -230,7 +236,7 @@ class CRIClient:
             async for event in call(cri_pb2.GetEventsRequest()):
                 yield event
         except grpc.aio.AioRpcError as error:
-            raise self._error("GetContainerEvents", error) from error
+            raise self._error_from_rpc("GetContainerEvents", error) from error
 
 
 # --- what CRI reports, in the engine's types ------------------------------------------------------
@@ -247,7 +253,7 @@ class _OCI(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _CPU(_OCI, frozen=True):
-    shares: _Int | None = None
+    cpu_shares: _Int | None = msgspec.field(default=None, name="shares")
     quota: _Int | None = None
     period: _Int | None = None
     cpus: str = ""
@@ -339,7 +345,7 @@ class _Info(_OCI, frozen=True):
     config: _Config | None = None
 
     @classmethod
-    def of(cls, info: Mapping[str, str]) -> _Info:
+    def from_status(cls, info: Mapping[str, str]) -> _Info:
         try:
             return msgspec.json.decode(info.get("info", "{}"), type=cls)
         except (msgspec.DecodeError, RecursionError):
@@ -351,7 +357,7 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """
-    status, info = answer.status, _Info.of(answer.info)
+    status, info = answer.status, _Info.from_status(answer.info)
     config = (info.config or _Config()).linux
     given = config.resources
     resources = Resources(
@@ -384,13 +390,13 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
     containerd reports resources that were *asked for* until the first update, so they are not the
     truth about a pinned container: its cgroup is.
     """
-    status, info = answer.status, _Info.of(answer.info)
+    status, info = answer.status, _Info.from_status(answer.info)
     spec = info.runtime_spec or _Spec()
     annotations = {**status.annotations, **spec.annotations}
     given, score = spec.linux.resources, spec.process.oom_score_adj
     if given != _Resources():
         resources = Resources(
-            cpu_shares=given.cpu.shares,
+            cpu_shares=given.cpu.cpu_shares,
             cpu_quota=given.cpu.quota,
             cpu_period=given.cpu.period,
             memory_limit=given.memory.limit,

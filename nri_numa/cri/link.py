@@ -26,23 +26,23 @@ from msgspec.structs import replace
 from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailed, container_from
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.model.machine import counted
+from nri_numa.model.machine import count_text
 from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
 )
 from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
-    NOTHING_GIVEN,
-    STABLE_SECONDS,
+    EMPTY_RESOURCES,
+    STABLE_LINK_S,
     LinkState,
     Planner,
     PushResult,
-    RequestRefused,
+    RequestRejected,
     RuntimeHandler,
     RuntimeLink,
     backoff_delays,
@@ -51,9 +51,9 @@ from nri_numa.runtime import (
 
 log = get_logger("cri")
 
-CREATED: Final = cri_pb2.CONTAINER_CREATED
-RUNNING: Final = cri_pb2.CONTAINER_RUNNING
-LIVE: Final = frozenset((CREATED, RUNNING))
+CREATED_STATE: Final = cri_pb2.CONTAINER_CREATED
+RUNNING_STATE: Final = cri_pb2.CONTAINER_RUNNING
+LIVE_STATES: Final = frozenset((CREATED_STATE, RUNNING_STATE))
 """States of containers that have, or will have, CPUs."""
 NEIGHBOURS_AT_ONCE: Final = 4
 """Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
@@ -66,7 +66,7 @@ LISTING_WITH_EVENTS: Final = 5.0
 LISTEN_AGAIN: Final = 5.0
 """Seconds before the event stream is opened again after it ended."""
 
-PAUSES: Final = partial(backoff_delays, random.random)
+RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
 """Makes the sequence of pauses between attempts."""
 
 _T = TypeVar("_T")
@@ -75,13 +75,13 @@ _T = TypeVar("_T")
 # --- everything that runs; and updates made from it, once -----------------------------------------
 
 
-async def everything(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Container]]:
+async def list_all(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Container]]:
     """All pods by id, and all containers that were created or run.
 
     Raises:
         RuntimeUnavailable: the runtime does not answer.
     """
-    listed = [c for c in await client.list_containers() if c.state in LIVE]
+    listed = [c for c in await client.list_containers() if c.state in LIVE_STATES]
     pods: dict[str, PodSandbox] = {}
     for pod_id in await client.pod_sandbox_ids():
         if (pod := await client.pod_sandbox(pod_id)) is not None:
@@ -89,16 +89,16 @@ async def everything(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Con
     containers: list[Container] = []
     for found in listed:
         answer = await client.container_status(found.id)
-        if answer is not None and answer.status.state in LIVE:
+        if answer is not None and answer.status.state in LIVE_STATES:
             containers.append(replace(container_from(answer), pod_id=found.pod_sandbox_id))
     return pods, containers
 
 
-def _pods(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> Pods:
+def _pod_table(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> PodTable:
     first: dict[str, Container] = {}
     for container in containers:
         first.setdefault(container.pod_id, container)
-    return Pods.of(_of_class(pod, first.get(pod.id)) for pod in pods.values())
+    return PodTable.from_pods(_of_class(pod, first.get(pod.id)) for pod in pods.values())
 
 
 def _of_class(pod: PodSandbox, container: Container | None) -> PodSandbox:
@@ -116,22 +116,22 @@ async def update_once(plan: Planner, *, socket_path: str) -> str:
     """
     try:
         async with CRIClient(socket_path) as client:
-            pods, containers = await everything(client)
-            outbox = Outbox(client)
-            updates = plan(_pods(pods, containers), containers)
-            await asyncio.gather(*map(outbox.put, updates))
+            pods, containers = await list_all(client)
+            outbox = UpdateQueue(client)
+            updates = plan(_pod_table(pods, containers), containers)
+            await asyncio.gather(*map(outbox.enqueue_update, updates))
             return ""
     except RuntimeUnavailable as error:
         return str(error)
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingUpdate:
     update: ContainerUpdate
     outcome: asyncio.Future[UpdateFailed | None]
 
 
-class Outbox:
+class UpdateQueue:
     """Updates on their way to the runtime over one connection, each a call of its own.
 
     CRI has no call for several containers, and the runtime starts a process for each (runc, crun),
@@ -142,10 +142,10 @@ class Outbox:
     def __init__(self, client: CRIClient, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
         self._client = client
         self._lane = asyncio.Semaphore(at_once)
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingUpdate] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
-    def put(
+    def enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailed | None]:
         """Send an update soon, together with what waits for this container already.
@@ -156,12 +156,16 @@ class Outbox:
         container_id = update.container_id
         waiting = self._waiting.get(container_id)
         if waiting is not None:
-            waiting.update = update.over(waiting.update)
+            waiting.update = update.merge_onto(waiting.update)
         else:
             outcome = asyncio.get_running_loop().create_future()
-            waiting = self._waiting[container_id] = _Waiting(update, outcome)
+            waiting = self._waiting[container_id] = _PendingUpdate(update, outcome)
         if container_id not in self._workers:
-            work = self._send(container_id) if urgent else self._send_in_turn(container_id)
+            work = (
+                self._send_pending_updates(container_id)
+                if urgent
+                else self._send_in_turn(container_id)
+            )
             self._workers[container_id] = asyncio.create_task(work, name="update")
         return asyncio.shield(waiting.outcome)
 
@@ -172,19 +176,19 @@ class Outbox:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         for container_id, waiting in self._waiting.items():
-            waiting.outcome.set_result(_closed(container_id))
+            waiting.outcome.set_result(_closed_failure(container_id))
         self._waiting.clear()
 
     async def _send_in_turn(self, container_id: str) -> None:
         async with self._lane:
-            await self._send(container_id)
+            await self._send_pending_updates(container_id)
 
-    async def _send(self, container_id: str) -> None:
+    async def _send_pending_updates(self, container_id: str) -> None:
         try:
             while (waiting := self._waiting.pop(container_id, None)) is not None:
-                failed: UpdateFailed | None = _closed(container_id)
+                failed: UpdateFailed | None = _closed_failure(container_id)
                 try:
-                    failed = await self._client.update(waiting.update)
+                    failed = await self._client.update_container(waiting.update)
                 except RuntimeUnavailable as error:
                     failed = UpdateFailed(
                         container_id=container_id, unknown=False, message=str(error)
@@ -195,7 +199,7 @@ class Outbox:
             self._workers.pop(container_id, None)
 
 
-def _closed(container_id: str) -> UpdateFailed:
+def _closed_failure(container_id: str) -> UpdateFailed:
     return UpdateFailed(
         container_id=container_id, unknown=False, message="the connection was closed"
     )
@@ -207,16 +211,16 @@ def _closed(container_id: str) -> UpdateFailed:
 # before; what we sent ourselves is not such a change.
 
 
-class Size(NamedTuple):
+class ResourceValues(NamedTuple):
     """CPU shares, quota and period, and bytes of memory; 0 where nothing is given."""
 
-    shares: int = 0
+    cpu_shares: int = 0
     quota: int = 0
     period: int = 0
     limit: int = 0
 
     @classmethod
-    def of(cls, resources: Resources) -> Size:
+    def from_resources(cls, resources: Resources) -> ResourceValues:
         """The size in resources."""
         return cls(
             resources.cpu_shares or 0,
@@ -226,15 +230,15 @@ class Size(NamedTuple):
         )
 
 
-class Change(NamedTuple):
+class ResourceChange(NamedTuple):
     """A change of a container: what was asked for, and its resources before that."""
 
     requested: Resources
-    before: Resources
+    previous: Resources
 
 
 @dataclass(slots=True)
-class Live:
+class LiveContainer:
     """A live container.
 
     Attributes:
@@ -242,25 +246,27 @@ class Live:
         size: when it was last seen.
         sent: CFS quota that an update of ours set; of a size only the quota is ever ours.
         changes: how many changes of its size there were.
-        own: its update, while it is being started: one that comes while the runtime starts it is
-            recorded and not applied, so it is sent again when the container runs.
+        last_update: its update, while it is being started: one that comes while the runtime starts
+            it is recorded and not applied, so it is sent again when the container runs.
         updated: Unix time when the runtime took its update; None when it has not.
     """
 
     state: cri_pb2.ContainerState
-    size: Size
+    size: ResourceValues
     sent: int | None = None
     changes: int = 0
-    own: ContainerUpdate | None = None
+    last_update: ContainerUpdate | None = None
     updated: float | None = None
 
-    def changed(self, resources: Resources) -> Change | None:
+    def detect_change(self, resources: Resources) -> ResourceChange | None:
         """What was asked for since the container was last seen; None for nothing."""
-        before, now = self.size, Size.of(resources)
+        before, now = self.size, ResourceValues.from_resources(resources)
         self.size = now
         if before == now:
             return None
-        shares = now.shares if now.shares > 0 and now.shares != before.shares else None
+        shares = (
+            now.cpu_shares if now.cpu_shares > 0 and now.cpu_shares != before.cpu_shares else None
+        )
         limit = now.limit if now.limit > 0 and now.limit != before.limit else None
         quota = period = None
         # Only we lift a quota; one that is there again was asked for, were it the same.
@@ -270,17 +276,17 @@ class Live:
         requested = Resources(
             cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit
         )
-        if requested == NOTHING_GIVEN:
+        if requested == EMPTY_RESOURCES:
             return None
         self.changes += 1
         was = replace(
             resources,
-            cpu_shares=before.shares,
+            cpu_shares=before.cpu_shares,
             cpu_quota=before.quota,
             cpu_period=before.period,
             memory_limit=before.limit,
         )
-        return Change(requested, was)
+        return ResourceChange(requested, was)
 
 
 # --- one connection -------------------------------------------------------------------------------
@@ -289,11 +295,13 @@ class Live:
 class LifecycleCallbacks(Protocol):
     """What happens to containers over CRI and not over NRI; called on the loop."""
 
-    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str, /) -> None:
+    def on_rejected(
+        self, namespace: str, pod: str, uid: str, container: str, message: str, /
+    ) -> None:
         """A container was refused, with this message, and starts nevertheless."""
         ...
 
-    def begun(self, container_id: str, started: float, updated: float | None, /) -> None:
+    def on_start(self, container_id: str, started: float, updated: float | None, /) -> None:
         """A container is seen to run.
 
         ``started`` is when it did, ``updated`` when the runtime took its update (None when it has
@@ -301,16 +309,16 @@ class LifecycleCallbacks(Protocol):
         """
         ...
 
-    def started(self, container_id: str, started: float, /) -> None:
+    def on_update_applied(self, container_id: str, started: float, /) -> None:
         """The runtime has applied the update of a container that began so."""
         ...
 
-    def resize_refused(self, container_id: str, quota: int, /) -> None:
+    def on_resize_rejected(self, container_id: str, quota: int, /) -> None:
         """A resize was refused, and its CFS quota is in force nevertheless."""
         ...
 
 
-class Connection:
+class CRIConnection:
     """One connection: its containers, followed from creation to end, and what is under way."""
 
     def __init__(
@@ -326,9 +334,9 @@ class Connection:
         self._callbacks = callbacks
         self._listing = listing
         self._open = False
-        self._outbox = Outbox(client)
+        self._outbox = UpdateQueue(client)
         self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveContainer] = {}
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
         # Containers to look at once more when the look under way is over.
@@ -341,26 +349,29 @@ class Connection:
         self._listener: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
 
-    async def begin(self) -> tuple[int, int]:
+    async def connect(self) -> tuple[int, int]:
         """Listen, read everything that runs, and have it compared with what is known.
 
         Returns how many pods and live containers there are.
         """
         # First: what happens from now on is reported, and what was before is listed.
-        self._listener = asyncio.create_task(self._listen(), name="cri events")
-        pods, containers = await everything(self._client)
+        self._listener = asyncio.create_task(self._follow_event_stream(), name="cri events")
+        pods, containers = await list_all(self._client)
         for container in containers:
-            state = CREATED if container.starting else RUNNING
-            self._live[container.id] = Live(state, Size.of(container.resources))
+            state = CREATED_STATE if container.starting else RUNNING_STATE
+            self._live[container.id] = LiveContainer(
+                state, ResourceValues.from_resources(container.resources)
+            )
             self._pod_of[container.id] = container.pod_id
         self._pods = pods
-        updates = self._call(
-            "Synchronize", lambda: self._handler.synchronize(_pods(pods, containers), containers)
+        updates = self._call_handler(
+            "Synchronize",
+            lambda: self._handler.synchronize(_pod_table(pods, containers), containers),
         )
         self._send_all(updates or ())
         return len(pods), len(containers)
 
-    async def go_on(self) -> None:
+    async def follow_events(self) -> None:
         """Watch until the runtime cannot be reached any more.
 
         Raises:
@@ -370,7 +381,7 @@ class Connection:
         self._open = True
         for container_id in tuple(self._again):
             self._again.discard(container_id)
-            self.query(container_id)
+            self.request_query(container_id)
         while True:
             pause = LISTING_WITH_EVENTS if self._listens else self._listing
             with contextlib.suppress(TimeoutError):
@@ -379,7 +390,7 @@ class Connection:
             if self._failure is not None:
                 raise self._failure
             self._soon.clear()
-            await self._list()
+            await self._query_unreported_changes()
 
     async def close(self) -> None:
         """End what is under way."""
@@ -391,11 +402,11 @@ class Connection:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._outbox.close()
 
-    def send(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
+    def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
         """Send an update; what becomes of it."""
         one = self._live.get(update.container_id)
-        if not update.cpu_quota or one is None or one.state != RUNNING:
-            return self._put(update)
+        if not update.cpu_quota or one is None or one.state != RUNNING_STATE:
+            return self._enqueue_update(update)
         # What gave back a quota that was lifted may be a resize: what the container has now is
         # looked at before it is written over.
         task = asyncio.create_task(self._send_after_query(one, update), name="careful")
@@ -403,29 +414,31 @@ class Connection:
         task.add_done_callback(self._careful.discard)
         return task
 
-    async def _send_after_query(self, one: Live, update: ContainerUpdate) -> UpdateFailed | None:
+    async def _send_after_query(
+        self, one: LiveContainer, update: ContainerUpdate
+    ) -> UpdateFailed | None:
         before = one.changes
-        self.query(update.container_id)
+        self.request_query(update.container_id)
         try:
             if (querying := self._querying.get(update.container_id)) is not None:
                 await asyncio.wait([querying])
             if one.changes != before:
                 return None  # decided anew, and what was decided is sent
-            return await self._put(update)
+            return await self._enqueue_update(update)
         except asyncio.CancelledError:  # the connection ends, and not who waits for this
-            return _closed(update.container_id)
+            return _closed_failure(update.container_id)
 
-    def _put(
+    def _enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailed | None]:
         one = self._live.get(update.container_id)
-        if one is not None and one.state == CREATED:
-            one.own = update.over(one.own) if one.own else update
-        outcome = self._outbox.put(update, urgent=urgent)
-        outcome.add_done_callback(partial(self._arrived, update))
+        if one is not None and one.state == CREATED_STATE:
+            one.last_update = update.merge_onto(one.last_update) if one.last_update else update
+        outcome = self._outbox.enqueue_update(update, urgent=urgent)
+        outcome.add_done_callback(partial(self._on_update_outcome, update))
         return outcome
 
-    def _arrived(
+    def _on_update_outcome(
         self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailed | None]
     ) -> None:
         taken = not outcome.cancelled() and outcome.result() is None
@@ -434,7 +447,7 @@ class Connection:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
+    async def _follow_event_stream(self) -> None:
         """Follow the event stream for ever; without one, listings do."""
         said = ""
         while True:
@@ -449,12 +462,12 @@ class Connection:
                             self._soon.set()
                     elif whose:
                         self._pod_of.setdefault(event.container_id, whose)
-                    self.query(event.container_id)
+                    self.request_query(event.container_id)
             except RuntimeUnavailable as error:
                 why = str(error)
             except Exception as error:
                 why = repr(error)
-                self._mistake("GetContainerEvents", error)
+                self._on_internal_error("GetContainerEvents", error)
             finally:
                 self._listens = False
             if why != said:
@@ -463,45 +476,47 @@ class Connection:
             self._soon.set()
             await asyncio.sleep(LISTEN_AGAIN)
 
-    async def _list(self) -> None:
+    async def _query_unreported_changes(self) -> None:
         """Find what no event reported."""
         known = set(self._pods)  # one that is met during the listing is not gone
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
         for container_id in self._pod_of.keys() - containers.keys():
-            self.query(container_id)
+            self.request_query(container_id)
         for container_id, found in containers.items():
             self._pod_of.setdefault(container_id, found.pod_sandbox_id)
-            state = found.state if found.state in LIVE else None
+            state = found.state if found.state in LIVE_STATES else None
             one = self._live.get(container_id)
             if state != (one.state if one is not None else None):
-                self.query(container_id)
+                self.request_query(container_id)
         # Sizes are looked at again, some each time, so that each has a turn.
-        running = [i for i, one in self._live.items() if one.state == RUNNING]
+        running = [i for i, one in self._live.items() if one.state == RUNNING_STATE]
         self._round = self._round or running
         for container_id in self._round[:SIZES_AT_ONCE]:
             if container_id in self._live:
-                self.query(container_id)
+                self.request_query(container_id)
         self._round = self._round[SIZES_AT_ONCE:]
         for pod_id in pods - self._pods.keys():
-            self.query(pod_id)
+            self.request_query(pod_id)
         for pod_id in known - pods:
             pod = self._pods.pop(pod_id)
-            self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
+            self._call_handler("RemovePodSandbox", partial(self._handler.remove_pod, pod))
 
-    def query(self, container_id: str) -> None:
+    def request_query(self, container_id: str) -> None:
         """Find out what a container is now, soon."""
         if not self._open or container_id in self._querying:
             self._again.add(container_id)
             return
-        self._querying[container_id] = asyncio.create_task(self._query(container_id), name="query")
+        self._querying[container_id] = asyncio.create_task(
+            self._query_container(container_id), name="query"
+        )
 
-    async def _query(self, container_id: str) -> None:
+    async def _query_container(self, container_id: str) -> None:
         try:
             async with self._queries:
                 while True:
                     self._again.discard(container_id)
-                    await self._query_once(container_id)
+                    await self._query_status(container_id)
                     if container_id not in self._again:
                         break
         except CallRefused as error:
@@ -511,51 +526,53 @@ class Connection:
             self._failure = error
             self._soon.set()
         except Exception as error:
-            self._mistake("query", error)
+            self._on_internal_error("query", error)
         finally:
             self._querying.pop(container_id, None)
 
-    async def _query_once(self, container_id: str) -> None:
-        if container_id not in self._pod_of and await self._pod(container_id) is not None:
+    async def _query_status(self, container_id: str) -> None:
+        if container_id not in self._pod_of and await self._find_pod(container_id) is not None:
             return  # it is a pod, ahead of its containers as over NRI
         answer = await self._client.container_status(container_id)
-        if answer is None or answer.status.state not in LIVE:
-            self._end(container_id, known=answer is not None)
+        if answer is None or answer.status.state not in LIVE_STATES:
+            self._on_removed(container_id, known=answer is not None)
             return
         container, one = container_from(answer), self._live.get(container_id)
-        if one is not None and one.state == RUNNING:
-            self._size(one, container)
+        if one is not None and one.state == RUNNING_STATE:
+            self._on_resize(one, container)
             return
         if one is not None and container.starting:
             return
-        pod = await self._pod(container.pod_id or self._pod_of.get(container_id, ""))
+        pod = await self._find_pod(container.pod_id or self._pod_of.get(container_id, ""))
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
         container = replace(container, pod_id=pod.id)
         pod = _of_class(pod, container)
         if one is None:
-            one = self._live[container_id] = Live(CREATED, Size.of(container.resources))
-            await self._meet(one, pod, container)
+            one = self._live[container_id] = LiveContainer(
+                CREATED_STATE, ResourceValues.from_resources(container.resources)
+            )
+            await self._on_unreported(one, pod, container)
         if not container.starting and container_id in self._live:
-            await self._begin(one, pod, container, answer.status.started_at / 1e9)
+            await self._on_container_started(one, pod, container, answer.status.started_at / 1e9)
 
-    def _size(self, one: Live, container: Container) -> None:
+    def _on_resize(self, one: LiveContainer, container: Container) -> None:
         """Have a resize decided about that is not reported."""
         pod = self._pods.get(self._pod_of.get(container.id, ""))
         if pod is None:
             return  # removed with all of its containers: a listing finds it
-        change = one.changed(container.resources)
+        change = one.detect_change(container.resources)
         if change is None:
             return
-        container = replace(container, pod_id=pod.id, resources=change.before)
+        container = replace(container, pod_id=pod.id, resources=change.previous)
         pod = _of_class(pod, container)
         try:
-            updates = self._call(
+            updates = self._call_handler(
                 "UpdateContainer",
                 lambda: self._handler.update_container(pod, container, change.requested),
                 refusals=True,
             )
-        except RequestRefused as refusal:
+        except RequestRejected as refusal:
             log.warning(
                 "refused resize is in force nevertheless",
                 pod=pod.full_name,
@@ -563,51 +580,57 @@ class Connection:
                 problem=refusal.message,
             )
             if change.requested.cpu_quota:
-                self._callbacks.resize_refused(container.id, change.requested.cpu_quota)
+                self._callbacks.on_resize_rejected(container.id, change.requested.cpu_quota)
             return
         for update in updates or ():
-            self._put(update).add_done_callback(lambda done: self._not_applied(done.result()))
+            self._enqueue_update(update).add_done_callback(
+                lambda done: self._report_failed_update(done.result())
+            )
 
-    async def _begin(
-        self, one: Live, pod: PodSandbox, container: Container, started: float
+    async def _on_container_started(
+        self, one: LiveContainer, pod: PodSandbox, container: Container, started: float
     ) -> None:
         """A container runs: have its cgroup put right, and its update sent once more."""
         container_id = container.id
-        self._call("StartContainer", lambda: self._handler.start_container(pod, container))
-        self._callbacks.begun(container_id, started, one.updated)
-        one.state = RUNNING
-        if one.own is not None:
-            self._not_applied(await self._put(one.own, urgent=True))
+        self._call_handler("StartContainer", lambda: self._handler.start_container(pod, container))
+        self._callbacks.on_start(container_id, started, one.updated)
+        one.state = RUNNING_STATE
+        if one.last_update is not None:
+            self._report_failed_update(await self._enqueue_update(one.last_update, urgent=True))
         if container_id in self._live:
-            self._call(
+            self._call_handler(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
             )
-            self._callbacks.started(container_id, started)
+            self._callbacks.on_update_applied(container_id, started)
 
-    async def _pod(self, pod_id: str) -> PodSandbox | None:
+    async def _find_pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:
                 return None
             if pod_id not in self._pods:  # another container of it may have been quicker
                 self._pods[pod_id] = pod
-                self._call("RunPodSandbox", lambda: self._handler.run_pod(pod))
+                self._call_handler("RunPodSandbox", lambda: self._handler.run_pod(pod))
         return self._pods[pod_id]
 
-    async def _meet(self, one: Live, pod: PodSandbox, container: Container) -> None:
+    async def _on_unreported(
+        self, one: LiveContainer, pod: PodSandbox, container: Container
+    ) -> None:
         """Have a container decided about, and send what was decided."""
         try:
-            answer = self._call(
+            answer = self._call_handler(
                 "CreateContainer",
                 lambda: self._handler.create_container(pod, container),
                 refusals=True,
             )
-        except RequestRefused as refusal:
-            self._callbacks.refused(
+        except RequestRejected as refusal:
+            self._callbacks.on_rejected(
                 pod.namespace, pod.name, pod.uid, container.name, refusal.message
             )
             # It starts nevertheless: adopted as one that runs, where it disturbs no other.
-            self._call("StartContainer", lambda: self._handler.start_container(pod, container))
+            self._call_handler(
+                "StartContainer", lambda: self._handler.start_container(pod, container)
+            )
             return
         if answer is None:
             return
@@ -616,56 +639,62 @@ class Connection:
             container.id, adjustment.cpus, adjustment.mems, cpu_quota=adjustment.quota
         )
         own = None
-        if not update.empty:
+        if not update.is_empty:
             if container.starting:
-                own = self._put(update, urgent=True)
+                own = self._enqueue_update(update, urgent=True)
             else:
-                one.own = update  # sent when its cgroup is right
+                one.last_update = update  # sent when its cgroup is right
         self._send_all(updates)
         if own is not None:
             failed = await own
             if failed is None:
                 one.updated = time.time()
             else:
-                self._not_applied(failed)
+                self._report_failed_update(failed)
 
-    def _end(self, container_id: str, *, known: bool) -> None:
+    def _on_removed(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
         if self._live.pop(container_id, None) is not None:
-            updates = self._call(
+            updates = self._call_handler(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
             self._send_all(updates or ())
         if not known and self._pod_of.pop(container_id, ""):
-            self._call("RemoveContainer", lambda: self._handler.remove_container(container_id))
+            self._call_handler(
+                "RemoveContainer", lambda: self._handler.remove_container(container_id)
+            )
 
     # --- the handler, and what it answers ---------------------------------------------------------
 
-    def _call(self, name: str, handle: Callable[[], _T], *, refusals: bool = False) -> _T | None:
+    def _call_handler(
+        self, name: str, handle: Callable[[], _T], *, refusals: bool = False
+    ) -> _T | None:
         """Call the handler, whatever happens in it."""
         began = time.perf_counter()
         try:
             return handle()
-        except RequestRefused:
+        except RequestRejected:
             if refusals:
                 raise
             return None
         except Exception as error:
-            self._mistake(name, error)
+            self._on_internal_error(name, error)
             return None
         finally:
-            self._handler.replied(name, time.perf_counter() - began)
+            self._handler.on_request_answered(name, time.perf_counter() - began)
 
-    def _mistake(self, name: str, error: Exception) -> None:
+    def _on_internal_error(self, name: str, error: Exception) -> None:
         """One of ours; nothing can be refused because of it here."""
-        with contextlib.suppress(RequestRefused):
+        with contextlib.suppress(RequestRejected):
             self._handler.internal_error(name, error)
 
     def _send_all(self, updates: Sequence[ContainerUpdate]) -> None:
         for update in updates:
-            self.send(update).add_done_callback(lambda done: self._not_applied(done.result()))
+            self.send_update(update).add_done_callback(
+                lambda done: self._report_failed_update(done.result())
+            )
 
-    def _not_applied(self, failed: UpdateFailed | None) -> None:
+    def _report_failed_update(self, failed: UpdateFailed | None) -> None:
         """Say that an update failed; what the container really has is looked at anyway."""
         if failed is not None and not failed.unknown:
             log.info(
@@ -689,14 +718,14 @@ class CRILink(RuntimeLink):
         *,
         socket_path: str,
         listing: float = 1.0,
-        delays: Callable[[], Iterator[float]] = PAUSES,
+        delays: Callable[[], Iterator[float]] = RECONNECT_DELAYS,
     ) -> None:
         super().__init__(handler, time.monotonic)
         self._socket_path = socket_path.removeprefix("unix://")
         self._listing = listing
         self._callbacks = callbacks
         self._delays = delays
-        self._connection: Connection | None = None
+        self._connection: CRIConnection | None = None
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -705,48 +734,49 @@ class CRILink(RuntimeLink):
         try:
             while True:
                 began = loop.time()
-                detail = await self._serve()
-                if loop.time() - began >= STABLE_SECONDS:
+                detail = await self._serve_connection()
+                if loop.time() - began >= STABLE_LINK_S:
                     delays = self._delays()
-                self._change(LinkState.DISCONNECTED, detail)
+                self._set_link_state(LinkState.DISCONNECTED, detail)
                 await asyncio.sleep(next(delays))
         finally:
-            self._change(LinkState.STOPPED, "")
+            self._set_link_state(LinkState.STOPPED, "")
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that answer no request."""
         if not updates:
             return PushResult()
         connection = self._connection
         if connection is None or self.state is not LinkState.ACTIVE:
             return PushResult(f"the link is {self.state.value}")
-        failed = await asyncio.gather(*map(connection.send, updates))
+        failed = await asyncio.gather(*map(connection.send_update, updates))
         broken = [one.message for one in failed if one is not None and not one.unknown]
         return PushResult("; ".join(broken[:3]))
 
-    async def refresh(self) -> str:
+    async def resynchronize_containers(self) -> str:
         """Nothing to do: listings show what runs."""
         return ""
 
-    async def _serve(self) -> str:
+    async def _serve_connection(self) -> str:
         """Serve one connection until it ends; why it did."""
         try:
             async with CRIClient(self._socket_path) as client:
-                self.runtime = await client.version()
-                self._change(LinkState.REGISTERING, self._socket_path)
-                self._handler.configured(self.runtime)
-                connection = Connection(
+                self.runtime = await client.query_version()
+                self._set_link_state(LinkState.REGISTERING, self._socket_path)
+                self._handler.on_runtime_configured(self.runtime)
+                connection = CRIConnection(
                     client, self._handler, self._callbacks, listing=self._listing
                 )
                 try:
-                    pods, containers = await connection.begin()
+                    pods, containers = await connection.connect()
                     self._connection = connection
-                    self._change(
+                    self._set_link_state(
                         LinkState.ACTIVE,
-                        f"{counted(pods, 'pod')} and {counted(containers, 'container')} when it "
+                        f"{count_text(pods, 'pod')} and {count_text(containers, 'container')} "
+                        "when it "
                         "was made, over CRI",
                     )
-                    await connection.go_on()
+                    await connection.follow_events()
                 finally:
                     self._connection = None
                     await connection.close()

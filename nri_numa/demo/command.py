@@ -23,18 +23,18 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from nri_numa.cli.common import progress
-from nri_numa.cli.output import WIDTH, is_coloured, wrapped
+from nri_numa.cli.common import show_progress
+from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS, is_coloured, wrap_text
 from nri_numa.demo.runtime import CRIError, DemoContainer
 from nri_numa.demo.stage import (
-    MODEL,
-    PREFIX,
-    NotAsExpected,
+    ANNOTATION_PREFIX,
+    MACHINE_MODEL,
+    DemoFailure,
     Stage,
-    assigned,
     cpus_of,
-    example,
-    examples,
+    examples_directory,
+    read_assigned_annotation,
+    read_example_pods,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
@@ -63,11 +63,11 @@ def main(keep: bool, serve: bool) -> None:
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
     kept = keep
     try:
-        asyncio.run(play(directory, serve=serve))
-    except NotAsExpected as problem:
+        asyncio.run(play_demo(directory, serve=serve))
+    except DemoFailure as problem:
         kept = True
         raise click.ClickException(
-            f"the demo did not go as expected: {problem}{_log(directory)}"
+            f"the demo did not go as expected: {problem}{_plugin_log_tail(directory)}"
         ) from None
     finally:
         if keep:
@@ -82,7 +82,7 @@ def _short_directory() -> str | None:
     return None if len(bytes(usual)) < 72 else "/tmp"  # noqa: S108  # a private directory in it
 
 
-def _log(directory: Path) -> str:
+def _plugin_log_tail(directory: Path) -> str:
     """The end of the plugin's log, to find out why."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _log(directory: Path) -> str:
     return "\n".join([f"\nThe files are in {directory}; the plugin's log ends:", *lines])
 
 
-async def play(directory: Path, *, serve: bool = False) -> None:
+async def play_demo(directory: Path, *, serve: bool = False) -> None:
     """Play the demo in an empty directory, for the model of the machine and the plugin's files.
 
     Afterwards ``serve`` keeps the plugin until SIGINT, SIGTERM, or the terminal is closed.
@@ -100,23 +100,26 @@ async def play(directory: Path, *, serve: bool = False) -> None:
     """
     started = time.monotonic()
     async with Stage(directory) as stage:
-        await _Story(stage).play()
+        await _DemoScript(stage).play_all_scenes()
         took = time.monotonic() - started
-        say()
-        paragraph(f"Everything above was checked as it happened. It took {took:.1f} seconds.")
+        print_line()
+        print_paragraph(f"Everything above was checked as it happened. It took {took:.1f} seconds.")
         if serve:
             stopped, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, stopped.set)
-            say()
-            say(f"These pods are on the page http://{await stage.address()}/ until Ctrl-C.")
+            print_line()
+            print_line(
+                f"These pods are on the page http://{await stage.wait_for_address()}/ until Ctrl-C."
+            )
             await stopped.wait()
-    heading("Where to look next")
+    print_heading("Where to look next")
     for command, what in (
         ("nri-numa topology", "what this machine looks like"),
         ("nri-numa check", "whether it is ready, and what to do"),
         (
-            f"nri-numa simulate {_shown(examples())} \\\n    --machine {MODEL}",
+            f"nri-numa simulate {_examples_path(examples_directory())} \\\n    --machine "
+            f"{MACHINE_MODEL}",
             "these pods on this model again; without --machine on your machine",
         ),
         ("nri-numa run", "the plugin; needs containerd"),
@@ -124,202 +127,235 @@ async def play(directory: Path, *, serve: bool = False) -> None:
     ):
         if len(command) > 37:
             for line in command.split("\n"):
-                say(f"  {line}")
-            say(f"      {what}")
+                print_line(f"  {line}")
+            print_line(f"      {what}")
         else:
-            say(f"  {command:<38}{what}")
+            print_line(f"  {command:<38}{what}")
 
 
-def _shown(folder: Path) -> str:
+def _examples_path(folder: Path) -> str:
     """The examples as a user finds them: in a checkout beside the package, else installed."""
     checkout = folder.parents[2] / "config" / "examples"
     best = checkout if checkout.is_dir() else folder
     return os.path.relpath(best) if best.is_relative_to(Path.cwd()) else str(best)
 
 
-_ROUNDS = 600
+_MAX_POLLS = 600
 """Rounds, ten a second, within which the neighbours of a pod that ended get its CPUs."""
 
 
-class _Story:
+class _DemoScript:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._machine = stage.machine
 
-    async def play(self) -> None:
-        await self._begin()
-        await self._shared()
-        await self._exclusive()
-        await self._why()
+    async def play_all_scenes(self) -> None:
+        await self._introduce_machine()
+        await self._show_shared_pods()
+        await self._show_exclusive_pod()
+        await self._show_explanation()
         await self._siblings_and_more()
-        await self._refusal()
-        await self._release()
-        await self._restart()
+        await self._show_rejection()
+        await self._show_cpu_release()
+        await self._show_plugin_restart()
 
     # --- chapters ---------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        say(bold("nri-numa: containers on the right CPUs and memory from their first instruction"))
-        say()
-        with progress("starting the plugin"):
+    async def _introduce_machine(self) -> None:
+        print_line(
+            bold("nri-numa: containers on the right CPUs and memory from their first instruction")
+        )
+        print_line()
+        with show_progress("starting the plugin"):
             pid = await self._stage.start_plugin()
-        paragraph(
+        print_paragraph(
             f"The plugin runs as process {pid} and is connected over NRI. The runtime at the other "
             "end lives in memory only, and the machine is a model:"
         )
-        say()
+        print_line()
         for i, numa_node in self._machine.numa_nodes.items():
             socket = next(s.id for s in self._machine.sockets.values() if i in s.numa_nodes)
             cpus = f"{len(numa_node.cpus)} CPUs {numa_node.cpus!s:<13}"
-            say(f"  socket {socket}  NUMA node {i}  {cpus} {human_bytes(numa_node.memory_bytes)}")
-        say("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
+            print_line(
+                f"  socket {socket}  NUMA node {i}  {cpus} {human_bytes(numa_node.memory_bytes)}"
+            )
+        print_line("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
 
-    async def _shared(self) -> None:
-        heading("1  Pods ask by annotation")
-        (pinned,) = await self._show("01-explicit-lists.yaml")
-        expect(pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists")
-        for server in await self._show("02-web.yaml", name="web"):
+    async def _show_shared_pods(self) -> None:
+        print_heading("1  Pods ask by annotation")
+        (pinned,) = await self._show_example("01-explicit-lists.yaml")
+        check_expectation(
+            pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists"
+        )
+        for server in await self._show_example("02-web.yaml", name="web"):
             self._on_one_numa_node([server])
 
-    async def _exclusive(self) -> None:
-        heading("2  Exclusive CPUs: the others make room before the answer")
-        before = self._stage.assignments()
-        (engine,) = await self._show("03-database.yaml")
+    async def _show_exclusive_pod(self) -> None:
+        print_heading("2  Exclusive CPUs: the others make room before the answer")
+        before = self._stage.assignments_by_container()
+        (engine,) = await self._show_example("03-database.yaml")
         own = self._on_one_numa_node([engine])
         cores = {self._machine.cpus[i].core for i in own}
-        expect(len(own) == 4, "the database must have four CPUs")
-        expect(len(cores) == 4, "the database must not have two threads of one core")
-        self._no_other_on(own, engine)
-        changed = self._changed(before)
-        expect(bool(changed), "containers must have made room for the database")
+        check_expectation(len(own) == 4, "the database must have four CPUs")
+        check_expectation(len(cores) == 4, "the database must not have two threads of one core")
+        self._check_exclusive(own, engine)
+        changed = self._changed_cpus(before)
+        check_expectation(bool(changed), "containers must have made room for the database")
         self._show_moves(changed)
 
-    async def _why(self) -> None:
-        say("  Why there? nri-numa explain asks the plugin, which says:")
-        document = await self._stage.ask("/v1/explain/default/database-0/engine")
+    async def _show_explanation(self) -> None:
+        print_line("  Why there? nri-numa explain asks the plugin, which says:")
+        document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
         steps = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
-        expect(any(" won: " in text for text in steps), "the plugin must explain its choice")
+        check_expectation(
+            any(" won: " in text for text in steps), "the plugin must explain its choice"
+        )
         for text in steps:
-            for line in wrapped(text, "    ", "      ", width=WIDTH):
-                say(line)
+            for line in wrap_text(text, "    ", "      ", width=DEFAULT_WIDTH_COLUMNS):
+                print_line(line)
 
     async def _siblings_and_more(self) -> None:
-        heading("3  Thread siblings, huge pages, pods that are placed as one")
-        trading, daytime, nightly = await self._show("04-siblings.yaml")
-        detail(
+        print_heading("3  Thread siblings, huge pages, pods that are placed as one")
+        trading, daytime, nightly = await self._show_example("04-siblings.yaml")
+        print_detail(
             "beside",
             f"daytime, on the other threads of {cpus_text(daytime.cpus)}: busy hours differ",
         )
         own = CPUSet.parse(trading.cpus)
-        self._no_other_on(self._machine.siblings_of(own), trading)
+        self._check_exclusive(self._machine.siblings_of(own), trading)
         day, night = CPUSet.parse(daytime.cpus), CPUSet.parse(nightly.cpus)
         siblings = self._machine.siblings_of(day)
-        expect(night <= siblings - day, "nightly must run on the threads beside daytime's")
-        (forwarder,) = await self._show("05-hugepages.yaml")
+        check_expectation(
+            night <= siblings - day, "nightly must run on the threads beside daytime's"
+        )
+        (forwarder,) = await self._show_example("05-hugepages.yaml")
         self._on_one_numa_node([forwarder])
-        prepare, proxy, app = await self._show("06-sidecar.yaml")
+        prepare, proxy, app = await self._show_example("06-sidecar.yaml")
         self._on_one_numa_node([proxy, app])
-        expect(prepare.cpus == app.cpus, "the application must get the init container's CPUs")
+        check_expectation(
+            prepare.cpus == app.cpus, "the application must get the init container's CPUs"
+        )
 
-    async def _refusal(self) -> None:
-        heading("4  What cannot be done is refused, with the reason")
-        (pod,) = example("07-too-big.yaml")
-        assignments = self._stage.assignments()
+    async def _show_rejection(self) -> None:
+        print_heading("4  What cannot be done is refused, with the reason")
+        (pod,) = read_example_pods("07-too-big.yaml")
+        assignments = self._stage.assignments_by_container()
         try:
-            await self._stage.run(pod)
+            await self._stage.run_pod(pod)
         except CRIError as error:
             text = str(error)
         else:
-            raise NotAsExpected("too-big must be refused, and it was started")
-        expect("TopologyAffinityError" in text, f"the refusal must name its reason: {text}")
-        expect(pod.full_name in text, f"the refusal must name the pod: {text}")
-        expect(self._stage.assignments() == assignments, "a refused pod must change nothing")
-        entry(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
-        detail("asks", _requested(pod, pod.containers[0]))
-        detail("refused", text.partition(" desc = ")[2] or text, paint=red)
+            raise DemoFailure("too-big must be refused, and it was started")
+        check_expectation(
+            "TopologyAffinityError" in text, f"the refusal must name its reason: {text}"
+        )
+        check_expectation(pod.full_name in text, f"the refusal must name the pod: {text}")
+        check_expectation(
+            self._stage.assignments_by_container() == assignments,
+            "a refused pod must change nothing",
+        )
+        print_container_heading(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
+        print_detail("asks", _pod_request_text(pod, pod.containers[0]))
+        print_detail("refused", text.partition(" desc = ")[2] or text, paint=red)
 
-    async def _release(self) -> None:
-        heading("5  A pod ends: its CPUs go back")
-        (pod,) = example("03-database.yaml")
-        before = self._stage.assignments()
-        await self._stage.remove(pod)
-        say(f"  {pod.name} is removed.")
+    async def _show_cpu_release(self) -> None:
+        print_heading("5  A pod ends: its CPUs go back")
+        (pod,) = read_example_pods("03-database.yaml")
+        before = self._stage.assignments_by_container()
+        await self._stage.remove_pod(pod)
+        print_line(f"  {pod.name} is removed.")
         # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
-        changed = self._changed(before)
-        for _ in range(_ROUNDS):
+        changed = self._changed_cpus(before)
+        for _ in range(_MAX_POLLS):
             if changed:
                 break
             await asyncio.sleep(0.1)
-            changed = self._changed(before)
-        expect(bool(changed), "containers must have got the database's CPUs back")
+            changed = self._changed_cpus(before)
+        check_expectation(bool(changed), "containers must have got the database's CPUs back")
         self._show_moves(changed)
 
-    async def _restart(self) -> None:
-        heading("6  The plugin is killed and started again: nothing moves")
+    async def _show_plugin_restart(self) -> None:
+        print_heading("6  The plugin is killed and started again: nothing moves")
         stage = self._stage
-        before = stage.assignments()
-        await stage.kill()
-        say("  kill -9. While the plugin is away, one more web server starts, unpinned:")
-        late = replace(example("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile")
-        (server,) = await stage.run(late)
-        expect(server.cpus == str(self._machine.online), "web-meanwhile must be unpinned")
-        detail("has", cpus_text(server.cpus))
-        with progress("starting the plugin again"):
+        before = stage.assignments_by_container()
+        await stage.kill_plugin()
+        print_line("  kill -9. While the plugin is away, one more web server starts, unpinned:")
+        late = replace(
+            read_example_pods("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile"
+        )
+        (server,) = await stage.run_pod(late)
+        check_expectation(
+            server.cpus == str(self._machine.online), "web-meanwhile must be unpinned"
+        )
+        print_detail("has", cpus_text(server.cpus))
+        with show_progress("starting the plugin again"):
             pid = await stage.start_plugin()
-        say(f"  The plugin is back as process {pid}, and checks what runs:")
-        after = stage.assignments()
+        print_line(f"  The plugin is back as process {pid}, and checks what runs:")
+        after = stage.assignments_by_container()
         (name,) = after.keys() - before.keys()
         changed = [n for n in before if before[n] != after.get(n)]
-        expect(not changed, f"a restart must move nothing, and moved {', '.join(changed)}")
+        check_expectation(
+            not changed, f"a restart must move nothing, and moved {', '.join(changed)}"
+        )
         self._on_one_numa_node([server])
-        detail("moved", f"none of {len(before)} containers", paint=green)
-        detail("found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}")
-        (pod,) = example("03-database.yaml")
+        print_detail("moved", f"none of {len(before)} containers", paint=green)
+        print_detail(
+            "found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}"
+        )
+        (pod,) = read_example_pods("03-database.yaml")
         # The annotation is not on what started without the plugin.
-        running = (c for c in stage.running() if f"{PREFIX}assigned" in c.message.annotations)
-        exclusive = cpus_of(c for c in running if assigned(c)["kind"] == "exclusive")
-        (engine,) = await stage.run(pod)
+        running = (
+            c
+            for c in stage.running_containers()
+            if f"{ANNOTATION_PREFIX}assigned" in c.message.annotations
+        )
+        exclusive = cpus_of(
+            c for c in running if read_assigned_annotation(c)["kind"] == "exclusive"
+        )
+        (engine,) = await stage.run_pod(pod)
         own = CPUSet.parse(engine.cpus)
-        expect(not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice")
-        self._no_other_on(own, engine)
-        detail(
+        check_expectation(
+            not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice"
+        )
+        self._check_exclusive(own, engine)
+        print_detail(
             "knows",
             f"{stage.pod_name(engine)} starts again, alone on {cpus_text(own)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------
 
-    async def _show(self, file: str, *, name: str = "") -> list[DemoContainer]:
+    async def _show_example(self, file: str, *, name: str = "") -> list[DemoContainer]:
         """Run the pods of an example and show them; replicas of ``name`` stand together."""
         shown: list[DemoContainer] = []
-        for number, pod in enumerate(example(file)):
-            started = await self._stage.run(pod)
+        for number, pod in enumerate(read_example_pods(file)):
+            started = await self._stage.run_pod(pod)
             shown += started
             for container, manifest in zip(started, pod.containers, strict=True):
                 if not name or not number:
                     label = f"{name or pod.name}/{container.name}"
                     role = "" if manifest.role is Role.APP else f", {manifest.role} container"
-                    entry(label, f"{file}{role}")
-                    detail("asks", _requested(pod, manifest))
-                self._got(container, f"#{number + 1} " if name else "")
+                    print_container_heading(label, f"{file}{role}")
+                    print_detail("asks", _pod_request_text(pod, manifest))
+                self._show_assignment(container, f"#{number + 1} " if name else "")
         return shown
 
-    def _got(self, container: DemoContainer, head: str) -> None:
-        decision = assigned(container)
+    def _show_assignment(self, container: DemoContainer, head: str) -> None:
+        decision = read_assigned_annotation(container)
         idle = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
         where = f"memory of {numa_text(container.mems)}{idle}"
-        detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
+        print_detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
         if decision["kind"] != "shared":  # these move, and the annotation says where they started
-            expect(
+            check_expectation(
                 decision["cpus"] == container.cpus,
                 f"{container.name} has other CPUs than its annotation says",
             )
         if head in ("", "#1 "):
-            detail("why", str(decision["reason"]))
+            print_detail("why", str(decision["reason"]))
 
-    def _changed(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-        now = self._stage.assignments()
+    def _changed_cpus(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+        now = self._stage.assignments_by_container()
         return {
             name: (cpus, now[name][0])
             for name, (cpus, _) in before.items()
@@ -327,9 +363,9 @@ class _Story:
         }
 
     def _show_moves(self, changed: dict[str, tuple[str, str]]) -> None:
-        say("    container                     CPUs before    CPUs after")
+        print_line("    container                     CPUs before    CPUs after")
         for name, (old, new) in changed.items():
-            say(f"    {name:<29} {old:<14} {new}")
+            print_line(f"    {name:<29} {old:<14} {new}")
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -337,34 +373,38 @@ class _Story:
         cpus = cpus_of(containers)
         names = ", ".join(self._stage.pod_name(c) for c in containers)
         numa_nodes = self._machine.numa_of(cpus)
-        expect(len(numa_nodes) == 1, f"{names} must be on one NUMA node, and has {cpus_text(cpus)}")
+        check_expectation(
+            len(numa_nodes) == 1, f"{names} must be on one NUMA node, and has {cpus_text(cpus)}"
+        )
         for container in containers:
             mems = NUMASet.parse(container.mems)
-            expect(mems == numa_nodes, f"{names} must have its memory there, not on {mems}")
+            check_expectation(
+                mems == numa_nodes, f"{names} must have its memory there, not on {mems}"
+            )
         return cpus
 
-    def _no_other_on(self, cpus: CPUSet, owner: DemoContainer) -> None:
-        for other in self._stage.running():
+    def _check_exclusive(self, cpus: CPUSet, owner: DemoContainer) -> None:
+        for other in self._stage.running_containers():
             if other is not owner:
                 both = CPUSet.parse(other.cpus) & cpus
                 name = self._stage.pod_name(other)
-                expect(
+                check_expectation(
                     not both,
                     f"{cpus_text(both, 'is', 'are')} exclusive to others, and {name} may run there",
                 )
 
 
-def expect(holds: bool, what: str) -> None:
+def check_expectation(holds: bool, what: str) -> None:
     """Check what is shown."""
     if not holds:
-        raise NotAsExpected(what)
+        raise DemoFailure(what)
 
 
-def _requested(pod: PodManifest, container: ContainerManifest) -> str:
+def _pod_request_text(pod: PodManifest, container: ContainerManifest) -> str:
     annotations = [
-        f"{key.removeprefix(PREFIX)}: {value}"
+        f"{key.removeprefix(ANNOTATION_PREFIX)}: {value}"
         for key, value in pod.annotations.items()
-        if key.startswith(PREFIX)
+        if key.startswith(ANNOTATION_PREFIX)
     ]
     requests, limits = container.requests, container.limits
     amounts = []
@@ -380,28 +420,28 @@ def _requested(pod: PodManifest, container: ContainerManifest) -> str:
 # --- on the terminal ------------------------------------------------------------------------------
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """One line; colours go only to a terminal that takes them."""
     click.echo(text, color=is_coloured())
 
 
-def heading(text: str) -> None:
+def print_heading(text: str) -> None:
     """The title of a chapter."""
-    say()
-    say(bold(text))
+    print_line()
+    print_line(bold(text))
 
 
-def paragraph(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Running text."""
-    say("\n".join(textwrap.wrap(text, WIDTH)))
+    print_line("\n".join(textwrap.wrap(text, DEFAULT_WIDTH_COLUMNS)))
 
 
-def entry(name: str, file: str) -> None:
+def print_container_heading(name: str, file: str) -> None:
     """The head of one container."""
-    say(f"  {bold(name)}  ({file})")
+    print_line(f"  {bold(name)}  ({file})")
 
 
-def detail(label: str, text: str, *, paint: Callable[[str], str] = str) -> None:
+def print_detail(label: str, text: str, *, paint: Callable[[str], str] = str) -> None:
     """A labelled fact, wrapped beside its label."""
-    for line in wrapped(text, f"    {label:<8}", " " * 12, width=WIDTH):
-        say(paint(line))
+    for line in wrap_text(text, f"    {label:<8}", " " * 12, width=DEFAULT_WIDTH_COLUMNS):
+        print_line(paint(line))

@@ -55,15 +55,15 @@ class DemoContainer:
     def cpus(self) -> str:
         """The CPUs it may run on, as a list; every CPU when its cpuset is empty."""
         spec = self.message.linux.resources.cpu.cpus or str(self.machine.online)
-        return self._file("cpuset.cpus", spec)
+        return self._read_cgroup_file("cpuset.cpus", spec)
 
     @property
     def mems(self) -> str:
         """The NUMA nodes its memory may come from, as a list."""
         spec = self.message.linux.resources.cpu.mems or str(self.machine.memory_nodes)
-        return self._file("cpuset.mems", spec)
+        return self._read_cgroup_file("cpuset.mems", spec)
 
-    def _file(self, name: str, spec: str) -> str:
+    def _read_cgroup_file(self, name: str, spec: str) -> str:
         path = self.cgroup / name
         while path.exists():
             if text := path.read_text().strip():  # unlike the kernel's, it is empty while written
@@ -78,7 +78,7 @@ class DemoContainer:
             every = self.machine.online if name == "cpuset.cpus" else self.machine.memory_nodes
             (self.cgroup / name).write_text(spec or str(every))
 
-    def shown(self) -> pb.Container:
+    def to_message(self) -> pb.Container:
         """What the plugin is shown now."""
         message = pb.Container()
         message.CopyFrom(self.message)
@@ -99,7 +99,7 @@ class DemoRuntime:
         # The plugin that has registered, and the calls that wait for its answers.
         self._session = RuntimeSession()
         self._transport: SessionTransport[ev.RuntimeEvent] | None = None
-        self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
+        self._calls: dict[int, asyncio.Future[ev.RequestAnswered]] = {}
         self._lock = asyncio.Lock()  # NRI's: one operation at a time on the whole node
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.AbstractServer | None = None
@@ -107,14 +107,14 @@ class DemoRuntime:
     async def start(self) -> None:
         """Listen."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._accept, self._path)
+        self._server = await loop.create_unix_server(self._accept_plugin, self._path)
 
     async def stop(self) -> None:
         """Hang up and stop listening."""
         if self._server is not None:
             self._server.close()
         if self._transport is not None:
-            await self._transport.aclose("the runtime stops")
+            await self._transport.close_and_wait("the runtime stops")
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -129,7 +129,7 @@ class DemoRuntime:
         """
         async with self._lock:
             self.pods[pod.id] = pod
-            await self._call("RunPodSandbox", pod=pod)
+            await self._call_plugin("RunPodSandbox", pod=pod)
 
     async def create_container(self, message: pb.Container) -> DemoContainer:
         """Create a container; the plugin adjusts it before anything of it exists.
@@ -140,30 +140,30 @@ class DemoRuntime:
         async with self._lock:
             pod = self.pods[message.pod_sandbox_id]
             message.linux.cgroups_path = f"/demo/{message.id}"
-            payload = await self._call("CreateContainer", pod=pod, container=message)
+            payload = await self._call_plugin("CreateContainer", pod=pod, container=message)
             answer = pb.CreateContainerResponse.FromString(payload)
             message.annotations.update(answer.adjust.annotations)
             message.linux.resources.MergeFrom(answer.adjust.linux.resources)
-            self._apply(answer.update)
+            self._apply_updates(answer.update)
             container = DemoContainer(
                 message=message, machine=self._machine, cgroup=self._cpusets / "demo" / message.id
             )
             self.containers[message.id] = container
-            await self._event("PostCreateContainer", container)
+            await self._send_container_event("PostCreateContainer", container)
             return container
 
     async def start_container(self, container: DemoContainer) -> None:
         """Start a created container."""
         async with self._lock:
             container.put_in_cgroup()
-            await self._event("StartContainer", container)
+            await self._send_container_event("StartContainer", container)
             container.state = State.RUNNING
-            await self._event("PostStartContainer", container)
+            await self._send_container_event("PostStartContainer", container)
 
     async def exit_container(self, container: DemoContainer) -> None:
         """Let a container end."""
         async with self._lock:
-            await self._ended(container)
+            await self._on_container_exit(container)
 
     async def remove_pod(self, pod_id: str) -> None:
         """Stop a pod and remove it with its containers."""
@@ -171,22 +171,22 @@ class DemoRuntime:
             pod = self.pods[pod_id]
             own = [c for c in self.containers.values() if c.message.pod_sandbox_id == pod_id]
             for container in own:
-                await self._ended(container)
-            await self._call("StopPodSandbox", pod=pod)
+                await self._on_container_exit(container)
+            await self._call_plugin("StopPodSandbox", pod=pod)
             for container in own:
-                await self._event("RemoveContainer", container)
+                await self._send_container_event("RemoveContainer", container)
                 del self.containers[container.message.id]
-            await self._call("RemovePodSandbox", pod=pod)
+            await self._call_plugin("RemovePodSandbox", pod=pod)
             del self.pods[pod_id]
 
-    async def _ended(self, container: DemoContainer) -> None:
+    async def _on_container_exit(self, container: DemoContainer) -> None:
         if container.state is not State.EXITED:
             container.state = State.EXITED
-            payload = await self._event("StopContainer", container)
+            payload = await self._send_container_event("StopContainer", container)
             shutil.rmtree(container.cgroup, ignore_errors=True)
-            self._apply(pb.StopContainerResponse.FromString(payload).update)
+            self._apply_updates(pb.StopContainerResponse.FromString(payload).update)
 
-    def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
+    def _apply_updates(self, updates: Iterable[pb.ContainerUpdate]) -> None:
         for update in updates:
             container = self.containers.get(update.container_id)
             if container is not None and container.state is not State.EXITED:
@@ -196,30 +196,30 @@ class DemoRuntime:
 
     # --- the plugin -------------------------------------------------------------------------------
 
-    def _accept(self) -> asyncio.BaseProtocol:
+    def _accept_plugin(self) -> asyncio.BaseProtocol:
         session = RuntimeSession()
 
-        def handle(event: ev.RuntimeEvent) -> None:
+        def on_session_event(event: ev.RuntimeEvent) -> None:
             match event:
                 case ev.RegisterRequested():
                     session.reply(event.stream)
-                    self._spawn(self._welcome(session, transport))
-                case ev.Answered():
+                    self._spawn_task(self._configure_plugin(session, transport))
+                case ev.RequestAnswered():
                     if (waiting := self._calls.pop(event.stream, None)) and not waiting.done():
                         waiting.set_result(event)
                 case ev.UpdateContainersRequested():
-                    self._spawn(self._unsolicited(event))
+                    self._spawn_task(self._on_pushed_updates(event))
 
-        transport = SessionTransport(session, handle)
-        transport.ended.add_done_callback(lambda _: self._left(transport))
+        transport = SessionTransport(session, on_session_event)
+        transport.ended.add_done_callback(lambda _: self._on_plugin_exit(transport))
         return transport
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _left(self, transport: SessionTransport[ev.RuntimeEvent]) -> None:
+    def _on_plugin_exit(self, transport: SessionTransport[ev.RuntimeEvent]) -> None:
         if transport is not self._transport:
             return
         self._transport = None
@@ -229,13 +229,13 @@ class DemoRuntime:
                 waiting.set_exception(CRIError("the plugin ended"))
         self._calls.clear()
 
-    async def _welcome(
+    async def _configure_plugin(
         self, session: RuntimeSession, transport: SessionTransport[ev.RuntimeEvent]
     ) -> None:
         """Configure and synchronize a plugin that has registered."""
         async with self._lock:
             self._session, self._transport = session, transport
-            await self._call(
+            await self._call_plugin(
                 "Configure",
                 runtime_name="containerd",  # whose ways it has
                 runtime_version="v2.4.0",
@@ -243,24 +243,24 @@ class DemoRuntime:
                 registration_timeout=int(ANSWER_SECONDS * 1000),
                 request_timeout=int(ANSWER_SECONDS * 1000),
             )
-            live = [c.shown() for c in self.containers.values() if c.state is not State.EXITED]
+            live = [c.to_message() for c in self.containers.values() if c.state is not State.EXITED]
             pods = list(self.pods.values())
-            payload = await self._call("Synchronize", pods=pods, containers=live)
-            self._apply(pb.SynchronizeResponse.FromString(payload).update)
+            payload = await self._call_plugin("Synchronize", pods=pods, containers=live)
+            self._apply_updates(pb.SynchronizeResponse.FromString(payload).update)
         self.connected.set()
 
-    async def _unsolicited(self, event: ev.UpdateContainersRequested) -> None:
+    async def _on_pushed_updates(self, event: ev.UpdateContainersRequested) -> None:
         async with self._lock:
-            self._apply(event.request.update)
+            self._apply_updates(event.request.update)
         if self._transport is not None:
             self._session.reply(event.stream, pb.UpdateContainersResponse())
-            self._transport.flush()
+            self._transport.flush_session()
 
-    async def _event(self, method: str, container: DemoContainer) -> bytes:
+    async def _send_container_event(self, method: str, container: DemoContainer) -> bytes:
         pod = self.pods[container.message.pod_sandbox_id]
-        return await self._call(method, pod=pod, container=container.shown())
+        return await self._call_plugin(method, pod=pod, container=container.to_message())
 
-    async def _call(self, method: str, **parts: Any) -> bytes:
+    async def _call_plugin(self, method: str, **parts: Any) -> bytes:
         """What the plugin answers; empty while none is connected, as with a real runtime.
 
         Raises:
@@ -268,10 +268,10 @@ class DemoRuntime:
         """
         if self._transport is None:
             return b""
-        stream = self._session.request(method, PLUGIN_METHODS[method](**parts))
-        answer: asyncio.Future[ev.Answered] = asyncio.get_running_loop().create_future()
+        stream = self._session.call_plugin(method, PLUGIN_METHODS[method](**parts))
+        answer: asyncio.Future[ev.RequestAnswered] = asyncio.get_running_loop().create_future()
         self._calls[stream] = answer
-        self._transport.flush()
+        self._transport.flush_session()
         try:
             answered = await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:

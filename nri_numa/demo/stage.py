@@ -16,7 +16,7 @@ import click
 
 import nri_numa
 from nri_numa.cli.agent_client import AgentClient
-from nri_numa.cli.machine import made_up
+from nri_numa.cli.machine import parse_synthetic
 from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.model.cpuset import CPUSet
@@ -27,26 +27,26 @@ from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 from nri_numa.text import human_bytes
 
-PREFIX = "numa.kubernetes.io/"
+ANNOTATION_PREFIX = "numa.kubernetes.io/"
 
 
-class NotAsExpected(Exception):
+class DemoFailure(Exception):
     """Something came out differently from what the demo says; the text says what."""
 
 
-MODEL = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
+MACHINE_MODEL = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
 """As ``nri-numa simulate --machine`` takes it: two sockets with two NUMA nodes each, and on each of
 them four cores with two threads."""
 
 
-def examples() -> Path:
+def examples_directory() -> Path:
     """The folder of example manifests that is installed with the package."""
     return Path(str(importlib.resources.files("nri_numa.demo") / "examples"))
 
 
-def example(name: str) -> list[PodManifest]:
+def read_example_pods(name: str) -> list[PodManifest]:
     """The pods of one example file."""
-    text = (examples() / name).read_text(encoding="utf-8")
+    text = (examples_directory() / name).read_text(encoding="utf-8")
     return [pod for workload in read_text(text, name).workloads for pod in workload.pods]
 
 
@@ -54,7 +54,7 @@ class Stage:
     """The plugin and the runtime on a modelled machine; a context manager that ends both."""
 
     def __init__(self, directory: Path) -> None:
-        self.machine: Topology = made_up(MODEL.removeprefix("synthetic:"))
+        self.machine: Topology = parse_synthetic(MACHINE_MODEL.removeprefix("synthetic:"))
         self._memory = sum(n.memory_bytes for n in self.machine.numa_nodes.values())
         self._directory = directory
         self._socket = directory / "nri.sock"
@@ -79,7 +79,7 @@ class Stage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.kill()
+        await self.kill_plugin()
         await self.runtime.stop()
 
     # --- the plugin -------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Stage:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=_plugin_environment(),
                 # Ctrl-C is for the demo, which then ends the plugin.
                 start_new_session=True,
             )
@@ -110,10 +110,10 @@ class Stage:
         if not ready.cancel():
             return plugin.pid
         if plugin.returncode is not None:
-            raise NotAsExpected(f"the plugin ended at once, with status {plugin.returncode}")
-        raise NotAsExpected("the plugin was not ready within 30 seconds")
+            raise DemoFailure(f"the plugin ended at once, with status {plugin.returncode}")
+        raise DemoFailure("the plugin was not ready within 30 seconds")
 
-    async def kill(self) -> None:
+    async def kill_plugin(self) -> None:
         """Kill it with SIGKILL: nothing that it has in memory survives."""
         plugin, self._plugin = self._plugin, None
         if plugin is None:
@@ -125,26 +125,28 @@ class Stage:
             if not self.runtime.connected.is_set():
                 return
             await asyncio.sleep(0.01)
-        raise NotAsExpected("the runtime did not notice that the plugin ended")
+        raise DemoFailure("the runtime did not notice that the plugin ended")
 
-    async def ask(self, path: str) -> dict[str, Any]:
+    async def get_document(self, path: str) -> dict[str, Any]:
         """What the plugin's API answers."""
-        address = await self.address()
+        address = await self.wait_for_address()
         try:
-            document: dict[str, Any] = await asyncio.to_thread(AgentClient(address).get, path)
+            document: dict[str, Any] = await asyncio.to_thread(
+                AgentClient(address).get_document, path
+            )
         except click.ClickException as error:
-            raise NotAsExpected(f"{path}: {error.message}") from None
+            raise DemoFailure(f"{path}: {error.message}") from None
         return document
 
-    async def address(self) -> str:
+    async def wait_for_address(self) -> str:
         """Where the plugin serves its page and API."""
         for _ in range(500):  # it serves HTTP when containers are served
-            if address := self._listening():
+            if address := self._find_listen_address():
                 return address
             await asyncio.sleep(0.01)
-        raise NotAsExpected("the plugin does not serve its API")
+        raise DemoFailure("the plugin does not serve its API")
 
-    def _listening(self) -> str:
+    def _find_listen_address(self) -> str:
         found = ""
         for line in (self._directory / "plugin.log").read_bytes()[self._logged :].splitlines():
             with contextlib.suppress(ValueError):
@@ -155,7 +157,7 @@ class Stage:
 
     # --- pods -------------------------------------------------------------------------------------
 
-    async def run(self, pod: PodManifest) -> list[DemoContainer]:
+    async def run_pod(self, pod: PodManifest) -> list[DemoContainer]:
         """Run a pod as a kubelet would; its containers in order, those that ended included.
 
         Raises:
@@ -177,7 +179,7 @@ class Stage:
                 await self.runtime.exit_container(made)
         return started
 
-    async def remove(self, pod: PodManifest) -> None:
+    async def remove_pod(self, pod: PodManifest) -> None:
         """Stop a pod and remove it."""
         await self.runtime.remove_pod(pod_sandbox(pod).id)
 
@@ -185,21 +187,21 @@ class Stage:
         """``pod/container``."""
         return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name}"
 
-    def running(self) -> list[DemoContainer]:
+    def running_containers(self) -> list[DemoContainer]:
         """The running containers, in the order of creation."""
         return [c for c in self.runtime.containers.values() if c.state is State.RUNNING]
 
-    def assignments(self) -> dict[str, tuple[str, str]]:
+    def assignments_by_container(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""
-        return {self.pod_name(c): (c.cpus, c.mems) for c in self.running()}
+        return {self.pod_name(c): (c.cpus, c.mems) for c in self.running_containers()}
 
 
-def assigned(container: DemoContainer) -> dict[str, Any]:
+def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
     """What the plugin wrote on the container about its decision."""
-    text = container.message.annotations.get(f"{PREFIX}assigned", "")
+    text = container.message.annotations.get(f"{ANNOTATION_PREFIX}assigned", "")
     if not text:
-        raise NotAsExpected(
-            f"container {container.name} does not carry the annotation {PREFIX}assigned"
+        raise DemoFailure(
+            f"container {container.name} does not carry the annotation {ANNOTATION_PREFIX}assigned"
         )
     document: dict[str, Any] = json.loads(text)
     return document
@@ -213,7 +215,7 @@ def cpus_of(containers: Iterable[DemoContainer]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def _environment() -> dict[str, str]:
+def _plugin_environment() -> dict[str, str]:
     """Ours, without what would configure the plugin or make it talk to another service manager."""
     strange = ("NRI_NUMA_", "NRI_PLUGIN_", "NOTIFY_SOCKET", "WATCHDOG_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
@@ -237,7 +239,7 @@ def pod_message(pod: PodSandbox) -> pb.PodSandbox:
         runtime_handler=pod.runtime_handler,
     )
     message.linux.cgroup_parent = pod.cgroup_parent
-    _put(pod.resources, message.linux.pod_resources)
+    _fill_resources(pod.resources, message.linux.pod_resources)
     return message
 
 
@@ -250,14 +252,14 @@ def container_message(container: Container) -> pb.Container:
         labels=dict(container.labels),
         annotations=dict(container.annotations),
     )
-    _put(container.resources, message.linux.resources)
+    _fill_resources(container.resources, message.linux.resources)
     message.linux.cgroups_path = container.cgroups_path
     if container.oom_score_adj is not None:
         message.linux.oom_score_adj.value = container.oom_score_adj
     return message
 
 
-def _put(resources: Resources, message: pb.LinuxResources) -> None:
+def _fill_resources(resources: Resources, message: pb.LinuxResources) -> None:
     """Linux resources; what is not given is left out, as a runtime does with zeros."""
     for field, value in (
         (message.cpu.shares, resources.cpu_shares),

@@ -26,7 +26,7 @@ from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
 from nri_numa.device_plugin.slots import Slot, SlotList
 from nri_numa.errors import AgentError, DevicePluginBusy, RuntimeUnavailable, UnknownSlots
 from nri_numa.observe.logs import get_logger
-from nri_numa.web.responses import Slots
+from nri_numa.web.responses import SlotsDocument
 
 # --- The gRPC service that the kubelet calls, on one socket ---------------------------------------
 # Nothing waits in a handler: Allocate and GetPreferredAllocation have no deadline in the kubelet,
@@ -35,32 +35,34 @@ from nri_numa.web.responses import Slots
 
 log = get_logger("device-plugin")
 
-VERSION: Final = "v1beta1"
-HEALTHY: Final = "Healthy"
-UNHEALTHY: Final = "Unhealthy"
-_SERVICE: Final = "v1beta1.DevicePlugin"
-_REGISTER: Final = "/v1beta1.Registration/Register"
-_REGISTER_TIMEOUT: Final = 15.0
+API_VERSION: Final = "v1beta1"
+HEALTHY_STATE: Final = "Healthy"
+UNHEALTHY_STATE: Final = "Unhealthy"
+_PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
+_REGISTER_METHOD: Final = "/v1beta1.Registration/Register"
+_REGISTER_TIMEOUT_S: Final = 15.0
 """Seconds. The kubelet dials us inside the call, for up to ten."""
-_OPTIONS: Final = (
+_CHANNEL_OPTIONS: Final = (
     # Go servers check the :authority header, which for a unix socket would be its path.
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )
 
 
-def devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
+def encode_devices(slots: tuple[Slot, ...]) -> pb.ListAndWatchResponse:
     """The whole list as the kubelet takes it."""
     answer = pb.ListAndWatchResponse()
     for slot in slots:
-        device = answer.devices.add(ID=slot.id, health=HEALTHY if slot.healthy else UNHEALTHY)
+        device = answer.devices.add(
+            ID=slot.id, health=HEALTHY_STATE if slot.healthy else UNHEALTHY_STATE
+        )
         if slot.numa_node is not None:
             # Not even an empty one where nothing is known: PodResources would lose the device.
             device.topology.nodes.add(ID=slot.numa_node)
     return answer
 
 
-class Service:
+class SlotService:
     """Serves `SlotList` on a unix socket, from `start` to `stop`; usable once.
 
     A socket that is left there by a process that was killed is removed.
@@ -87,16 +89,20 @@ class Service:
         """
         server = grpc.aio.server()
         handlers = {
-            "GetDevicePluginOptions": _unary(self._options, pb.Empty),
+            "GetDevicePluginOptions": _unary_rpc_handler(self._get_plugin_options, pb.Empty),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                 self._list_and_watch,
                 request_deserializer=pb.Empty.FromString,
                 response_serializer=pb.ListAndWatchResponse.SerializeToString,
             ),
-            "GetPreferredAllocation": _unary(self._prefer, pb.PreferredAllocationRequest),
-            "Allocate": _unary(self._allocate, pb.AllocateRequest),
+            "GetPreferredAllocation": _unary_rpc_handler(
+                self._get_preferred_allocation, pb.PreferredAllocationRequest
+            ),
+            "Allocate": _unary_rpc_handler(self._allocate_slots, pb.AllocateRequest),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_PLUGIN_SERVICE, handlers),)
+        )
         try:
             unlink_socket(self.path)
             server.add_insecure_port(f"unix:{self.path}")
@@ -113,14 +119,14 @@ class Service:
         if server is not None:
             await server.stop(None)
 
-    def changed(self) -> None:
+    def notify_slots_changed(self) -> None:
         """The list is another one: send it to the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     # --- calls ----------------------------------------------------------------------------------
 
-    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
+    async def _get_plugin_options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
     async def _list_and_watch(
@@ -130,36 +136,38 @@ class Service:
         try:
             while True:
                 changed = self._changed
-                yield devices(self._slots.slots)
+                yield encode_devices(self._slots.slots)
                 await changed.wait()
         finally:
             self.streams -= 1
 
-    async def _prefer(
+    async def _get_preferred_allocation(
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
         for one in request.container_requests:
             must, size = list(one.must_include_deviceIDs), one.allocation_size
-            chosen = self._slots.prefer(one.available_deviceIDs, must, size)
+            chosen = self._slots.preferred_ids(one.available_deviceIDs, must, size)
             answer.container_responses.add(deviceIDs=chosen)
         return answer
 
-    async def _allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
+    async def _allocate_slots(
+        self, request: pb.AllocateRequest, context: Any
+    ) -> pb.AllocateResponse:
         answer = pb.AllocateResponse()
         for one in request.container_requests:
             try:
-                text = self._slots.allocate(list(one.devices_ids), self._now())
+                text = self._slots.allocate_slots(list(one.devices_ids), self._now())
             except UnknownSlots as error:
                 log.warning("allocation refused", problem=str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 raise  # abort has raised already
-            answer.container_responses.add(annotations={self._slots.annotation: text})
+            answer.container_responses.add(annotations={self._slots.annotation_key: text})
             log.info("allocated", slots=text)
         return answer
 
 
-def _unary(method: Any, request: Any) -> Any:
+def _unary_rpc_handler(method: Any, request: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         method,
         request_deserializer=request.FromString,
@@ -182,7 +190,7 @@ def unlink_socket(path: str) -> None:
     os.unlink(path)
 
 
-async def register(kubelet_socket: str, endpoint: str, resource: str) -> None:
+async def register_with_kubelet(kubelet_socket: str, endpoint: str, resource: str) -> None:
     """Register a plugin that serves already: the kubelet dials back before it answers.
 
     ``endpoint`` is the file name of the plugin's socket, in the directory of the kubelet's.
@@ -190,15 +198,17 @@ async def register(kubelet_socket: str, endpoint: str, resource: str) -> None:
     Raises:
         RuntimeUnavailable: it does not answer in time, or refuses; the message has its words.
     """
-    request = pb.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource)
-    async with grpc.aio.insecure_channel(f"unix:{kubelet_socket}", options=_OPTIONS) as channel:
+    request = pb.RegisterRequest(version=API_VERSION, endpoint=endpoint, resource_name=resource)
+    async with grpc.aio.insecure_channel(
+        f"unix:{kubelet_socket}", options=_CHANNEL_OPTIONS
+    ) as channel:
         call = channel.unary_unary(
-            _REGISTER,
+            _REGISTER_METHOD,
             request_serializer=pb.RegisterRequest.SerializeToString,
             response_deserializer=pb.Empty.FromString,
         )
         try:
-            await call(request, timeout=_REGISTER_TIMEOUT)
+            await call(request, timeout=_REGISTER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise RuntimeUnavailable(
                 f"the kubelet did not register {resource}: {error.code().name}: "
@@ -208,30 +218,30 @@ async def register(kubelet_socket: str, endpoint: str, resource: str) -> None:
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 OWN_SOCKET: Final = "nri-numa.sock"
-LOCK: Final = "nri-numa.lock"
+LOCK_FILE: Final = "nri-numa.lock"
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class PluginTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
     Attributes:
-        ask: between two questions to the agent.
+        agent_interval_s: between two questions to the agent.
         poll: between two looks at the directory.
-        silent: how long the agent may be silent before nothing new is offered. It restarts in
-            less, and its containers keep what they have.
+        agent_timeout_s: how long the agent may be silent before nothing new is offered. It restarts
+            in less, and its containers keep what they have.
         settle: between the end of one registration and the next. Kubelets up to 1.36.3 take the
             end of an old stream for the end of the new one (kubernetes #121994, #127803).
         watched: how long the kubelet may take to watch the list once it has registered us, and how
             long it may be without doing so.
-        waits: before the next registration, after one that failed or did not last.
+        retry_delays_s: before the next registration, after one that failed or did not last.
     """
 
-    ask: float = 2.0
+    agent_interval_s: float = 2.0
     poll: float = 1.0
-    silent: float = 10.0
+    agent_timeout_s: float = 10.0
     settle: float = 1.0
     watched: float = 10.0
-    waits: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
+    retry_delays_s: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class DevicePlugin:
@@ -253,7 +263,7 @@ class DevicePlugin:
         slots: SlotList,
         *,
         allocated: Callable[[], Iterable[str]] = tuple,
-        pace: Pace | None = None,
+        pace: PluginTiming | None = None,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET)
@@ -262,8 +272,8 @@ class DevicePlugin:
         self._ask = ask
         self._slots = slots
         self._allocated = allocated
-        self._pace = pace or Pace()
-        self._service: Service | None = None
+        self._pace = pace or PluginTiming()
+        self._service: SlotService | None = None
         self._has_count = asyncio.Event()
         self._counted_at = time.monotonic()
         self._reported = ""
@@ -276,51 +286,51 @@ class DevicePlugin:
             DevicePluginBusy: another one serves this directory.
             RuntimeUnavailable: there is no such directory, or it may not be written to.
         """
-        with _alone(os.path.join(self._directory, LOCK)):
+        with _exclusive_lock(os.path.join(self._directory, LOCK_FILE)):
             ids = await asyncio.to_thread(self._allocated)
-            self._slots.allocated(ids, time.monotonic())
+            self._slots.record_allocated(ids, time.monotonic())
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._count(), name="count")
-                tasks.create_task(self._serve(), name="serve")
+                tasks.create_task(self._poll_agent(), name="count")
+                tasks.create_task(self._serve_and_register(), name="serve")
 
     # --- counting -------------------------------------------------------------------------------
 
-    async def _count(self) -> None:
+    async def _poll_agent(self) -> None:
         while True:
-            self._take(await self._fetch())
-            await asyncio.sleep(self._pace.ask)
+            self._apply_counts(await self._query_agent())
+            await asyncio.sleep(self._pace.agent_interval_s)
 
-    async def _fetch(self) -> Slots | str:
+    async def _query_agent(self) -> SlotsDocument | str:
         """What it counts, or why that is nothing."""
         try:
-            found = msgspec.convert(await asyncio.to_thread(self._ask), Slots)
+            found = msgspec.convert(await asyncio.to_thread(self._ask), SlotsDocument)
         except AgentError as error:
             return str(error)
         except msgspec.ValidationError as error:
             return f"/v1/slots cannot be read: {error}"
         return found if found.ready else found.reason
 
-    def _take(self, found: Slots | str) -> None:
+    def _apply_counts(self, found: SlotsDocument | str) -> None:
         now, reason = time.monotonic(), ""
         if not isinstance(found, str):
             self._counted_at = now
-            changed = self._slots.count(found, now)
-        elif not self._has_count.is_set() or now - self._counted_at < self._pace.silent:
-            self._say(found, "")
+            changed = self._slots.apply_counts(found, now)
+        elif not self._has_count.is_set() or now - self._counted_at < self._pace.agent_timeout_s:
+            self._report_problem(found, "")
             return
         else:
-            reason, changed = found, self._slots.silent(now)
+            reason, changed = found, self._slots.stop_offering(now)
         self._has_count.set()
-        self._say(reason, "; what is free is unhealthy until it is")
+        self._report_problem(reason, "; what is free is unhealthy until it is")
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(
                 "slots", resource=self._resource, offered=len(self._slots.slots), healthy=healthy
             )
             if self._service is not None:
-                self._service.changed()
+                self._service.notify_slots_changed()
 
-    def _say(self, reason: str, then: str) -> None:
+    def _report_problem(self, reason: str, then: str) -> None:
         text = reason + then if reason else ""
         if text and text != self._reported:
             log.warning("the agent does not count", problem=text)
@@ -330,43 +340,44 @@ class DevicePlugin:
 
     # --- serving --------------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
+    async def _serve_and_register(self) -> None:
         await self._has_count.wait()
         failures = 0
         while True:
-            kubelet = await self._kubelet()
+            kubelet = await self._wait_for_kubelet()
             try:
-                async with self._serving() as service:
-                    await register(self._kubelet_socket, OWN_SOCKET, self._resource)
+                async with self._running_service() as service:
+                    await register_with_kubelet(self._kubelet_socket, OWN_SOCKET, self._resource)
                     self.registered += 1
                     log.info("registered", resource=self._resource, number=self.registered)
                     begin = time.monotonic()
-                    why = await self._until(service, kubelet)
-                lasted = time.monotonic() - begin > max(self._pace.waits)
-                failures = 0 if lasted or not why.again else failures + 1
+                    why = await self._watch_sockets(service, kubelet)
+                lasted = time.monotonic() - begin > max(self._pace.retry_delays_s)
+                failures = 0 if lasted or not why.is_retry else failures + 1
                 log.warning("registering again", reason=why.text)
             except RuntimeUnavailable as error:
                 failures += 1
-                if failures <= len(self._pace.waits):
+                if failures <= len(self._pace.retry_delays_s):
                     log.warning("not registered", problem=str(error))
             await asyncio.sleep(self._pace.settle)
             if failures:
-                await self._rest(
-                    self._pace.waits[min(failures, len(self._pace.waits)) - 1], kubelet
+                await self._wait_same_kubelet(
+                    self._pace.retry_delays_s[min(failures, len(self._pace.retry_delays_s)) - 1],
+                    kubelet,
                 )
 
-    async def _rest(self, seconds: float, kubelet: object) -> None:
+    async def _wait_same_kubelet(self, seconds: float, kubelet: object) -> None:
         """Wait, but not while another kubelet is there: it knows nothing of what failed."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if _socket(self._kubelet_socket) not in (None, kubelet):
+            if _socket_identity(self._kubelet_socket) not in (None, kubelet):
                 return
             await asyncio.sleep(min(left, self._pace.poll))
 
-    async def _kubelet(self) -> object:
+    async def _wait_for_kubelet(self) -> object:
         """Which kubelet is there; waits for one."""
         reported = False
-        while (kubelet := _socket(self._kubelet_socket)) is None:
+        while (kubelet := _socket_identity(self._kubelet_socket)) is None:
             if not reported:
                 log.warning("no kubelet", problem=f"{self._kubelet_socket} is not there")
             reported = True
@@ -374,8 +385,8 @@ class DevicePlugin:
         return kubelet
 
     @contextlib.asynccontextmanager
-    async def _serving(self) -> AsyncIterator[Service]:
-        service = Service(self._own_socket, self._slots)
+    async def _running_service(self) -> AsyncIterator[SlotService]:
+        service = SlotService(self._own_socket, self._slots)
         await service.start()
         self._service = service
         try:
@@ -384,35 +395,37 @@ class DevicePlugin:
             self._service = None
             await service.stop()
 
-    async def _until(self, service: Service, kubelet: object) -> _Why:
+    async def _watch_sockets(self, service: SlotService, kubelet: object) -> _ReregisterReason:
         """Look at the directory until there is a reason to register again."""
-        own, watched = _socket(self._own_socket), time.monotonic()
+        own, watched = _socket_identity(self._own_socket), time.monotonic()
         while True:
             await asyncio.sleep(self._pace.poll)
             now = time.monotonic()
-            there = _socket(self._kubelet_socket)
+            there = _socket_identity(self._kubelet_socket)
             if there not in (None, kubelet):
-                return _Why("the kubelet restarted", again=False)
-            if _socket(self._own_socket) != own:
+                return _ReregisterReason("the kubelet restarted", is_retry=False)
+            if _socket_identity(self._own_socket) != own:
                 # Both are gone while a kubelet starts.
-                return _Why(f"{self._own_socket} was taken away", again=there is not None)
+                return _ReregisterReason(
+                    f"{self._own_socket} was taken away", is_retry=there is not None
+                )
             if service.streams or there is None:
                 # Without its socket there is no kubelet to register with: the list is served on.
                 watched = now
             elif now - watched > self._pace.watched:
-                return _Why(
+                return _ReregisterReason(
                     "the kubelet does not watch the list any more; perhaps another plugin "
                     f"registers {self._resource} too",
-                    again=True,
+                    is_retry=True,
                 )
 
 
-class _Why(msgspec.Struct, frozen=True):
+class _ReregisterReason(msgspec.Struct, frozen=True):
     text: str
-    again: bool
+    is_retry: bool
 
 
-def _socket(path: str) -> object:
+def _socket_identity(path: str) -> object:
     """Which socket is there: another object for another one; None for none.
 
     The number alone is not enough: a file system gives it to the next file.
@@ -427,7 +440,7 @@ def _socket(path: str) -> object:
 
 
 @contextlib.contextmanager
-def _alone(path: str) -> Iterator[None]:
+def _exclusive_lock(path: str) -> Iterator[None]:
     """Be the only one of this directory; the kernel lets go when the process ends, however."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

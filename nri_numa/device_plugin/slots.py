@@ -18,13 +18,13 @@ from typing import Final
 import msgspec
 
 from nri_numa.errors import UnknownSlots
-from nri_numa.web.responses import Slots
+from nri_numa.web.responses import SlotsDocument
 
-UNDER_WAY: Final = 600.0
+PENDING_SLOT_TIMEOUT_S: Final = 600.0
 """Seconds in which an id that was allocated counts as taken although no container shows up with it:
 the image may have to be pulled first."""
 
-_NODE: Final = re.compile(r"numa([0-9]{1,4})-")
+_NUMA_NODE_PREFIX: Final = re.compile(r"numa([0-9]{1,4})-")
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 def node_of(id: str) -> int | None:
     """The NUMA node that an id names."""
-    found = _NODE.match(id)
+    found = _NUMA_NODE_PREFIX.match(id)
     return int(found[1]) if found else None
 
 
@@ -58,43 +58,43 @@ class SlotList:
     def __init__(self, *, topology: bool = False, pack: bool = False) -> None:
         self._topology = topology
         self._pack = pack
-        self._counted: Slots | None = None
+        self._counted: SlotsDocument | None = None
         self._ready = False
         self._under_way: dict[str, float] = {}
         self._known: dict[str, int | None] = {}
         self.slots: tuple[Slot, ...] = ()
 
     @property
-    def annotation(self) -> str:
+    def annotation_key(self) -> str:
         """The annotation that an answer to Allocate carries."""
         return "" if self._counted is None else self._counted.annotation
 
-    def allocated(self, ids: Iterable[str], now: float) -> None:
+    def record_allocated(self, ids: Iterable[str], now: float) -> None:
         """Ids that the kubelet has allocated, as far as it says when we start."""
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: node_of(id) for id in self._under_way})
 
-    def count(self, counted: Slots, now: float) -> bool:
+    def apply_counts(self, counted: SlotsDocument, now: float) -> bool:
         """Take what the agent counts while it is ready; whether the list is another one now."""
         self._counted, self._ready = counted, True
-        return self._list(now)
+        return self._rebuild_slots(now)
 
-    def silent(self, now: float) -> bool:
+    def stop_offering(self, now: float) -> bool:
         """The agent is not ready: nothing new is offered, and what is held stays."""
         self._ready = False
-        return self._list(now)
+        return self._rebuild_slots(now)
 
-    def _list(self, now: float) -> bool:
+    def _rebuild_slots(self, now: float) -> bool:
         if self._counted is None:
             return False
         held = set(self._counted.ids)
         self._under_way = {
             id: since
             for id, since in self._under_way.items()
-            if id not in held and now - since < UNDER_WAY
+            if id not in held and now - since < PENDING_SLOT_TIMEOUT_S
         }
         kept = held | self._under_way.keys()
-        made = {id: Slot(id, numa_node=self._announced(node_of(id))) for id in kept}
+        made = {id: Slot(id, numa_node=self._announced_numa_node(node_of(id))) for id in kept}
         room = {one.id: max(0, one.free) for one in self._counted.numa_nodes}
         if not self._topology:
             room = {-1: sum(room.values())}
@@ -107,15 +107,17 @@ class SlotList:
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
-                made[id] = Slot(id, self._ready, self._announced(i if self._topology else None))
-        before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_order))
+                made[id] = Slot(
+                    id, self._ready, self._announced_numa_node(i if self._topology else None)
+                )
+        before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_slot_sort_key))
         self._known.update((slot.id, slot.numa_node) for slot in self.slots)
         return before != self.slots
 
-    def _announced(self, node: int | None) -> int | None:
+    def _announced_numa_node(self, node: int | None) -> int | None:
         return node if self._topology else None
 
-    def allocate(self, ids: Sequence[str], now: float) -> str:
+    def allocate_slots(self, ids: Sequence[str], now: float) -> str:
         """The kubelet gives these ids to one container; returns the annotation's text.
 
         Raises:
@@ -128,13 +130,13 @@ class SlotList:
             raise UnknownSlots(f"Allocate of {shown}, expected ids that were offered: {offered}")
         # Also of one that is held by the last count: the kubelet knows first that its pod ended.
         self._under_way.update(dict.fromkeys(ids, now))
-        return ",".join(sorted(ids, key=_order))
+        return ",".join(sorted(ids, key=_slot_sort_key))
 
-    def prefer(self, available: Iterable[str], must: Sequence[str], size: int) -> list[str]:
+    def preferred_ids(self, available: Iterable[str], must: Sequence[str], size: int) -> list[str]:
         """Which of the available ids a container should get: few NUMA nodes, low numbers."""
         chosen = list(must)
         by_node: dict[int | None, list[str]] = {}
-        for id in sorted(set(available) - set(must), key=_order):
+        for id in sorted(set(available) - set(must), key=_slot_sort_key):
             by_node.setdefault(self._known.get(id, node_of(id)), []).append(id)
         near = {self._known.get(id, node_of(id)) for id in must}
         while len(chosen) < size and by_node:
@@ -153,7 +155,7 @@ class SlotList:
         return chosen
 
 
-def _order(id: str) -> tuple[int, int, str]:
+def _slot_sort_key(id: str) -> tuple[int, int, str]:
     """By NUMA node, then by number, then by text."""
     node, number = node_of(id), id.rpartition("-")[2]
     short = number.isascii() and number.isdigit() and len(number) < 10

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nri_numa.model.workload import MOST_DEVICES, DeviceNode
+from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceNode
 
-MAX_BYTES: Final = 1 << 20
+MAX_SPEC_BYTES: Final = 1 << 20
 """Of one file; that of a node with sixteen GPUs is 100 kB."""
-MOST_FILES: Final = 256
-MOST_NAMES: Final = 4096
-_LONGEST_NAME: Final = 256
+MAX_SPEC_FILES: Final = 256
+MAX_DEVICE_NAMES: Final = 4096
+_MAX_NAME_CHARS: Final = 256
 
 
 class CDIDevice(NamedTuple):
@@ -52,9 +52,9 @@ class CDIRegistry:
         self.devices: Mapping[str, CDIDevice] = {}
         self.problems: tuple[str, ...] = ()
 
-    def refresh(self) -> bool:
+    def refresh_specs(self) -> bool:
         """Read everything again if a file came, went or changed; says whether it did. Blocks."""
-        stamp = tuple(self._files())
+        stamp = tuple(self._find_spec_files())
         if stamp == self._stamp:
             return False
         found: dict[str, CDIDevice] = {}
@@ -66,7 +66,7 @@ class CDIRegistry:
                 if os.path.dirname(path) != directory:
                     continue
                 try:
-                    devices = dict(_read(path, size))
+                    devices = dict(_read_spec(path, size))
                 except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
                     problems.append(f"{path}: not used: {error}")
                     continue
@@ -77,13 +77,13 @@ class CDIRegistry:
             problems += [
                 f"{directory}: {name} is defined twice: not used" for name in sorted(twice)
             ]
-        if len(found) > MOST_NAMES:
-            problems.append(f"{len(found)} CDI devices, of which {MOST_NAMES} are used")
-            found = dict(sorted(found.items())[:MOST_NAMES])
+        if len(found) > MAX_DEVICE_NAMES:
+            problems.append(f"{len(found)} CDI devices, of which {MAX_DEVICE_NAMES} are used")
+            found = dict(sorted(found.items())[:MAX_DEVICE_NAMES])
         self._stamp, self.devices, self.problems = stamp, found, tuple(problems)
         return True
 
-    def _files(self) -> Iterator[tuple[str, int, int, int]]:
+    def _find_spec_files(self) -> Iterator[tuple[str, int, int, int]]:
         for directory in self._directories:
             try:
                 names = sorted(os.listdir(directory))
@@ -91,7 +91,7 @@ class CDIRegistry:
                 continue
             count = 0
             for name in names:
-                if not name.endswith((".json", ".yaml")) or count >= MOST_FILES:
+                if not name.endswith((".json", ".yaml")) or count >= MAX_SPEC_FILES:
                     continue
                 path = os.path.join(directory, name)
                 try:
@@ -103,17 +103,17 @@ class CDIRegistry:
                     yield path, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-def _read(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
+def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
     """The devices of one file.
 
     Raises:
         OSError: it cannot be read.
         ValueError, msgspec.MsgspecError: it is no CDI file.
     """
-    if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes, expected at most {MAX_BYTES}")
+    if size > MAX_SPEC_BYTES:
+        raise ValueError(f"{size} bytes, expected at most {MAX_SPEC_BYTES}")
     with open(path, "rb") as opened:
-        text = opened.read(MAX_BYTES + 1).decode()
+        text = opened.read(MAX_SPEC_BYTES + 1).decode()
     if path.endswith(".json"):
         file = msgspec.json.decode(text, type=_File)
     else:
@@ -123,9 +123,13 @@ def _read(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
     for device in file.devices:
         edits = device.container_edits
         name = f"{file.kind}={device.name}"
-        if len(name) <= _LONGEST_NAME:
-            nodes = filter(None, map(_node, edits.device_nodes[:MOST_DEVICES]))
-            interfaces = (one.host_interface_name for one in edits.net_devices[:MOST_DEVICES])
+        if len(name) <= _MAX_NAME_CHARS:
+            nodes = filter(
+                None, map(_resolve_device_node, edits.device_nodes[:MAX_CONTAINER_DEVICES])
+            )
+            interfaces = (
+                one.host_interface_name for one in edits.net_devices[:MAX_CONTAINER_DEVICES]
+            )
             yield name, CDIDevice(tuple(nodes), tuple(filter(None, interfaces)))
 
 
@@ -158,7 +162,7 @@ class _File(msgspec.Struct, frozen=True):
     devices: tuple[_Device, ...]
 
 
-def _node(node: _Node) -> DeviceNode | None:
+def _resolve_device_node(node: _Node) -> DeviceNode | None:
     if node.type and node.major is not None and node.minor is not None:
         return DeviceNode(node.type, node.major, node.minor)
     # Numbers that are left out are those of the host's file.

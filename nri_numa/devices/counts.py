@@ -1,6 +1,7 @@
 """How many devices the kubelet can still give on each NUMA node, for schedulers.
 
-The kubelet alone knows. A thread asks it when the figures are read, at most once in `FRESH`
+The kubelet alone knows. A thread asks it when the figures are read, at most once in
+`REFRESH_AFTER_S`
 seconds: a reader gets the answer to the question before, and reads again.
 """
 
@@ -17,13 +18,13 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("devices")
 
-FRESH: Final = 4.0
+REFRESH_AFTER_S: Final = 4.0
 """Seconds for which an answer is taken; the publisher reads every five."""
-OLD: Final = 30.0
+EXPIRE_AFTER_S: Final = 30.0
 """Seconds after which an answer is worth nothing any more."""
-NOT_YET: Final = "the kubelet has not answered yet"
+NO_ANSWER_YET: Final = "the kubelet has not answered yet"
 
-Counted = tuple[DeviceCount, ...] | str
+CountsOrReason = tuple[DeviceCount, ...] | str
 """Devices, or why they are not known, as a sentence."""
 
 
@@ -38,25 +39,25 @@ class DeviceCounts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root, self._own, self._clock = kubelet_root, own_resource, clock
-        self._known: Counted = NOT_YET
+        self._known: CountsOrReason = NO_ANSWER_YET
         self._asked = self._answered = float("-inf")
         self._under_way = False
         self._said = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
 
-    def known(self) -> Counted:
+    def cached_counts(self) -> CountsOrReason:
         """What is known now; asks anew, without waiting, when that is some seconds old."""
         now = self._clock()
-        if not self._under_way and now - self._asked >= FRESH:
+        if not self._under_way and now - self._asked >= REFRESH_AFTER_S:
             self._under_way, self._asked = True, now
-            self._thread.submit(self._ask)
-        return self._known if now - self._answered < OLD else NOT_YET
+            self._thread.submit(self._query_kubelet)
+        return self._known if now - self._answered < EXPIRE_AFTER_S else NO_ANSWER_YET
 
-    def settle(self) -> None:
+    def wait_for_query(self) -> None:
         """Wait for the answer that is under way."""
         self._thread.submit(lambda: None).result()
 
-    def _ask(self) -> None:
+    def _query_kubelet(self) -> None:
         try:
             found = pod_resources.device_counts(self._root)
             if not isinstance(found, str):

@@ -14,10 +14,10 @@ import os
 import threading
 from typing import Any, Final, NamedTuple
 
-from nri_numa.model.workload import MOST_DEVICES
+from nri_numa.model.workload import MAX_CONTAINER_DEVICES
 
 CLONE_NEWNET: Final = 0x40000000
-SECONDS: Final = 1.0
+QUERY_TIMEOUT_S: Final = 1.0
 """For an answer of the kernel, which is a matter of milliseconds."""
 
 
@@ -28,7 +28,7 @@ class Parent(NamedTuple):
     name: str
 
 
-def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] | str:
+def parents_in(namespace: str, seconds: float = QUERY_TIMEOUT_S) -> tuple[Parent, ...] | str:
     """The interfaces with a device in a network namespace, or why they are not known. Blocks.
 
     ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
@@ -36,30 +36,30 @@ def parents_in(namespace: str, seconds: float = SECONDS) -> tuple[Parent, ...] |
     """
     answer: list[tuple[Parent, ...] | str] = []
 
-    def ask() -> None:
+    def list_interfaces() -> None:
         try:
             if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
                 answer.append(())  # it is on the host's network, whose cards belong to no pod
                 return
-            _enter(namespace)
-            answer.append(_parents())
+            _enter_namespace(namespace)
+            answer.append(_list_parent_devices())
         except OSError as error:
             answer.append(f"{namespace}: {error.strerror or error}")
         except Exception as error:  # pyroute2 has exceptions of many families
             answer.append(f"{namespace}: {error!r}")
 
-    thread = threading.Thread(target=ask, name="network namespace", daemon=True)
+    thread = threading.Thread(target=list_interfaces, name="network namespace", daemon=True)
     thread.start()
     thread.join(seconds)
     return answer[0] if answer else f"{namespace}: the kernel did not answer within {seconds:g} s"
 
 
-def load() -> None:
+def preload_pyroute2() -> None:
     """Import what a question needs, so that the first one is quick."""
     import pyroute2  # noqa: F401
 
 
-def _enter(namespace: str) -> None:
+def _enter_namespace(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     # Whatever is in the namespace's place must not make anybody wait.
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -71,7 +71,7 @@ def _enter(namespace: str) -> None:
         os.close(descriptor)
 
 
-def _parents() -> tuple[Parent, ...]:
+def _list_parent_devices() -> tuple[Parent, ...]:
     import pyroute2
 
     found: list[Parent] = []
@@ -80,6 +80,6 @@ def _parents() -> tuple[Parent, ...]:
         for link in route.get_links():
             bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
             name = link.get_attr("IFLA_PARENT_DEV_NAME")
-            if bus and name and len(found) < MOST_DEVICES:
+            if bus and name and len(found) < MAX_CONTAINER_DEVICES:
                 found.append(Parent(bus, name))
     return tuple(found)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
-from nri_numa.devices.sysfs import Found, SysfsDevices
-from nri_numa.machine.cgroups import text
+from nri_numa.devices.sysfs import LocatedDevice, SysfsDevices
+from nri_numa.machine.cgroups import read_text
 from nri_numa.machine.pci import GPU, PCI_ADDRESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.workload import (
-    MOST_DEVICES,
+    MAX_CONTAINER_DEVICES,
     NVIDIA_VARIABLE,
     PCI_VARIABLE,
     Device,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Missed:
+class UnlocatedDevices:
     """What gives no hint.
 
     Attributes:
@@ -65,7 +65,9 @@ class Lookup:
         self.gpus = GPUs()
         self.cdi = CDIRegistry(sources.cdi_directories)
 
-    def mentioned(self, mentions: Mentions, missed: Missed) -> Iterator[Found]:
+    def find_mentioned(
+        self, mentions: Mentions, missed: UnlocatedDevices
+    ) -> Iterator[LocatedDevice]:
         """The devices that a message mentions; what gives no hint is put into ``missed``."""
         sources = self._sources
         if mentions.unread:
@@ -76,7 +78,7 @@ class Lookup:
             yield from self._of_node(node)
         for variable, value in sorted(mentions.variables.items()):
             if sources.variables and variable.startswith(PCI_VARIABLE):
-                for part in value.split(",")[:MOST_DEVICES]:
+                for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
                     yield from self._of_address(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
                 yield from self._of_gpus(value, missed)
@@ -84,15 +86,17 @@ class Lookup:
             for name in mentions.cdi:
                 yield from self._of_cdi(name, missed)
 
-    def _of_node(self, node: DeviceNode) -> Iterator[Found]:
+    def _of_node(self, node: DeviceNode) -> Iterator[LocatedDevice]:
         if node.major == NVIDIA_MAJOR and node.type in ("c", "u"):
-            address = self.gpus.of_minor(node.minor) if self._sources.nvidia else None
+            address = self.gpus.address_of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
-                yield self._at(address)
+                yield self._gpu_at(address)
         elif self._sources.nodes:
             yield from self.sysfs.by_number(node.type, node.major, node.minor)
 
-    def _of_address(self, variable: str, text: str, missed: Missed) -> Iterator[Found]:
+    def _of_address(
+        self, variable: str, text: str, missed: UnlocatedDevices
+    ) -> Iterator[LocatedDevice]:
         """Of a variable of the SR-IOV network device plugin's; anybody may write one into a pod.
 
         It costs no other pod anything: a container is placed where it says that its device is.
@@ -107,27 +111,30 @@ class Lookup:
                 )
         elif address:
             missed.notes.append(
-                f"variable {_short(variable)} is {_short(text)!r}, which is no PCI address: no hint"
+                f"variable {_truncate_text(variable)} is {_truncate_text(text)!r}, which is no "
+                "PCI address: no hint"
             )
 
-    def _of_gpus(self, value: str, missed: Missed) -> Iterator[Found]:
+    def _of_gpus(self, value: str, missed: UnlocatedDevices) -> Iterator[LocatedDevice]:
         """Of the variable of NVIDIA's device plugin: UUIDs or indices."""
         word = value.strip().lower()
-        if word == ALL:
+        if word == ALL_DEVICES:
             missed.notes.append(
                 f"variable {NVIDIA_VARIABLE} is 'all', as images set it themselves: no hint"
             )
-        if word == ALL or word in NOTHING:
+        if word == ALL_DEVICES or word in NO_DEVICE_VALUES:
             return
-        for name in [part.strip() for part in value.split(",") if part.strip()][:MOST_DEVICES]:
-            gpu = self.gpus.of_name(name)
+        for name in [part.strip() for part in value.split(",") if part.strip()][
+            :MAX_CONTAINER_DEVICES
+        ]:
+            gpu = self.gpus.address_of_name(name)
             if gpu is None:
                 missed.gpu = True
                 missed.notes.append(f"GPU {name[:60]!r} is not known to the driver: no hint")
             else:
-                yield self._at(gpu)
+                yield self._gpu_at(gpu)
 
-    def _of_cdi(self, name: str, missed: Missed) -> Iterator[Found]:
+    def _of_cdi(self, name: str, missed: UnlocatedDevices) -> Iterator[LocatedDevice]:
         device = self.cdi.devices.get(name)
         if device is None:
             missed.cdi = True
@@ -140,18 +147,24 @@ class Lookup:
         for interface in device.interfaces:
             yield from self.sysfs.by_interface(interface)
 
-    def _at(self, address: str) -> Found:
+    def _gpu_at(self, address: str) -> LocatedDevice:
         """A GPU of NVIDIA's at a PCI address, on no NUMA node where sysfs does not have it."""
         found = self.sysfs.by_pci(address)
-        return found[0]._replace(kind=GPU) if found else Found(GPU, address)
+        return found[0]._replace(kind=GPU) if found else LocatedDevice(GPU, address)
 
-    def given(self, devices: Iterable[Found]) -> Iterator[Found]:
+    def locate_devices(self, devices: Iterable[LocatedDevice]) -> Iterator[LocatedDevice]:
         """Devices by the kubelet's books, as those that sysfs knows where their ids tell which."""
         for device in devices:
             if device.kind == self._own_resource:
                 continue
-            address = self.gpus.of_name(device.id) if device.id.lower().startswith("gpu-") else None
-            known = (self._at(address),) if address is not None else self.sysfs.by_pci(device.id)
+            address = (
+                self.gpus.address_of_name(device.id)
+                if device.id.lower().startswith("gpu-")
+                else None
+            )
+            known = (
+                (self._gpu_at(address),) if address is not None else self.sysfs.by_pci(device.id)
+            )
             for one in known or (device,):
                 # Where sysfs knows no NUMA node, as in many a virtual machine, the plugin may.
                 yield one if one.numa_nodes else one._replace(numa_nodes=device.numa_nodes)
@@ -165,21 +178,23 @@ class Lookup:
 MOST_NOTES: Final = 8
 
 
-class Hints(NamedTuple):
+class DeviceHints(NamedTuple):
     """What the engine is given: requests by kind, and sentences about what gives no hint."""
 
     requests: tuple[DeviceRequest, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) -> Hints:
+def build_hints(
+    found: Iterable[LocatedDevice], places: NUMASet, notes: Iterable[str] = ()
+) -> DeviceHints:
     """Make hints of devices, the surest sources first, and of what is to be said besides.
 
     A device that several sources tell of counts once, under its first kind, on the NUMA nodes of
     all of them; an id of a plugin's own is one of its resource alone. NUMA nodes that are none of
     ``places`` (offline, without CPUs, or of another machine) are no hint.
     """
-    known: dict[tuple[str, str], Found] = {}
+    known: dict[tuple[str, str], LocatedDevice] = {}
     for one in found:
         key = one.kind if "/" in one.kind else "", one.id
         had = known.setdefault(key, one)
@@ -196,13 +211,13 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
         else:
             said.append(f"its {kind} {id} has no known NUMA node: no hint")
     total = sum(len(devices) for devices in by_kind.values())
-    if total > MOST_DEVICES:
+    if total > MAX_CONTAINER_DEVICES:
         by_kind = {}
-        said.insert(0, f"it has {total} devices, more than {MOST_DEVICES}: no hint")
+        said.insert(0, f"it has {total} devices, more than {MAX_CONTAINER_DEVICES}: no hint")
     if len(said) > MOST_NOTES:
         said[MOST_NOTES - 1 :] = [f"and {len(said) - MOST_NOTES + 1} more such devices"]
     # Order: by kind, then by id.
-    return Hints(
+    return DeviceHints(
         tuple(
             DeviceRequest(
                 resource=kind,
@@ -215,7 +230,7 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
     )
 
 
-def _short(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -229,8 +244,8 @@ def _short(text: str) -> str:
 NVIDIA_MAJOR: Final = 195
 _CONTROL_MINORS: Final = (254, 255)
 """nvidia-modeset and nvidiactl, which belong to all GPUs."""
-NOTHING: Final = frozenset(("", "void", "none"))
-ALL: Final = "all"
+NO_DEVICE_VALUES: Final = frozenset(("", "void", "none"))
+ALL_DEVICES: Final = "all"
 """Images set it for themselves; it says nothing about the pod."""
 
 _MOST_GPUS: Final = 64
@@ -249,11 +264,11 @@ class GPUs(msgspec.Struct, frozen=True, kw_only=True):
     by_uuid: Mapping[str, str] = msgspec.field(default_factory=dict)
     by_minor: Mapping[int, str] = msgspec.field(default_factory=dict)
 
-    def of_minor(self, minor: int) -> str | None:
+    def address_of_minor(self, minor: int) -> str | None:
         """The GPU of a device file; None for control devices and unknown ones."""
         return None if minor in _CONTROL_MINORS else self.by_minor.get(minor)
 
-    def of_name(self, name: str) -> str | None:
+    def address_of_name(self, name: str) -> str | None:
         """The GPU that a UUID or an index names; None where it is not known.
 
         ``MIG-GPU-<uuid>/<instance>/…`` and ``<index>:<instance>`` are parts of the GPU they name.
@@ -281,7 +296,7 @@ def read_gpus(root: str) -> GPUs:
     by_uuid: dict[str, str] = {}
     by_minor: dict[int, str] = {}
     for address in addresses:
-        facts = _information(os.path.join(directory, address, "information"))
+        facts = _read_gpu_information(os.path.join(directory, address, "information"))
         uuid, minor = facts.get("gpu uuid", "").lower(), facts.get("device minor", "")
         if uuid.startswith("gpu-") and "?" not in uuid:  # unknown before the first use
             by_uuid[uuid] = address
@@ -290,10 +305,10 @@ def read_gpus(root: str) -> GPUs:
     return GPUs(addresses=addresses, by_uuid=by_uuid, by_minor=by_minor)
 
 
-def _information(path: str) -> dict[str, str]:
+def _read_gpu_information(path: str) -> dict[str, str]:
     facts: dict[str, str] = {}
     try:
-        lines = text(path).splitlines()
+        lines = read_text(path).splitlines()
     except OSError:
         return facts
     for line in lines:

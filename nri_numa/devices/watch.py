@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.devices import interfaces
-from nri_numa.devices.lookup import Lookup, Missed, hints, read_gpus
-from nri_numa.devices.sysfs import Found
+from nri_numa.devices.lookup import Lookup, UnlocatedDevices, build_hints, read_gpus
+from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
-    MOST_DEVICES,
+    MAX_CONTAINER_DEVICES,
     KnownDevices,
     Mentions,
     PodSandbox,
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 log = get_logger("devices")
 
-MOST_PODS: Final = 4096
-_GPUS_AGAIN: Final = 60.0
-_FILES_AGAIN: Final = 1.0
+MAX_PODS: Final = 4096
+_GPU_REREAD_INTERVAL_S: Final = 60.0
+_FILE_REREAD_INTERVAL_S: Final = 1.0
 """Seconds between two looks because of a name that is not known."""
 
-_NOT_READ: Final = "its network interfaces were not looked at yet: no hint of them"
-_NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
+_NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not looked at yet: no hint of them"
+_NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not said yet what it gave: no hint of that"
 
-DEADLINE: Final = 0.05
+KUBELET_TIMEOUT_S: Final = 0.05
 """Seconds for an answer. It is known at once or not in time: the first container comes soon."""
-PAUSE: Final = 0.02
+QUERY_INTERVAL_S: Final = 0.02
 """Seconds between two questions: half of what the kubelet admits, for others ask as well."""
-BUSY_PAUSE: Final = 0.1
+RATE_LIMIT_RETRY_S: Final = 0.1
 """Seconds after which a kubelet that was asked too often is asked once more."""
 
 
-Given = Mapping[str, tuple[Found, ...]]
+DevicesByContainer = Mapping[str, tuple[LocatedDevice, ...]]
 """What the kubelet gave, by container; a device's kind is its resource."""
 
 
@@ -68,13 +68,13 @@ class PodDevices:
     """
 
     pod: str
-    network: tuple[tuple[Found, ...], str]
-    kubelet: tuple[Given, str]
+    network: tuple[tuple[LocatedDevice, ...], str]
+    kubelet: tuple[DevicesByContainer, str]
 
 
-def given_devices(
-    kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
-) -> Given | str:
+def query_devices(
+    kubelet_root: str, namespace: str, pod: str, seconds: float = KUBELET_TIMEOUT_S
+) -> DevicesByContainer | str:
     """The devices of a pod by container, or why they are not known. Blocks.
 
     Without a pod's name nothing is asked, but what takes time the first time is done.
@@ -82,23 +82,23 @@ def given_devices(
     from nri_numa.kubelet import pod_resources
 
     if not pod:
-        pod_resources.load()
+        pod_resources.preload_grpc()
         return {}
-    answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
-    if isinstance(answer, str) and answer == pod_resources.TOO_OFTEN:
-        time.sleep(BUSY_PAUSE)
-        answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
+    answer = pod_resources.query_pod(kubelet_root, namespace, pod, timeout_s=seconds)
+    if isinstance(answer, str) and answer == pod_resources.RATE_LIMITED_TEXT:
+        time.sleep(RATE_LIMIT_RETRY_S)
+        answer = pod_resources.query_pod(kubelet_root, namespace, pod, timeout_s=seconds)
     if isinstance(answer, str):
         return answer
-    found: dict[str, tuple[Found, ...]] = {}
+    found: dict[str, tuple[LocatedDevice, ...]] = {}
     for one in answer:
         devices = [
-            Found(devices.resource, id, frozenset(devices.by_id[id]))
+            LocatedDevice(devices.resource, id, frozenset(devices.by_id[id]))
             for devices in one.devices
-            for id in devices.ids
+            for id in devices.allocated_ids
         ]
         if devices:
-            found[one.container] = tuple(devices[: MOST_DEVICES + 1])
+            found[one.container] = tuple(devices[: MAX_CONTAINER_DEVICES + 1])
     return found
 
 
@@ -114,7 +114,7 @@ class DeviceWatch:
         places: Callable[[], NUMASet],
         own_resource: str = "",
         clock: Callable[[], float] = time.monotonic,
-        deadline: float = DEADLINE,
+        deadline: float = KUBELET_TIMEOUT_S,
     ) -> None:
         """Make a watch that knows nothing yet; `start` lets it look around.
 
@@ -137,87 +137,95 @@ class DeviceWatch:
 
     def start(self) -> None:
         """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
-        self._do(self._local, self._read_all)
+        self._submit_task(self._local, self._read_all)
         if self._sources.pod_resources:
-            self._do(self._asking, given_devices, self._kubelet_root, "", "")
+            self._submit_task(self._asking, query_devices, self._kubelet_root, "", "")
 
     def close(self) -> None:
         """Ask nothing any more; what is under way ends by itself."""
         for pool in (self._local, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def settle(self) -> None:
+    def wait_for_tasks(self) -> None:
         """Wait until everything that was begun is done."""
         for pool in (self._local, self._asking):
             pool.submit(lambda: None).result()
 
     # --- called by the link -----------------------------------------------------------------------
 
-    def began(self, pod: PodSandbox) -> None:
+    def prepare_pod(self, pod: PodSandbox) -> None:
         """A pod is being made: find out ahead what its containers will have."""
         network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
-        entry = PodDevices(pod.full_name, ((), _NOT_READ * looks), ({}, _NOT_SAID * asks))
+        entry = PodDevices(
+            pod.full_name,
+            ((), _NETWORK_NOT_READ_TEXT * looks),
+            ({}, _NO_KUBELET_ANSWER_TEXT * asks),
+        )
         self._pods[pod.id] = entry
-        while len(self._pods) > MOST_PODS:
+        while len(self._pods) > MAX_PODS:
             del self._pods[next(iter(self._pods))]
         if not self._refresh_waiting:
             self._refresh_waiting = True
-            self._do(self._local, self._refresh)
+            self._submit_task(self._local, self._refresh_sources)
         if looks:
-            self._do(self._local, self._read_network, pod, entry)
+            self._submit_task(self._local, self._read_network, pod, entry)
         if asks:
-            self._do(self._asking, self._ask, pod, entry)
+            self._submit_task(self._asking, self._query_kubelet, pod, entry)
 
-    def kept(self, pods: Sequence[PodSandbox]) -> None:
+    def retain_pods(self, pods: Sequence[PodSandbox]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
         # In one step: the threads look here whether a pod is still there.
         self._pods = {pod.id: self._pods[pod.id] for pod in pods if pod.id in self._pods}
         for pod in pods:
             if pod.id not in self._pods:
-                self.began(pod)
+                self.prepare_pod(pod)
 
-    def removed(self, pod_id: str) -> None:
+    def forget_pod(self, pod_id: str) -> None:
         """A pod is removed."""
         self._pods.pop(pod_id, None)
 
-    def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
+    def known_devices(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
         """What is known at this moment of the devices of the container ``name``."""
         entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
-        lookup, missed = self._lookup, Missed()
-        found = list(lookup.mentioned(mentions, missed))
+        lookup, missed = self._lookup, UnlocatedDevices()
+        found = list(lookup.find_mentioned(mentions, missed))
         # A name that is missed is looked for once more.
-        if missed.cdi and self._clock() - self._files_read > _FILES_AGAIN:
+        if missed.cdi and self._clock() - self._files_read > _FILE_REREAD_INTERVAL_S:
             self._files_read = self._clock()
-            self._do(self._local, self._read_files)
-        if missed.gpu and self._clock() - self._gpus_read > _GPUS_AGAIN:
+            self._submit_task(self._local, self._read_files)
+        if missed.gpu and self._clock() - self._gpus_read > _GPU_REREAD_INTERVAL_S:
             self._gpus_read = self._clock()
-            self._do(self._local, self._read_gpus)
+            self._submit_task(self._local, self._read_gpus)
         found += cards
-        found += lookup.given(given.get(name, ()))
+        found += lookup.locate_devices(given.get(name, ()))
         notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
         places = self._places()
-        mine = hints(found, places, notes)
+        mine = build_hints(found, places, notes)
         others = [one for its, all in given.items() if its != name for one in all]
-        together = hints([*found, *lookup.given(others)], places).requests if others else ()
+        together = (
+            build_hints([*found, *lookup.locate_devices(others)], places).requests if others else ()
+        )
         for note in mine.notes:
             log.debug("device without hint", pod=entry.pod, container=name, why=note)
         return KnownDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------
 
-    def _do(self, pool: ThreadPoolExecutor, function: Callable[..., object], *args: object) -> None:
+    def _submit_task(
+        self, pool: ThreadPoolExecutor, function: Callable[..., object], *args: object
+    ) -> None:
         """Let a thread do something."""
 
-        def guarded() -> None:
+        def run_guarded() -> None:
             try:
                 function(*args)
             except Exception as error:
                 log.error("devices were not looked at", error=repr(error))
 
         with contextlib.suppress(RuntimeError):  # the agent ends
-            pool.submit(guarded)
+            pool.submit(run_guarded)
 
     def _read_all(self) -> None:
         if self._sources.nvidia:
@@ -225,17 +233,17 @@ class DeviceWatch:
         if self._sources.cdi:
             self._read_files()
         if self._sources.network:
-            interfaces.load()
+            interfaces.preload_pyroute2()
 
-    def _refresh(self) -> None:
+    def _refresh_sources(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
-        self._lookup.sysfs.refresh()
+        self._lookup.sysfs.refresh_links()
         if self._sources.cdi:
             self._read_files()
 
     def _read_files(self) -> None:
         cdi = self._lookup.cdi
-        if cdi.refresh():
+        if cdi.refresh_specs():
             for problem in cdi.problems:
                 log.warning("CDI file", problem=problem)
 
@@ -256,14 +264,14 @@ class DeviceWatch:
         )
         entry.network = cards, ""
 
-    def _ask(self, pod: PodSandbox, entry: PodDevices) -> None:
+    def _query_kubelet(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return
-        answer = given_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
+        answer = query_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
         if isinstance(answer, str):
             entry.kubelet = {}, f"the kubelet does not say what it gave: {answer}"
         else:
             for devices in answer.values():
-                list(self._lookup.given(devices))  # the next lookup finds them remembered
+                list(self._lookup.locate_devices(devices))  # the next lookup finds them remembered
             entry.kubelet = answer, ""
-        time.sleep(PAUSE)  # of this thread, which nothing waits for
+        time.sleep(QUERY_INTERVAL_S)  # of this thread, which nothing waits for

@@ -14,17 +14,17 @@ import msgspec
 
 from nri_numa.errors import AgentError
 from nri_numa.model.workload import CLAIM_VARIABLE
-from nri_numa.text import BadQuantity, quantity
+from nri_numa.text import BadQuantity, parse_exact_quantity
 
-LONGEST: Final = 256 << 10
+MAX_CLAIM_BYTES: Final = 256 << 10
 """Bytes of a claim's document. The API server takes 32 configurations of 10 KiB; ours are short."""
 MOST_RESULTS: Final = 32
-MOST_CPUS: Final = 8192
+MAX_CPUS: Final = 8192
 """NR_CPUS of the largest kernels."""
 
-PARAMETERS: Final = ("bind", "devices", "load", "mempolicy", "numamem", "policy", "smt")
+CLAIM_PARAMETERS: Final = ("bind", "devices", "load", "mempolicy", "numamem", "policy", "smt")
 """Annotation keys that a claim may set."""
-SAID_ALREADY: Final = {
+FORBIDDEN_KEYS: Final = {
     "cpus": "the CPUs of a claim are exclusive",
     "numacpu": "the scheduler counted CPUs, and the agent chooses which",
     "on-failure": "a container has the CPUs of its claim, or waits for them",
@@ -38,22 +38,22 @@ POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: its name in the pod."""
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 """KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
-CPU: Final = "cpu"
+CPU_CAPACITY: Final = "cpu"
 """Capacity of a device, below the driver's name: exclusive CPUs."""
-MEMORY: Final = "memory"
-PAGES: Final = "hugepages"
+MEMORY_CAPACITY: Final = "memory"
+HUGEPAGES_CAPACITY_PREFIX: Final = "hugepages"
 """How the names of capacities of huge pages begin, ``hugepages2Mi``: names have no dash there."""
 
-_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-_DEVICE: Final = re.compile(r"numa([0-9]{1,4})")
+_UID_PATTERN: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OBJECT_NAME_PATTERN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_DEVICE_NAME_PATTERN: Final = re.compile(r"numa([0-9]{1,4})")
 
 
-class BadClaim(AgentError):
+class InvalidClaim(AgentError):
     """A claim that is not prepared; the message says which, why, and what was expected."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device that a claim got.
 
     Attributes:
@@ -61,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         numa_node: whose device it is.
         cpus: exclusive CPUs.
         capacity: everything it takes, by name of the capacity, as whole numbers.
-        share: id of this share of the device; empty where the API server gives none.
+        share_id: id of this share of the device; empty where the API server gives none.
         parameters: annotation keys and their values.
     """
 
@@ -69,7 +69,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     numa_node: int
     cpus: int
     capacity: Mapping[str, int] = msgspec.field(default_factory=dict)
-    share: str = ""
+    share_id: str = msgspec.field(name="share", default="")
     parameters: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     pods: frozenset[str]
-    results: tuple[Result, ...]
+    results: tuple[ClaimResult, ...]
     pod_claim: str = ""
 
     @property
@@ -104,144 +104,154 @@ def device_name(numa_node: int) -> str:
 
 def is_uid(text: str) -> bool:
     """Whether it is the UID of an object; it becomes part of file names."""
-    return _UID.fullmatch(text) is not None
+    return _UID_PATTERN.fullmatch(text) is not None
 
 
-def pruned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a claim object that `claim_from` reads."""
+def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a claim object that `parse_claim` reads."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     made = {POD_CLAIM: (metadata.get("annotations") or {}).get(POD_CLAIM)}
     return {
-        "metadata": {**{key: metadata.get(key) for key in _NAMES}, "annotations": made},
+        "metadata": {
+            **{key: metadata.get(key) for key in _CLAIM_IDENTITY_KEYS},
+            "annotations": made,
+        },
         "status": {key: status.get(key) for key in ("allocation", "reservedFor")},
     }
 
 
-def claim_from(document: object, *, driver: str, pool: str) -> Claim:
+def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
     """Read a claim object of the API server for our driver and this node's pool.
 
     Raises:
         BadClaim: it is not one that can be prepared here.
     """
-    top = _mapping(document, "the document")
-    metadata, status = (_mapping(top.get(key), key) for key in ("metadata", "status"))
-    uid, namespace, name = (_text(metadata.get(key), f"metadata.{key}") for key in _NAMES)
+    top = _require_mapping(document, "the document")
+    metadata, status = (_require_mapping(top.get(key), key) for key in ("metadata", "status"))
+    uid, namespace, name = (
+        _require_text(metadata.get(key), f"metadata.{key}") for key in _CLAIM_IDENTITY_KEYS
+    )
     if not is_uid(uid):
-        raise BadClaim(f"metadata.uid is {uid[:60]!r}, expected the UID of an object")
+        raise InvalidClaim(f"metadata.uid is {uid[:60]!r}, expected the UID of an object")
     who = f"claim {namespace}/{name}"
     if not status.get("allocation"):
-        raise BadClaim(f"{who} is not allocated, expected status.allocation")
-    allocation = _mapping(status["allocation"], "status.allocation")
+        raise InvalidClaim(f"{who} is not allocated, expected status.allocation")
+    allocation = _require_mapping(status["allocation"], "status.allocation")
     where = "status.allocation.devices"
-    devices = _mapping(allocation.get("devices"), where)
-    configs = _mappings(devices.get("config") or [], f"{where}.config")
+    devices = _require_mapping(allocation.get("devices"), where)
+    configs = _require_mappings(devices.get("config") or [], f"{where}.config")
     results = [
-        _result(who, one, configs, driver, pool)
-        for one in _mappings(devices.get("results"), f"{where}.results")
+        _parse_result(who, one, configs, driver, pool)
+        for one in _require_mappings(devices.get("results"), f"{where}.results")
         if one.get("driver") == driver
     ]
     if not results:
-        raise BadClaim(f"{who} has no device of driver {driver}")
-    consumers = _mappings(status.get("reservedFor") or [], "status.reservedFor")
+        raise InvalidClaim(f"{who} has no device of driver {driver}")
+    consumers = _require_mappings(status.get("reservedFor") or [], "status.reservedFor")
     return Claim(
         uid=uid,
         namespace=namespace,
         name=name,
         pods=frozenset(
-            _text(one.get("uid"), "status.reservedFor.uid")
+            _require_text(one.get("uid"), "status.reservedFor.uid")
             for one in consumers
             if one.get("resource") == "pods"
         ),
         results=tuple(results),
-        pod_claim=str(_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM) or ""),
+        pod_claim=str(_require_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM) or ""),
     )
 
 
-_NAMES: Final = ("uid", "namespace", "name")
+_CLAIM_IDENTITY_KEYS: Final = ("uid", "namespace", "name")
 
 
-def _result(
+def _parse_result(
     who: str,
     result: Mapping[str, Any],
     configs: Sequence[Mapping[str, Any]],
     driver: str,
     pool: str,
-) -> Result:
-    name = _text(result.get("request"), "request")
+) -> ClaimResult:
+    name = _require_text(result.get("request"), "request")
     request = name.partition("/")[0]
     try:
         numa_node = _numa_node(result, pool)
-        capacity = _capacity(result, driver)
-        parameters = dict(_parameters({name, request}, configs, driver))
-    except BadClaim as error:
-        raise BadClaim(f"{who}, request {request}: {error}") from None
-    return Result(
+        capacity = _consumed_capacity(result, driver)
+        parameters = dict(_request_parameters({name, request}, configs, driver))
+    except InvalidClaim as error:
+        raise InvalidClaim(f"{who}, request {request}: {error}") from None
+    return ClaimResult(
         request=request,
         numa_node=numa_node,
-        cpus=capacity[CPU],
+        cpus=capacity[CPU_CAPACITY],
         capacity=capacity,
-        share=str(result.get("shareID") or "")[:64],
+        share_id=str(result.get("shareID") or "")[:64],
         parameters=parameters,
     )
 
 
 def _numa_node(result: Mapping[str, Any], pool: str) -> int:
-    where, device = (_text(result.get(key), key) for key in ("pool", "device"))
+    where, device = (_require_text(result.get(key), key) for key in ("pool", "device"))
     if where != pool:
-        raise BadClaim(
+        raise InvalidClaim(
             f"device {device[:80]} is of pool {where[:80]!r}, expected {pool!r}: it is allocated "
             "on another node, or agent and publisher call this one differently; then set nodeName "
             "to the name of the Node for both"
         )
     if result.get("adminAccess"):
-        raise BadClaim("adminAccess is set, expected none: CPUs are given, not looked at")
-    if (found := _DEVICE.fullmatch(device)) is None:
-        raise BadClaim(f"device {device[:80]!r}, expected that of a NUMA node, such as numa0")
+        raise InvalidClaim("adminAccess is set, expected none: CPUs are given, not looked at")
+    if (found := _DEVICE_NAME_PATTERN.fullmatch(device)) is None:
+        raise InvalidClaim(f"device {device[:80]!r}, expected that of a NUMA node, such as numa0")
     return int(found[1])
 
 
-def _capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
+def _consumed_capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
     """What it takes of the device, with 1 or more CPUs."""
-    found = {CPU: 0}
-    for key, value in _mapping(result.get("consumedCapacity") or {}, "consumedCapacity").items():
+    found = {CPU_CAPACITY: 0}
+    for key, value in _require_mapping(
+        result.get("consumedCapacity") or {}, "consumedCapacity"
+    ).items():
         short = str(key).removeprefix(f"{driver}/")
         try:
-            amount = quantity(value)
+            amount = parse_exact_quantity(value)
             if amount.denominator != 1:
                 raise BadQuantity("a whole number")
         except BadQuantity as error:
             text = f"{short[:80]} is {str(value)[:40]!r}, expected {error}"
-            raise BadClaim(text) from None
+            raise InvalidClaim(text) from None
         found[short] = int(amount)
-    if not 1 <= found[CPU] <= MOST_CPUS:
-        raise BadClaim(
-            f"consumes {found[CPU]} of {driver}/{CPU}, expected 1 or more CPUs (does the API "
+    if not 1 <= found[CPU_CAPACITY] <= MAX_CPUS:
+        raise InvalidClaim(
+            f"consumes {found[CPU_CAPACITY]} of {driver}/{CPU_CAPACITY}, expected 1 or more "
+            "CPUs (does the API "
             "server know consumable capacity, DRAConsumableCapacity?)"
         )
     return found
 
 
-def _parameters(
+def _request_parameters(
     request: set[str], configs: Sequence[Mapping[str, Any]], driver: str
 ) -> Iterator[tuple[str, str]]:
     """Keys and values for a request, by its names; a claim's come after those of its class."""
     for config in sorted(configs, key=lambda one: one.get("source") != "FromClass"):
-        names = _list(config.get("requests") or [], "config.requests")
+        names = _require_list(config.get("requests") or [], "config.requests")
         if names and request.isdisjoint(map(str, names)):
             continue
-        opaque = _mapping(config.get("opaque") or {}, "config.opaque")
+        opaque = _require_mapping(config.get("opaque") or {}, "config.opaque")
         if opaque.get("driver") != driver:
             continue
-        for key, value in _mapping(opaque.get("parameters"), "parameters").items():
-            expected = f"expected one of {', '.join(PARAMETERS)}"
-            if key in SAID_ALREADY:
-                why = SAID_ALREADY[key]
-                raise BadClaim(f"parameter {key!r} is not for claims, because {why}; {expected}")
-            if key not in PARAMETERS:
-                raise BadClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
+        for key, value in _require_mapping(opaque.get("parameters"), "parameters").items():
+            expected = f"expected one of {', '.join(CLAIM_PARAMETERS)}"
+            if key in FORBIDDEN_KEYS:
+                why = FORBIDDEN_KEYS[key]
+                raise InvalidClaim(
+                    f"parameter {key!r} is not for claims, because {why}; {expected}"
+                )
+            if key not in CLAIM_PARAMETERS:
+                raise InvalidClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
             if not isinstance(value, str) or len(value) > 256:
                 shown = str(value)[:80]
-                raise BadClaim(
+                raise InvalidClaim(
                     f"parameter {key} is {shown!r}, expected a text as in the annotation"
                 )
             yield key, value
@@ -250,13 +260,13 @@ def _parameters(
 # --- records ----------------------------------------------------------------------------------
 
 
-def document_of(claim: Claim) -> str:
+def encode_record(claim: Claim) -> str:
     """A claim as its record has it."""
     return msgspec.json.encode(claim, order="sorted").decode()
 
 
-def claim_of(text: str) -> Claim:
-    """Read what `document_of` made.
+def decode_record(text: str) -> Claim:
+    """Read what `encode_record` made.
 
     Raises:
         BadClaim: it is something else, or of a newer version.
@@ -264,27 +274,27 @@ def claim_of(text: str) -> Claim:
     try:
         claim = msgspec.json.decode(text, type=Claim)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadClaim(f"no record of a claim: {error!r}") from None
+        raise InvalidClaim(f"no record of a claim: {error!r}") from None
     if claim.version != 1:
-        raise BadClaim(f"a record of version {claim.version}, expected 1")
+        raise InvalidClaim(f"a record of version {claim.version}, expected 1")
     return claim
 
 
 # --- CDI --------------------------------------------------------------------------------------
 
-_VARIABLE: Final = re.compile(
+_CLAIM_VARIABLE_PATTERN: Final = re.compile(
     rf"{CLAIM_VARIABLE}([0-9]{{1,2}})_([0-9A-F]{{8}}(?:_[0-9A-F]{{4}}){{3}}_[0-9A-F]{{12}})"
 )
 
 
-def kind(driver: str) -> str:
+def cdi_kind(driver: str) -> str:
     """Vendor and class of our CDI devices."""
     return f"{driver}/claim"
 
 
 def cdi_device(driver: str, uid: str, number: int) -> str:
     """The CDI device of a claim's result."""
-    return f"{kind(driver)}={_cdi_name(uid, number)}"
+    return f"{cdi_kind(driver)}={_cdi_name(uid, number)}"
 
 
 def _cdi_name(uid: str, number: int) -> str:
@@ -297,11 +307,13 @@ def cdi_document(driver: str, claim: Claim) -> str:
     return json.dumps(
         {
             "cdiVersion": "0.3.0",
-            "kind": kind(driver),
+            "kind": cdi_kind(driver),
             "devices": [
                 {
                     "name": _cdi_name(claim.uid, number),
-                    "containerEdits": {"env": [f"{variable(claim.uid, number)}={one.request}"]},
+                    "containerEdits": {
+                        "env": [f"{claim_variable(claim.uid, number)}={one.request}"]
+                    },
                 }
                 for number, one in enumerate(claim.results)
             ],
@@ -318,14 +330,14 @@ def metadata_path(driver: str, claim: Claim, request: str) -> str:
     kind, name = "resourceclaims", claim.name
     if claim.pod_claim:
         kind, name = "resourceclaimtemplates", claim.pod_claim
-    if not (_NAME.fullmatch(name) and _NAME.fullmatch(request)):
+    if not (_OBJECT_NAME_PATTERN.fullmatch(name) and _OBJECT_NAME_PATTERN.fullmatch(request)):
         return ""
     directory = f"/var/run/kubernetes.io/dra-device-attributes/{kind}/{name}/{request}"
     return f"{directory}/{driver}-metadata.json"
 
 
 def metadata_document(
-    driver: str, pool: str, claim: Claim, one: Result, cpus: Iterable[int], generation: int
+    driver: str, pool: str, claim: Claim, one: ClaimResult, cpus: Iterable[int], generation: int
 ) -> str:
     """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
     numa = {NUMA_NODE: {"int": one.numa_node}}
@@ -354,16 +366,16 @@ def metadata_document(
     return "".join(f"{json.dumps({'apiVersion': version, **same})}\n" for version in versions)
 
 
-def variable(uid: str, number: int) -> str:
+def claim_variable(uid: str, number: int) -> str:
     """Name of the variable of a claim's result."""
     return f"{CLAIM_VARIABLE}{number}_{uid.upper().replace('-', '_')}"
 
 
-def results_named(variables: Sequence[str]) -> list[tuple[str, int]]:
+def parse_claim_variables(variables: Sequence[str]) -> list[tuple[str, int]]:
     """UID and number of the results that names of variables stand for, each once."""
     found: dict[tuple[str, int], None] = {}
     for name in variables:
-        match = _VARIABLE.fullmatch(name)
+        match = _CLAIM_VARIABLE_PATTERN.fullmatch(name)
         if match is not None and len(found) < MOST_RESULTS:
             found[match[2].lower().replace("_", "-"), int(match[1])] = None
     return list(found)
@@ -372,23 +384,23 @@ def results_named(variables: Sequence[str]) -> list[tuple[str, int]]:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
+def _require_mapping(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a mapping")
+        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a mapping")
     return value
 
 
-def _list(value: object, what: str) -> list[Any]:
+def _require_list(value: object, what: str) -> list[Any]:
     if not isinstance(value, list) or len(value) > 256:
-        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a list")
+        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a list")
     return value
 
 
-def _mappings(value: object, what: str) -> list[Mapping[str, Any]]:
-    return [_mapping(one, what) for one in _list(value, what)]
+def _require_mappings(value: object, what: str) -> list[Mapping[str, Any]]:
+    return [_require_mapping(one, what) for one in _require_list(value, what)]
 
 
-def _text(value: object, what: str) -> str:
+def _require_text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value or len(value) > 253:
-        raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a text")
+        raise InvalidClaim(f"{what} is {str(value)[:40]!r}, expected a text")
     return value

@@ -24,12 +24,12 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.dra.claims import LONGEST, BadClaim
+from nri_numa.dra.claims import MAX_CLAIM_BYTES, InvalidClaim
 
-REGISTERED: Final = "registered.json"
-_FILES: Final = ("ask", "answer")
-_ASK: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
-_EVERY: Final = 0.05
+REGISTRATION_FILE: Final = "registered.json"
+_FILE_PREFIXES: Final = ("ask", "answer")
+_REQUEST_FILE: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
+_POLL_INTERVAL_S: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
 
@@ -46,55 +46,59 @@ class HandoverClient:
         self._directory, self._patience, self._sleep = directory, patience, sleep
         self._registered = 0
 
-    def clean(self) -> None:
+    def remove_leftovers(self) -> None:
         """Take away what a process that was killed left."""
         # Questions first: an answer is taken back when its question is not there any more.
         for kind in ("ask-", "answer-", "registered.json."):
-            for name in names(self._directory):
+            for name in list_file_names(self._directory):
                 if name.startswith(f".{kind}") or (kind.endswith("-") and name.startswith(kind)):
-                    _unlink(os.path.join(self._directory, name))
+                    _unlink_if_present(os.path.join(self._directory, name))
 
-    def ask(self, namespace: str, name: str, uid: str) -> object:
+    def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
         """The claim object.
 
         Raises:
             BadClaim: it cannot be had; the message says why.
         """
         number, who = secrets.token_hex(8), f"claim {namespace}/{name}"
-        ask, answered = (os.path.join(self._directory, f"{one}-{number}.json") for one in _FILES)
+        ask, answered = (
+            os.path.join(self._directory, f"{one}-{number}.json") for one in _FILE_PREFIXES
+        )
         end = time.monotonic() + self._patience
         text = None
         try:
-            write(ask, json.dumps({"namespace": namespace, "name": name, "uid": uid}))
+            write_file_atomically(
+                ask, json.dumps({"namespace": namespace, "name": name, "uid": uid})
+            )
             while text is None:
                 try:
-                    text = read(answered, LONGEST)
+                    text = read_small_file(answered, MAX_CLAIM_BYTES)
                 except FileNotFoundError:
                     if time.monotonic() > end:
-                        raise BadClaim(
+                        raise InvalidClaim(
                             f"{who}: nri-numa publish did not hand it over in "
                             f"{self._patience:g} s, expected it to run with dra.enabled"
                         ) from None
-                    self._sleep(_EVERY)
+                    self._sleep(_POLL_INTERVAL_S)
             answer = msgspec.json.decode(text, type=dict[str, Any])
         except OSError as error:
             why = f"{error.filename}: {error.strerror or error}"
-            raise BadClaim(f"{who}: dra.handover: {why}") from None
+            raise InvalidClaim(f"{who}: dra.handover: {why}") from None
         except (msgspec.MsgspecError, RecursionError):
-            raise BadClaim(f"{who}: what was handed over is no document") from None
+            raise InvalidClaim(f"{who}: what was handed over is no document") from None
         finally:
-            _unlink(ask)
-            _unlink(answered)
+            _unlink_if_present(ask)
+            _unlink_if_present(answered)
         if answer.get("problem"):
-            raise BadClaim(f"{who}: {str(answer['problem'])[:500]}")
+            raise InvalidClaim(f"{who}: {str(answer['problem'])[:500]}")
         return answer.get("claim")
 
-    def registered(self) -> None:
+    def record_registration(self) -> None:
         """The kubelet has taken the driver."""
         self._registered += 1
         text = json.dumps({"process": os.getpid(), "at": time.time(), "times": self._registered})
         with contextlib.suppress(OSError):  # it is published again in a while anyway
-            write(os.path.join(self._directory, REGISTERED), text)
+            write_file_atomically(os.path.join(self._directory, REGISTRATION_FILE), text)
 
 
 class HandoverServer:
@@ -103,42 +107,44 @@ class HandoverServer:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def questions(self) -> list[tuple[str, dict[str, Any]]]:
+    def pending_requests(self) -> list[tuple[str, dict[str, Any]]]:
         """Questions that have no answer yet: id, and what is asked."""
-        there = set(names(self._directory))
+        there = set(list_file_names(self._directory))
         found = []
         for name in sorted(there):
-            match = _ASK.fullmatch(name)
+            match = _REQUEST_FILE.fullmatch(name)
             if match is None or f"answer-{match[1]}.json" in there:
                 continue
             try:
-                text = read(os.path.join(self._directory, name), 4096)
+                text = read_small_file(os.path.join(self._directory, name), 4096)
                 found.append((match[1], msgspec.json.decode(text, type=dict[str, Any])))
             except (OSError, msgspec.MsgspecError, RecursionError):
                 continue  # taken back in this moment
         return found
 
-    def answer(self, id: str, answer: dict[str, Any]) -> None:
+    def write_answer(self, id: str, answer: dict[str, Any]) -> None:
         """Answer a question, if it is still asked.
 
         Raises:
             OSError: it cannot be written.
         """
-        asked, answered = (os.path.join(self._directory, f"{one}-{id}.json") for one in _FILES)
+        asked, answered = (
+            os.path.join(self._directory, f"{one}-{id}.json") for one in _FILE_PREFIXES
+        )
         if os.path.exists(asked):
-            write(answered, json.dumps(answer))
+            write_file_atomically(answered, json.dumps(answer))
             if not os.path.exists(asked):  # the agent removed both already
-                _unlink(answered)
+                _unlink_if_present(answered)
 
-    def registered(self) -> str:
+    def read_registration_marker(self) -> str:
         """A text that is another one when the kubelet has taken the driver again."""
         try:
-            return read(os.path.join(self._directory, REGISTERED), 4096)
+            return read_small_file(os.path.join(self._directory, REGISTRATION_FILE), 4096)
         except OSError:
             return ""
 
 
-def names(directory: str) -> list[str]:
+def list_file_names(directory: str) -> list[str]:
     """What is in a directory; nothing where it is not there."""
     try:
         return os.listdir(directory)
@@ -146,7 +152,7 @@ def names(directory: str) -> list[str]:
         return []
 
 
-def write(path: str, text: str, *, mode: int = 0o644) -> None:
+def write_file_atomically(path: str, text: str, *, mode: int = 0o644) -> None:
     """Write a file whole or not at all.
 
     Raises:
@@ -155,7 +161,7 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
     # Names that begin with a dot are not read: neither by us nor as CDI files.
     head, tail = os.path.split(path)
     beside = os.path.join(head, f".{tail}.new")
-    _unlink(beside)  # of a process that was killed
+    _unlink_if_present(beside)  # of a process that was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, mode)
     try:
@@ -165,11 +171,11 @@ def write(path: str, text: str, *, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        _unlink(beside)
+        _unlink_if_present(beside)
         raise
 
 
-def read(path: str, longest: int) -> str:
+def read_small_file(path: str, longest: int) -> str:
     """The text of a small regular file that another process may have put there.
 
     Raises:
@@ -191,6 +197,6 @@ def read(path: str, longest: int) -> str:
         raise OSError(errno.EINVAL, "is no UTF-8", path) from None
 
 
-def _unlink(path: str) -> None:
+def _unlink_if_present(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)

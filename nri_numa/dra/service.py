@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import grpc
 import msgspec
 
-from nri_numa.dra.claims import BadClaim
+from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.pb import dra_pb2 as dra
 from nri_numa.dra.pb import pluginregistration_pb2 as registration
 from nri_numa.errors import RuntimeUnavailable
@@ -25,43 +25,43 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("dra")
 
-TYPE: Final = "DRAPlugin"
-VERSION: Final = "v1.DRAPlugin"
+PLUGIN_TYPE: Final = "DRAPlugin"
+DRA_SERVICE_VERSION: Final = "v1.DRAPlugin"
 """Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
-_SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-HEALTH: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+_DRA_SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """The same service, stable from Kubernetes 1.37 and alpha from 1.34 (KEP-4680)."""
-_LOOK: Final = 1.0
-_AGAIN: Final = 10.0
+_HEALTH_INTERVAL_S: Final = 1.0
+_HEALTH_RESEND_S: Final = 10.0
 """Seconds between two looks at the health of devices, and after which it is said again: the kubelet
 takes a device without news for unknown after 30."""
-_REGISTRATION: Final = "pluginregistration.Registration"
-_WORKERS: Final = 16
+_REGISTRATION_SERVICE: Final = "pluginregistration.Registration"
+_MAX_CONCURRENT_CALLS: Final = 16
 """Calls at the same time; some wait for containers that still end."""
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class PreparedDevice(msgspec.Struct, frozen=True):
     """A device that the kubelet gives to containers which name its request."""
 
     request: str
     pool: str
     device: str
     cdi: str
-    share: str
+    share_id: str
 
 
-class Book(Protocol):
+class ClaimPreparer(Protocol):
     """Who prepares claims."""
 
-    def prepare(self, namespace: str, name: str, uid: str) -> Sequence[Prepared]:
+    def prepare_claim(self, namespace: str, name: str, uid: str) -> Sequence[PreparedDevice]:
         """Prepare a claim; once more does no harm."""
         ...
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare_claim(self, uid: str) -> None:
         """Forget a claim; unknown ones are ordinary."""
         ...
 
-    def health(self) -> tuple[str, Mapping[str, str]]:
+    def device_health(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by name of each device what is wrong with it; empty for nothing."""
         ...
 
@@ -77,7 +77,7 @@ class KubeletPlugin:
         driver: str,
         registry: str,
         endpoint: str,
-        book: Book,
+        book: ClaimPreparer,
         registered: Callable[[], object],
     ) -> None:
         self._driver, self._registry, self._endpoint = driver, registry, endpoint
@@ -92,26 +92,34 @@ class KubeletPlugin:
             RuntimeUnavailable: a socket cannot be had.
         """
         calls = {
-            "NodePrepareResources": _unary(self._prepare, dra.NodePrepareResourcesRequest),
-            "NodeUnprepareResources": _unary(self._unprepare, dra.NodeUnprepareResourcesRequest),
+            "NodePrepareResources": _unary_rpc_handler(
+                self._prepare_resources, dra.NodePrepareResourcesRequest
+            ),
+            "NodeUnprepareResources": _unary_rpc_handler(
+                self._unprepare_resources, dra.NodeUnprepareResourcesRequest
+            ),
         }
         asked = {
-            "GetInfo": _unary(self._info, registration.InfoRequest),
-            "NotifyRegistrationStatus": _unary(self._status, registration.RegistrationStatus),
+            "GetInfo": _unary_rpc_handler(self._get_plugin_info, registration.InfoRequest),
+            "NotifyRegistrationStatus": _unary_rpc_handler(
+                self._on_registration_status, registration.RegistrationStatus
+            ),
         }
         health = {
             "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
-                self._watch,
+                self._watch_device_health,
                 request_deserializer=dra.NodeWatchResourcesRequest.FromString,
                 response_serializer=dra.NodeWatchResourcesResponse.SerializeToString,
             )
         }
         self._stopped.clear()
-        self._serve(self._endpoint, {_SERVICE: calls, **dict.fromkeys(HEALTH, health)})
-        self._serve(self._registry, {_REGISTRATION: asked})
+        self._start_server(
+            self._endpoint, {_DRA_SERVICE: calls, **dict.fromkeys(HEALTH_SERVICES, health)}
+        )
+        self._start_server(self._registry, {_REGISTRATION_SERVICE: asked})
 
-    def _serve(self, path: str, services: Mapping[str, dict[str, Any]]) -> None:
-        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="dra"))
+    def _start_server(self, path: str, services: Mapping[str, dict[str, Any]]) -> None:
+        server = grpc.server(ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="dra"))
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(*one) for one in services.items())
         )
@@ -138,15 +146,15 @@ class KubeletPlugin:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def _info(self, request: Any, context: Any) -> Any:
+    def _get_plugin_info(self, request: Any, context: Any) -> Any:
         return registration.PluginInfo(
-            type=TYPE,
+            type=PLUGIN_TYPE,
             name=self._driver,
             endpoint=self._endpoint,
-            supported_versions=[VERSION, *HEALTH],
+            supported_versions=[DRA_SERVICE_VERSION, *HEALTH_SERVICES],
         )
 
-    def _status(self, request: Any, context: Any) -> Any:
+    def _on_registration_status(self, request: Any, context: Any) -> Any:
         if request.plugin_registered:
             log.info("registered", driver=self._driver)
             self._registered()
@@ -154,13 +162,13 @@ class KubeletPlugin:
             log.warning("the kubelet does not take the driver", problem=request.error[:500])
         return registration.RegistrationStatusResponse()
 
-    def _prepare(self, request: Any, context: Any) -> Any:
+    def _prepare_resources(self, request: Any, context: Any) -> Any:
         answer = dra.NodePrepareResourcesResponse()
         for claim in request.claims:
             entry = answer.claims[claim.uid]  # each needs one
             try:
-                found = self._book.prepare(claim.namespace, claim.name, claim.uid)
-            except (BadClaim, OSError) as error:
+                found = self._book.prepare_claim(claim.namespace, claim.name, claim.uid)
+            except (InvalidClaim, OSError) as error:
                 entry.error = str(error)
                 log.warning("claim not prepared", uid=claim.uid, problem=str(error))
                 continue
@@ -171,28 +179,28 @@ class KubeletPlugin:
                     device_name=one.device,
                     cdi_device_ids=[one.cdi],
                 )
-                if one.share:
-                    device.share_id = one.share
+                if one.share_id:
+                    device.share_id = one.share_id
         return answer
 
-    def _unprepare(self, request: Any, context: Any) -> Any:
+    def _unprepare_resources(self, request: Any, context: Any) -> Any:
         answer = dra.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             entry = answer.claims[claim.uid]
             entry.error = ""
             try:
-                self._book.unprepare(claim.uid)
+                self._book.unprepare_claim(claim.uid)
             except OSError as error:
                 entry.error = f"claim {claim.namespace}/{claim.name}: {error}"
                 log.warning("claim not forgotten", uid=claim.uid, problem=str(error))
         return answer
 
-    def _watch(self, request: Any, context: Any) -> Iterator[Any]:
+    def _watch_device_health(self, request: Any, context: Any) -> Iterator[Any]:
         """The health of all devices: at once, when it changes, and again before it is too old."""
         said, at = None, 0.0
         while context.is_active() and not self._stopped.is_set():
-            pool, devices = found = self._book.health()
-            if found != said or time.monotonic() - at >= _AGAIN:
+            pool, devices = found = self._book.device_health()
+            if found != said or time.monotonic() - at >= _HEALTH_RESEND_S:
                 said, at = found, time.monotonic()
                 answer = dra.NodeWatchResourcesResponse()
                 for name, problem in devices.items():
@@ -203,10 +211,10 @@ class KubeletPlugin:
                         message=problem[:1000],
                     )
                 yield answer
-            self._stopped.wait(_LOOK)
+            self._stopped.wait(_HEALTH_INTERVAL_S)
 
 
-def _unary(method: Any, request: Any) -> Any:
+def _unary_rpc_handler(method: Any, request: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         method,
         request_deserializer=request.FromString,

@@ -29,16 +29,21 @@ from msgspec.structs import replace
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
-    SMTAlignmentRefused,
+    SMTMisaligned,
     TakeRequest,
     take_cpus,
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.decision import Case, Machine
-from nri_numa.engine.others import given_last, holders_text, listed_softly, named
-from nri_numa.engine.state import Allocation, NodeState, union
+from nri_numa.engine.decision import NodeModel, PlacementRequest
+from nri_numa.engine.others import (
+    contended_cpus,
+    exclusive_holders_text,
+    holder_list_text,
+    yielding_list_cpus,
+)
+from nri_numa.engine.state import Allocation, NodeState, union_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.settings import (
     EVERYTHING,
     CPUAmount,
@@ -46,11 +51,11 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.model.workload import SMT, Load, PodSandbox, Refusal
+from nri_numa.model.workload import SMT, Load, PodSandbox, Rejection
 
 
-def exclusive_left(
-    machine: Machine, state: NodeState, free: CPUSet, smt: SMT, left: Mapping[int, int]
+def count_free_exclusive(
+    machine: NodeModel, state: NodeState, free: CPUSet, smt: SMT, left: Mapping[int, int]
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
 
@@ -61,7 +66,7 @@ def exclusive_left(
     pool = state.pool_bits(machine.topology, machine.settings)
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
-    each = max(1, machine.serves(1))
+    each = max(1, machine.shared_milli_of(1))
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
         needed = -(-state.shared_milli(i, cpus) // each)
@@ -81,32 +86,32 @@ def exclusive_left(
     return found
 
 
-def _core_sizes(machine: Machine, free: CPUSet) -> dict[int, list[int]]:
+def _core_sizes(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
     """By NUMA node, the threads of each wholly free core, largest first."""
-    index: AllocatorIndex = machine.index
-    whole = index.whole(free.bits)
+    index: AllocatorIndex = machine.allocator_index
+    whole = index.whole_cores(free.bits)
     sizes: dict[int, list[int]] = {}
     for core in machine.topology.cores.values():
-        if core.numa_node is not None and core.cpus and whole >> core.cpus.first & 1:
+        if core.numa_node is not None and core.cpus and whole >> core.cpus.first_id & 1:
             sizes.setdefault(core.numa_node, []).append(len(core.cpus))
     for cores in sizes.values():
         cores.sort(reverse=True)
     return sizes
 
 
-def loads_of(state: NodeState) -> dict[int, Load]:
+def loads_by_cpu(state: NodeState) -> dict[int, Load]:
     """CPU to the load of the exclusive container that owns it, where it has one."""
     return {
         cpu: a.load
         for a in state.allocations.values()
-        if a.owned and a.load is not None
+        if a.exclusive and a.load is not None
         for cpu in a.cpus
     }
 
 
-def take_beside_others(
-    case: Case, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+def take_avoiding_contended(
+    case: PlacementRequest, request: TakeRequest, limits: Mapping[int, int]
+) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
     """Choose CPUs beside those that others have and use, on no NUMA node more than can be owned.
 
     CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
@@ -116,90 +121,96 @@ def take_beside_others(
     machine, state = case.machine, case.state
     request = replace(
         request,
-        loads=loads_of(state) if request.smt is SMT.PAIR else {},
-        busy=state.withheld,
-        last=given_last(state, machine.topology, machine.settings),
-        listed=listed_softly(state, machine.topology),
+        loads=loads_by_cpu(state) if request.smt is SMT.PAIR else {},
+        unavailable_cpus=state.unavailable_cpus,
+        contended_cpus=contended_cpus(state, machine.topology, machine.settings),
+        listed=yielding_list_cpus(state, machine.topology),
     )
-    taken = _take_within(machine, request, limits)
+    taken = _take_within_node_limits(machine, request, limits)
     if (
         not isinstance(taken, ChosenCPUs)
-        or not (taken.cpus - request.held) & request.listed
+        or not (taken.cpus - request.current_cpus) & request.listed
         or request.prefer
         or request.smt is SMT.PAIR
         or request.settings.cpu_order is CPUOrder.KUBELET
     ):
         return taken
-    rest = replace(request, available=request.available - request.listed)
-    others = _take_within(machine, rest, limits)
-    alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
+    rest = replace(request, free_cpus=request.free_cpus - request.listed)
+    others = _take_within_node_limits(machine, rest, limits)
+    alike = isinstance(others, ChosenCPUs) and _equivalence_key(
+        machine, others
+    ) == _equivalence_key(machine, taken)
     return others if alike else taken
 
 
-def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:
+def _equivalence_key(machine: NodeModel, chosen: ChosenCPUs) -> tuple[object, ...]:
     """What makes some CPUs as good as others."""
-    ix: AllocatorIndex = machine.index
+    ix: AllocatorIndex = machine.allocator_index
     cpus = chosen.cpus.bits
     return (
         machine.topology.numa_of(chosen.cpus),
         sum(1 for group in ix.l3_groups if group.bits & cpus),
-        ix.touched(cpus).bit_count(),
+        ix.cores_touched(cpus).bit_count(),
         *((cpus & kind).bit_count() for kind in (ix.isolated, ix.nohz_full, ix.efficient)),
     )
 
 
-def _take_within(
-    machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+def _take_within_node_limits(
+    machine: NodeModel, request: TakeRequest, limits: Mapping[int, int]
+) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
     topology = machine.topology
-    taken = take_cpus(topology, request, machine.index)
+    taken = take_cpus(topology, request, machine.allocator_index)
     for _ in limits:
-        over = _over(machine, request, taken, limits) if isinstance(taken, ChosenCPUs) else None
-        if over is None:
+        check_quota = (
+            _first_exceeded_node(machine, request, taken, limits)
+            if isinstance(taken, ChosenCPUs)
+            else None
+        )
+        if check_quota is None:
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
-        here = machine.node_cpus[over]
-        held = request.held & here
-        keep = take_cpus(
+        here = machine.node_cpus[check_quota]
+        held = request.current_cpus & here
+        select_floor_cpus = take_cpus(
             topology,
             replace(
                 request,
-                count=max(limits[over], len(held)),
-                available=request.available & here,
+                count=max(limits[check_quota], len(held)),
+                free_cpus=request.free_cpus & here,
                 prefer=request.prefer & here,
-                held=held,
+                current_cpus=held,
                 affinity=None,
             ),
-            machine.index,
+            machine.allocator_index,
         )
-        rest = request.available - here
-        if isinstance(keep, ChosenCPUs):
-            rest = rest | keep.cpus | keep.idle
-        request = replace(request, available=rest)
-        taken = take_cpus(topology, request, machine.index)
+        rest = request.free_cpus - here
+        if isinstance(select_floor_cpus, ChosenCPUs):
+            rest = rest | select_floor_cpus.cpus | select_floor_cpus.idle
+        request = replace(request, free_cpus=rest)
+        taken = take_cpus(topology, request, machine.allocator_index)
     return taken
 
 
-def _over(
-    machine: Machine, request: TakeRequest, chosen: ChosenCPUs, limits: Mapping[int, int]
+def _first_exceeded_node(
+    machine: NodeModel, request: TakeRequest, chosen: ChosenCPUs, limits: Mapping[int, int]
 ) -> int | None:
     """The lowest NUMA node of which too much was chosen."""
     for i in sorted(limits):
         bits = machine.node_cpus[i].bits
         count = (chosen.cpus.bits & bits).bit_count()
-        if count > max(limits[i], (request.held.bits & bits).bit_count()):
+        if count > max(limits[i], (request.current_cpus.bits & bits).bit_count()):
             return i
     return None
 
 
-def share_out(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[int, int]:
+def split_cpu_milli(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[int, int]:
     """Book a shared container on the NUMA nodes it may run on: evenly, as far as each has that.
 
     It may run on any of them, so one that is nearly full gives what it has and the others the
     rest. What fits nowhere (it was let in all the same) is spread evenly.
     """
     if len(numa_nodes) == 1:
-        return {numa_nodes.first: milli}
+        return {numa_nodes.first_id: milli}
     allocated = dict.fromkeys(numa_nodes, 0)
     rest = milli
     # Least room first, then the lowest id: what a small one cannot give is shared by the larger.
@@ -213,10 +224,12 @@ def share_out(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[
     return allocated
 
 
-def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:
+def check_exclusive_limits(
+    case: PlacementRequest, who: str, cpus: CPUSet, idle: CPUSet
+) -> Rejection | None:
     """Why a container may not own these CPUs: the floor of the pool, or a quota."""
     withheld = cpus | idle
-    return below_floor(case.machine, case.state, who, withheld) or _over_quota(
+    return check_pool_floor(case.machine, case.state, who, withheld) or _check_quotas(
         case, who, withheld, idle
     )
 
@@ -224,41 +237,41 @@ def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal |
 # --- the floor of the shared pool -----------------------------------------------------------------
 
 
-def ownable(machine: Machine, state: NodeState) -> CPUSet:
+def exclusive_candidates(machine: NodeModel, state: NodeState) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
     settings = machine.settings
-    bits = state.grantable(machine.topology, settings)
+    bits = state.exclusive_pool_bits(machine.topology, settings)
     if settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
     return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))
 
 
-def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
+def max_exclusive_total(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     """How many CPUs one more container could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
     """
-    pool = state.pool(machine.topology, machine.settings)
-    apart = ownable(machine, state) - pool
-    only = machine.isolated and machine.settings.isolated is IsolatedCPUs.ONLY
-    most = len(apart) + (0 if only else max(0, len(pool) - machine.floor))
+    pool = state.shared_pool(machine.topology, machine.settings)
+    apart = exclusive_candidates(machine, state) - pool
+    only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
+    most = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
     if smt is SMT.ISOLATE:
         return most // threads
-    uniform = len({len(offsets) for _, offsets in machine.index.shapes}) == 1
+    uniform = len({len(offsets) for _, offsets in machine.allocator_index.core_shapes}) == 1
     return most - most % threads if smt is SMT.FULL_CORE and uniform else most
 
 
-def floor_text(machine: Machine, state: NodeState, smt: SMT, count: int) -> str:
+def floor_text(machine: NodeModel, state: NodeState, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    most = ownable_at_most(machine, state, smt)
+    most = max_exclusive_total(machine, state, smt)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(ownable(machine, state)) // each:
+    if not most < count <= len(exclusive_candidates(machine, state)) // each:
         return ""
-    return f"; the shared pool keeps {counted(machine.floor, 'CPU')} (sharedPool.cpus)"
+    return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
-def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
+def floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 
     Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
@@ -266,36 +279,40 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
     threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
     decision to the next, while they last.
     """
-    if not (machine.numa_floors or machine.isolated):
+    if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
     topology, kept = machine.topology, 0
-    in_use = machine.index.members(machine.index.touched(topology.allowed.bits & ~free.bits))
+    in_use = machine.allocator_index.threads_of(
+        machine.allocator_index.cores_touched(topology.allowed.bits & ~free.bits)
+    )
 
-    def keep(here: CPUSet, most: int) -> int:
+    def select_floor_bits(here: CPUSet, most: int) -> int:
         order = sorted(here, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
         return sum(1 << i for i in order[: max(0, most)])
 
     for i, cpus in machine.node_cpus.items():
         here = pool & cpus
-        floor_here = machine.numa_floors.get(i, 0)
-        if machine.isolated:
-            promised = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
+        floor_here = machine.node_pool_floors.get(i, 0)
+        if machine.withheld_isolated_cpus:
+            promised = -(-state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
             floor_here = max(floor_here, promised)
-        kept |= keep(here & free, floor_here - len(here - free))
-    if machine.isolated:
+        kept |= select_floor_bits(here & free, floor_here - len(here - free))
+    if machine.withheld_isolated_cpus:
         stays = CPUSet.from_bits(kept) | (pool - free)
-        kept |= keep(pool - stays, machine.floor - len(stays))
+        kept |= select_floor_bits(pool - stays, machine.pool_floor - len(stays))
     return CPUSet.from_bits(kept)
 
 
-def below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) -> Refusal | None:
+def check_pool_floor(
+    machine: NodeModel, state: NodeState, who: str, withheld: CPUSet
+) -> Rejection | None:
     """Why these CPUs stay in the shared pool; None where it can lose them."""
-    pool = state.pool(machine.topology, machine.settings)
+    pool = state.shared_pool(machine.topology, machine.settings)
     withheld = withheld & pool
     if not withheld:
         return None  # isolated CPUs are no part of it
-    places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.floor, None)]
-    for i, keep in machine.numa_floors.items():
+    places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.pool_floor, None)]
+    for i, keep in machine.node_pool_floors.items():
         if withheld & machine.node_cpus[i]:
             places.append((pool & machine.node_cpus[i], keep, NUMASet([i])))
     for here, keep, node in places:
@@ -305,17 +322,17 @@ def below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) 
         where = "" if node is None else f" of {numa_text(node)}"
         key = "sharedPool.cpus" if node is None else "sharedPool.numaNodeCPUs"
         pool_text = f"the shared pool{where or ' of the machine'}"
-        reason, rule = "SharedPoolFloor", f"{pool_text} keeps {counted(keep, 'CPU')}"
+        reason, rule = "SharedPoolFloor", f"{pool_text} keeps {count_text(keep, 'CPU')}"
         if node is None and not left:
             reason, rule, key = "SharedPoolEmpty", "the shared pool is never empty", ""
-        return Refusal(
+        return Rejection(
             reason=reason,
-            message=f"{who} would leave {left} of the {counted(len(here), 'CPU')} in the shared "
+            message=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
             f"pool{where} for other containers; expected at least {keep} to stay"
             + (f" ({key})" if key else "")
-            + holders_text(state, node),
+            + exclusive_holders_text(state, node),
             rule=rule,
-            widenable=node is not None,
+            allows_best_effort=node is not None,
         )
     return None
 
@@ -323,67 +340,76 @@ def below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) 
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal | None:
+def _check_quotas(
+    case: PlacementRequest, who: str, withheld: CPUSet, idle: CPUSet
+) -> Rejection | None:
     machine, state, namespace = case.machine, case.state, case.pod.namespace
     limits, every = machine.settings.limits, state.allocations.values()
-    used, more = len(state.owned | state.idle), len(withheld)
+    used, more = len(state.exclusive | state.idle_siblings), len(withheld)
 
-    def over(
+    def check_quota_limit(
         name: str, what: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
-    ) -> Refusal | None:
-        limit = amount.of(machine.cpu_count)
+    ) -> Rejection | None:
+        limit = amount.cpus_of_total(machine.cpu_count)
         if not more or amount == EVERYTHING or used + more <= limit:
             return None
-        return _refused(who, name, what, limit, used, more, holders)
+        return _quota_rejection(who, name, what, limit, used, more, holders)
 
-    idlers, owners = (a for a in every if a.idle), (a for a in every if a.owned)
+    idlers, owners = (a for a in every if a.idle_siblings), (a for a in every if a.exclusive)
     amount = limits.quota.exclusive
-    refused = over(
-        "quotas.idleCPUs", "idle siblings", limits.idle, len(state.idle), len(idle), idlers
-    ) or over("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, more, owners)
-    entry = _entry(machine, case.pod)
+    refused = check_quota_limit(
+        "quotas.idleCPUs",
+        "idle siblings",
+        limits.idle_siblings,
+        len(state.idle_siblings),
+        len(idle),
+        idlers,
+    ) or check_quota_limit("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, more, owners)
+    entry = _namespace_quota(machine, case.pod)
     if refused is not None or entry is None:
         return refused
-    mine = [a for a in every if a.owned and a.namespace == namespace]
+    mine = [a for a in every if a.exclusive and a.namespace == namespace]
     used, what = (
-        len(union(a.cpus | a.idle for a in mine)),
+        len(union_cpus(a.cpus | a.idle_siblings for a in mine)),
         f"exclusive CPUs of namespace {namespace}",
     )
-    return over(f"{entry.name}.exclusiveCPUs", what, entry.quota.exclusive, used, more, mine)
+    return check_quota_limit(
+        f"{entry.name}.exclusiveCPUs", what, entry.quota.exclusive, used, more, mine
+    )
 
 
-def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
+def check_list_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejection | None:
     """Why a container may not list these CPUs, which could not be owned any more.
 
     A list that the request pays for is within every quota; soft ones are never refused.
     """
     machine, state, pod = case.machine, case.state, case.pod
-    if cpus <= state.listed_cpus or case.demand.cpu_paid_milli >= 1000 * len(cpus):
+    if cpus <= state.listed_cpus or case.demand.cpu_requested_milli >= 1000 * len(cpus):
         return None
     # Alone, reserved CPUs withhold nothing: they cannot be owned anyway.
     reserved = machine.settings.reserved_cpus
     every = [state.allocations[i] for i in state.listed]
-    entry = _entry(machine, pod)
+    entry = _namespace_quota(machine, pod)
     quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
     if entry is not None and entry.quota.listed != EVERYTHING:
         mine = [a for a in every if a.namespace == pod.namespace]
         what = f"listed CPUs of namespace {pod.namespace}"
         quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
     for name, what, amount, holders in quotas:
-        used = union(a.cpus for a in holders) - reserved
-        limit, more = _listed_at_most(machine, amount), len(cpus - reserved - used)
+        used = union_cpus(a.cpus for a in holders) - reserved
+        limit, more = _listed_cpu_limit(machine, amount), len(cpus - reserved - used)
         if len(used) + more > limit:
-            return _refused(who, name, what, limit, len(used), more, holders)
+            return _quota_rejection(who, name, what, limit, len(used), more, holders)
     return None
 
 
-def _listed_at_most(machine: Machine, amount: CPUAmount) -> int:
+def _listed_cpu_limit(machine: NodeModel, amount: CPUAmount) -> int:
     """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
-    count = amount.of(machine.cpu_count)
+    count = amount.cpus_of_total(machine.cpu_count)
     return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
 
-def _entry(machine: Machine, pod: PodSandbox) -> NamespaceQuota | None:
+def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespaceQuota | None:
     return next(
         (
             entry
@@ -394,7 +420,7 @@ def _entry(machine: Machine, pod: PodSandbox) -> NamespaceQuota | None:
     )
 
 
-def _refused(
+def _quota_rejection(
     who: str,
     name: str,
     what: str,
@@ -402,17 +428,18 @@ def _refused(
     used: int,
     wanted: int,
     holders: Iterable[Allocation],
-) -> Refusal:
-    return Refusal(
+) -> Rejection:
+    return Rejection(
         reason="QuotaExceeded",
         message=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
-        f"{wanted} are asked for, expected at most {max(0, limit - used)} more{named(holders)}",
+        f"{wanted} are asked for, expected at most {max(0, limit - used)} "
+        f"more{holder_list_text(holders)}",
         rule=f"{name} allows {limit} {what}",
     )
 
 
-def kept_for_groups(
-    machine: Machine,
+def group_floor_cpus(
+    machine: NodeModel,
     state: NodeState,
     pool: CPUSet,
     free: CPUSet,
@@ -426,7 +453,7 @@ def kept_for_groups(
     the other threads of cores in use are what the container looks for.
     """
     kept = 0
-    for key in sorted(state.groups):
+    for key in sorted(state.shared_groups):
         if key < 0:
             continue
         theirs = pool.bits & machine.topology.bits_of(key)
@@ -435,7 +462,7 @@ def kept_for_groups(
             continue
         # The least loss is a thread whose core is in use already, or one of a whole core where
         # such threads are wanted; then the highest number.
-        whole = machine.index.members(machine.index.whole(free.bits))
+        whole = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
         bits = spare & (whole if pair else ~whole) or spare
         kept |= 1 << bits.bit_length() - 1
     return CPUSet.from_bits(kept)
@@ -445,20 +472,20 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs, counted.
 
     Attributes:
-        held: by NUMA node, CPUs of containers that hold slots for them.
+        allocated: by NUMA node, CPUs of containers that hold slots for them.
     """
 
-    held: dict[int, int]
+    allocated: dict[int, int]
     free: dict[int, int]
     holders: tuple[Allocation, ...]
 
     @property
-    def total(self) -> int:
+    def total_slots(self) -> int:
         """What the scheduler may count."""
-        return sum(self.held.values()) + sum(self.free.values())
+        return sum(self.allocated.values()) + sum(self.free.values())
 
 
-def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
+def slot_capacity(machine: NodeModel, state: NodeState) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
 
     The scheduler has one number for the whole machine and subtracts what pods request, also those
@@ -475,52 +502,56 @@ def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
         for i, cpus in machine.node_cpus.items()
     }
-    free, most = _left(machine, state)
+    free, most = _free_exclusive(machine, state)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
     # the highest NUMA node.
     for _ in range(sum(free.values()) - max(0, most)):
         free[max(free, key=lambda i: (free[i], i))] -= 1
-    return SlotCapacity(held=held, free=free, holders=holders)
+    return SlotCapacity(allocated=held, free=free, holders=holders)
 
 
-def largest(machine: Machine, state: NodeState) -> dict[int, int]:
+def max_exclusive_by_node(machine: NodeModel, state: NodeState) -> dict[int, int]:
     """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
 
     `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
     sum is right; here each NUMA node is counted as if the container went to it.
     """
-    left, most = _left(machine, state)
+    left, most = _free_exclusive(machine, state)
     return {i: max(0, min(count, most)) for i, count in left.items()}
 
 
-def together(machine: Machine, state: NodeState) -> int:
+def total_free_exclusive(machine: NodeModel, state: NodeState) -> int:
     """How many exclusive CPUs containers could have in all.
 
-    Less than `largest` adds up to where the floor of the shared pool, or a quota, is one of the
-    whole machine.
+    Less than `max_exclusive_by_node` adds up to where the floor of the shared pool, or a quota, is
+    one of the whole machine.
     """
-    left, most = _left(machine, state)
+    left, most = _free_exclusive(machine, state)
     return max(0, min(sum(left.values()), most))
 
 
-def _left(machine: Machine, state: NodeState) -> tuple[dict[int, int], int]:
+def _free_exclusive(machine: NodeModel, state: NodeState) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
     smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
-    pool = state.pool(machine.topology, machine.settings)
-    free = ownable(machine, state)
-    free = free - kept_for_pool(machine, state, pool, free)
-    free = free - kept_for_groups(machine, state, pool, free, pair=smt is SMT.PAIR)
-    left = exclusive_left(machine, state, free, smt, machine.cpu_left(state))
-    most = min(ownable_at_most(machine, state, smt), _quota_left(machine, state, smt))
+    pool = state.shared_pool(machine.topology, machine.settings)
+    free = exclusive_candidates(machine, state)
+    free = free - floor_cpus(machine, state, pool, free)
+    free = free - group_floor_cpus(machine, state, pool, free, pair=smt is SMT.PAIR)
+    left = count_free_exclusive(machine, state, free, smt, machine.free_cpu_milli(state))
+    most = min(max_exclusive_total(machine, state, smt), _free_quota(machine, state, smt))
     return left, most
 
 
-def _quota_left(machine: Machine, state: NodeState, smt: SMT) -> int:
+def _free_quota(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     limits, total = machine.settings.limits, machine.cpu_count
-    left = limits.quota.exclusive.of(total) - len(state.owned | state.idle)
+    left = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)
     if smt is SMT.ISOLATE:
         threads = machine.topology.threads_per_core
         left //= threads
         if threads > 1:
-            left = min(left, (limits.idle.of(total) - len(state.idle)) // (threads - 1))
+            left = min(
+                left,
+                (limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings))
+                // (threads - 1),
+            )
     return left

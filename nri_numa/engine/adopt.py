@@ -21,44 +21,51 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Machine, by_kubelet
+from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
 from nri_numa.engine.others import pinned_to
-from nri_numa.engine.place.explicit import gives_way, may_own
-from nri_numa.engine.place.memory import spread_charges
+from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
+from nri_numa.engine.place.memory import charge_nodes
 from nri_numa.engine.place.needs import exclusive_text
 from nri_numa.engine.request.demand import (
-    demand,
-    hugepages,
-    memory_paid,
-    paid_milli,
-    size_milli,
-    slots_held,
+    allocated_slots,
+    compute_demand,
+    cpu_size_milli,
+    hugepage_demand,
+    requested_cpu_milli,
+    requested_memory,
     with_slots,
     with_static_cpus,
 )
-from nri_numa.engine.state import COMPUTED, NOTHING, Allocation, Kind, contradiction, identity
+from nri_numa.engine.state import (
+    COMPUTED_KINDS,
+    NO_CHARGE,
+    Allocation,
+    Kind,
+    container_identity,
+    find_contradiction,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import NO_QUOTA, agree, cpus_text, numa_text
+from nri_numa.model.machine import NO_QUOTA, cpus_text, inflect_for_ids, numa_text
 from nri_numa.model.workload import (
     SMT,
     Container,
     CPUMode,
+    PlacementOptions,
     PodSandbox,
     Policy,
-    Refusal,
-    Requested,
+    Rejection,
 )
 
-ASSIGNED: Final = "assigned"
+ASSIGNED_KEY: Final = "assigned"
 """Annotation key, below the prefix, that carries the decision on the container."""
 
-_SIGNATURE: Final = ',"signature":"'
-_DIGITS: Final = 32
+_SIGNATURE_FIELD: Final = ',"signature":"'
+_SIGNATURE_HEX_DIGITS: Final = 32
 """Hexadecimal digits of a signature: 128 bits, what RFC 2104 calls half of the hash."""
-_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
+def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
     """The annotation of one container: a short JSON object, enough to adopt the container again.
 
     ``cpus`` is the kernel list it starts with; empty when it is left alone.
@@ -69,90 +76,101 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
         "policy": allocation.policy,
         "kind": allocation.kind,
         "numa": str(allocation.numa_nodes),
-        "preferred": allocation.preferred,
+        "preferred": allocation.aligned,
         "reason": allocation.reason,
     }
-    if allocation.idle:
-        document["idle"] = str(allocation.idle)
+    if allocation.idle_siblings:
+        document["idle"] = str(allocation.idle_siblings)
     if allocation.smt is not SMT.ANY:
         document["smt"] = allocation.smt.value
-    if allocation.owned and allocation.kind is Kind.EXPLICIT:
+    if allocation.exclusive and allocation.kind is Kind.LISTED:
         document["owned"] = True
     if allocation.movable:
         document["movable"] = True
-        if allocation.leaves:
-            document |= {"leaves": str(allocation.leaves), "ahead": allocation.ahead}
-    if allocation.soft:
+        if allocation.migrating_from:
+            document |= {
+                "leaves": str(allocation.migrating_from),
+                "ahead": allocation.moved_proactively,
+            }
+    if allocation.yields_to_exclusive:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
-    text = _encode(document)
-    return signed(text[:-1], allocation.container_id, key) if key else text
+    text = _encode_json(document)
+    return sign_document(text[:-1], allocation.container_id, key) if key else text
 
 
-def signed(text: str, container_id: str, key: bytes) -> str:
+def sign_document(text: str, container_id: str, key: bytes) -> str:
     """Finish a JSON object, given without its closing brace, with the signature of its text."""
-    return f'{text}{_SIGNATURE}{signature(key, container_id, text)}"}}'
+    return f'{text}{_SIGNATURE_FIELD}{sign_assignment(key, container_id, text)}"}}'
 
 
 def is_signed(text: str, container_id: str, key: bytes) -> bool:
     """Whether the annotation on this very container is what the holder of the key wrote."""
-    body, found, rest = text.rpartition(_SIGNATURE)
-    if not (key and found and len(rest) == _DIGITS + 2 and rest.isascii()):
+    body, found, rest = text.rpartition(_SIGNATURE_FIELD)
+    if not (key and found and len(rest) == _SIGNATURE_HEX_DIGITS + 2 and rest.isascii()):
         return False
-    return hmac.compare_digest(rest, signature(key, container_id, body) + '"}')
+    return hmac.compare_digest(rest, sign_assignment(key, container_id, body) + '"}')
 
 
-def signature(key: bytes, container_id: str, text: str) -> str:
-    """The signature of a text on this very container: `_DIGITS` hexadecimal digits."""
+def sign_assignment(key: bytes, container_id: str, text: str) -> str:
+    """The signature of a text on this very container, `_SIGNATURE_HEX_DIGITS` long."""
     # No id holds a zero byte, so no two pairs of id and text give the same message.
     message = f"{container_id}\0{text}".encode(errors="surrogatepass")
-    return hmac.digest(key, message, "sha256").hex()[:_DIGITS]
+    return hmac.digest(key, message, "sha256").hex()[:_SIGNATURE_HEX_DIGITS]
 
 
-def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) -> Allocation | str:
+def adopt_assignment(
+    machine: NodeModel, text: str, pod: PodSandbox, container: Container
+) -> Allocation | str:
     """Read one annotation.
 
     Returns what the container has, or why the annotation is not believed, as the end of a sentence.
     """
-    read = _read(machine, text, pod, container)
+    read = _decode_assignment(machine, text, pod, container)
     if isinstance(read, str):
         return read
     allocation, same = read
-    if outside := _outside(machine, pod, container, allocation):
+    if outside := _cpus_beyond_assignment(machine, pod, container, allocation):
         # Given back by `release`, or widened by another program.
         return f"is out of date: the runtime has {outside} for it, which it did not ask for"
     signed = is_signed(text, container.id, machine.key)
     if not signed:
         # Its cpuset is the one in question, so no other program's.
         bare = replace(container, resources=replace(container.resources, cpus=""))
-        requested = with_slots(machine.settings, pod, bare, machine.resolve(pod, container))
+        requested = with_slots(machine.settings, pod, bare, machine.resolve_options(pod, container))
         requested = with_static_cpus(machine.settings, pod, bare, requested)
-        if isinstance(requested, Refusal):
+        if isinstance(requested, Rejection):
             return "carries no signature of ours, and what its pod asks for cannot be read"
-        why = _implausible(machine, pod, container, requested, allocation)
+        why = _check_plausible(machine, pod, container, requested, allocation)
         if why:
             return f"carries no signature of ours, and {why}"
-        allocation = replace(allocation, smt=requested.smt if allocation.owned else SMT.ANY)
-    if allocation.owned and not same and allocation.cpu_milli != size_milli(container.resources):
+        allocation = replace(allocation, smt=requested.smt if allocation.exclusive else SMT.ANY)
+    if (
+        allocation.exclusive
+        and not same
+        and allocation.cpu_milli != cpu_size_milli(container.resources)
+    ):
         # Resized since, and perhaps no owner any more: its present size must say the same.
         return (
             f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
-            f"{size_milli(container.resources)}m"
+            f"{cpu_size_milli(container.resources)}m"
         )
     idle = NO_CPUS
     if allocation.smt is SMT.ISOLATE:
         # Which siblings are kept idle follows from the CPUs it has now, not from those of then.
-        index = machine.index
+        index = machine.allocator_index
         cpus = allocation.cpus.bits
-        idle = CPUSet.from_bits(index.members(index.touched(cpus)) & ~cpus)
-    allocation = replace(allocation, idle=idle)
-    return _contradicts(allocation) or allocation
+        idle = CPUSet.from_bits(index.threads_of(index.cores_touched(cpus)) & ~cpus)
+    allocation = replace(allocation, idle_siblings=idle)
+    return _contradiction_text(allocation) or allocation
 
 
-def _outside(machine: Machine, pod: PodSandbox, container: Container, claim: Allocation) -> str:
+def _cpus_beyond_assignment(
+    machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
+) -> str:
     """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
-    asked = machine.resolve(pod, container)
-    listed = Requested() if isinstance(asked, Refusal) else asked
-    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is Kind.EXPLICIT else NO_CPUS
+    asked = machine.resolve_options(pod, container)
+    listed = PlacementOptions() if isinstance(asked, Rejection) else asked
+    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is Kind.LISTED else NO_CPUS
     if claim.kind is Kind.SHARED:
         cpus = pinned_to(container.resources.cpus)
         within = machine.topology.cpus_of(claim.numa_nodes)
@@ -163,13 +181,13 @@ def _outside(machine: Machine, pod: PodSandbox, container: Container, claim: All
     return ""
 
 
-def _contradicts(allocation: Allocation) -> str:
-    found = contradiction(allocation)
+def _contradiction_text(allocation: Allocation) -> str:
+    found = find_contradiction(allocation)
     return f"contradicts itself: {found}" if found else ""
 
 
-def _read(
-    machine: Machine, text: str, pod: PodSandbox, container: Container
+def _decode_assignment(
+    machine: NodeModel, text: str, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, bool] | str:
     """What the annotation says, and whether the runtime still has the CPUs it names."""
     resources = container.resources
@@ -189,7 +207,7 @@ def _read(
         reason = str(document["reason"])
         reason.encode()  # half a pair of surrogates could be written nowhere: no checkpoint, no API
         cpus = NO_CPUS
-        if kind in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+        if kind in (Kind.EXCLUSIVE, Kind.LISTED):
             # The runtime is the truth for what is.
             cpus = CPUSet.parse(document.get("soft") or resources.cpus or document["cpus"])
         same = str(cpus) == document["cpus"]
@@ -199,30 +217,30 @@ def _read(
     missing = (numa_nodes | mems) - machine.topology.numa_ids
     if missing:
         return f"names {numa_text(missing)}, which the machine does not have"
-    owned = kind is Kind.EXCLUSIVE or (kind is Kind.EXPLICIT and bool(document.get("owned")))
-    soft = kind is Kind.EXPLICIT and bool(document.get("soft"))
+    owned = kind is Kind.EXCLUSIVE or (kind is Kind.LISTED and bool(document.get("owned")))
+    soft = kind is Kind.LISTED and bool(document.get("soft"))
     if kind is Kind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
         reason = reason if same else f"{exclusive_text(len(cpus))} on {numa_text(numa_nodes)}"
-    milli = len(cpus) * 1000 if owned else size_milli(container.resources)
-    if kind in (Kind.UNBOUND, Kind.FOREIGN) and not mems:
+    milli = len(cpus) * 1000 if owned else cpu_size_milli(container.resources)
+    if kind in (Kind.UNPINNED, Kind.FOREIGN) and not mems:
         milli, numa_nodes = 0, NUMASet()
     memory = max(0, resources.memory_limit or 0) if mems else 0
-    on_node = {i: 1000 * count for i, count in machine.topology.counts(cpus).items()}
+    on_node = {i: 1000 * count for i, count in machine.topology.cpu_count_by_node(cpus).items()}
     if not owned:
-        paid = min(milli, paid_milli(pod, resources))
+        paid = min(milli, requested_cpu_milli(pod, resources))
         on_node = dict.fromkeys(numa_nodes, paid // max(1, len(numa_nodes)))
-    allocated = memory_paid(pod, container, machine.memory_total, memory)
-    pages = hugepages(resources, []) if mems else {}
+    allocated = requested_memory(pod, container, machine.memory_total, memory)
+    pages = hugepage_demand(resources, []) if mems else {}
     allocation = Allocation(
-        **identity(pod, container),
+        **container_identity(pod, container),
         kind=kind,
         cpus=cpus,
-        owned=owned,
-        soft=soft,
+        exclusive=owned,
+        yields_to_exclusive=soft,
         numa_nodes=numa_nodes,
         mems=mems,
-        charges=spread_charges(
+        charges=charge_nodes(
             numa_nodes,
             on_node,
             mems,
@@ -236,62 +254,74 @@ def _read(
         hugepages=pages,
         policy=policy,
         smt=smt if owned else SMT.ANY,
-        preferred=preferred,
+        aligned=preferred,
         reason=reason,
-        pinned=pinned,
-        movable=document.get("movable") is True and kind in COMPUTED,
-        ahead=document.get("ahead") is True,
-        quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
-        slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
+        foreign_cpus=pinned,
+        movable=document.get("movable") is True and kind in COMPUTED_KINDS,
+        moved_proactively=document.get("ahead") is True,
+        lifted_quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
+        slots=allocated_slots(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
     )
     if leaves - mems:
-        still = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NOTHING))
-        allocation = allocation.after(replace(allocation, mems=leaves, charges=still))
-    return _contradicts(allocation) or (allocation, same)
+        still = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NO_CHARGE))
+        allocation = allocation.migration_started(replace(allocation, mems=leaves, charges=still))
+    return _contradiction_text(allocation) or (allocation, same)
 
 
-def _implausible(
-    machine: Machine, pod: PodSandbox, container: Container, requested: Requested, claim: Allocation
+def _check_plausible(
+    machine: NodeModel,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+    claim: Allocation,
 ) -> str:
     """Why a container cannot have what it claims, as the end of a sentence; empty when it can."""
-    if claim.kind is Kind.UNBOUND and by_kubelet(machine, requested) and not requested.leave_alone:
+    if (
+        claim.kind is Kind.UNPINNED
+        and uses_kubelet_rules(machine, requested)
+        and not requested.is_unpinned
+    ):
         return ""  # it shares all CPUs, as under the kubelet, whatever its memory
-    if claim.kind in (Kind.SHARED, Kind.FOREIGN) or (claim.kind is Kind.UNBOUND and not claim.mems):
-        alone = requested.leave_alone
+    if claim.kind in (Kind.SHARED, Kind.FOREIGN) or (
+        claim.kind is Kind.UNPINNED and not claim.mems
+    ):
+        alone = requested.is_unpinned
         if alone is (claim.kind is Kind.SHARED):
             asks = "nothing" if alone else "CPUs or memory nodes"
             return f"says {claim.kind}, while its pod asks for {asks}"
         return ""
-    if claim.kind is Kind.UNBOUND:
+    if claim.kind is Kind.UNPINNED:
         listed = requested.listed_mems
-        return "" if claim.mems <= listed else _not_listed(numa_text(claim.mems), listed)
-    if claim.owned and claim.cpus & machine.settings.reserved_cpus:
+        return "" if claim.mems <= listed else _unlisted_cpus_text(numa_text(claim.mems), listed)
+    if claim.exclusive and claim.cpus & machine.settings.reserved_cpus:
         reserved = claim.cpus & machine.settings.reserved_cpus
-        return f"claims {cpus_text(reserved)}, which {agree(reserved, 'is', 'are')} reserved"
+        return (
+            f"claims {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
+        )
     if not container.resources.cpus:
         return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
-    if claim.kind is Kind.EXPLICIT:
+    if claim.kind is Kind.LISTED:
         mine = requested.listed_cpus
         if not claim.cpus <= mine:
-            return _not_listed(cpus_text(claim.cpus), mine)
-        if claim.owned and requested.cpus is not CPUMode.EXCLUSIVE:
+            return _unlisted_cpus_text(cpus_text(claim.cpus), mine)
+        if claim.exclusive and requested.cpus is not CPUMode.EXCLUSIVE:
             return f"claims exclusive {cpus_text(claim.cpus)}, while its pod asks to list them only"
-        wanted = demand(pod, container, requested, machine.memory_total)
-        if claim.owned and (
-            isinstance(wanted, Refusal) or not may_own(requested, claim.cpus, wanted)
+        wanted = compute_demand(pod, container, requested, machine.memory_total)
+        if claim.exclusive and (
+            isinstance(wanted, Rejection) or not may_be_exclusive(requested, claim.cpus, wanted)
         ):
             return f"claims exclusive {cpus_text(claim.cpus)}, which its request does not pay for"
-        if not (claim.owned or claim.soft or isinstance(wanted, Refusal)) and gives_way(
-            requested, claim.cpus, wanted
-        ):
+        if not (
+            claim.exclusive or claim.yields_to_exclusive or isinstance(wanted, Rejection)
+        ) and is_yielding_list(requested, claim.cpus, wanted):
             return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
         return ""
-    wanted = demand(pod, container, requested, machine.memory_total)
-    own = 0 if isinstance(wanted, Refusal) else wanted.exclusive_cpus
+    wanted = compute_demand(pod, container, requested, machine.memory_total)
+    own = 0 if isinstance(wanted, Rejection) else wanted.exclusive_cpus
     if len(claim.cpus) > own:
         return f"claims {len(claim.cpus)} exclusive CPUs, while its pod asks for {own}"
     return ""
 
 
-def _not_listed(claimed: str, listed: CPUSet | NUMASet) -> str:
+def _unlisted_cpus_text(claimed: str, listed: CPUSet | NUMASet) -> str:
     return f"claims {claimed}, while its pod lists {listed or 'none'}"

@@ -12,10 +12,17 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
-from nri_numa.engine.cpus.index import AllocatorIndex, index
+from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
 from nri_numa.engine.request.annotations import Resolver, longest_list
-from nri_numa.engine.request.demand import SLOTS, Demand
-from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, identity, isolated
+from nri_numa.engine.request.demand import SLOTS_KEY, Demand
+from nri_numa.engine.state import (
+    Allocation,
+    Kind,
+    NodeState,
+    PodRecord,
+    container_identity,
+    withheld_isolated_bits,
+)
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
@@ -31,16 +38,16 @@ from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicySetting,
     OnFailure,
+    PlacementOptions,
     PodSandbox,
     Policy,
-    Refusal,
-    Requested,
+    Rejection,
     StateChange,
-    subject,
+    container_subject,
 )
 
 
-class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryOnlyNodes(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's NUMA nodes without CPUs are good for.
 
     CXL, HBM, the memory of a KNL in flat mode, the memory of GPUs and much of what virtual machines
@@ -52,57 +59,59 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     none, and, where no NUMA node has both, all memory that the kernel puts in no other tier.
 
     Attributes:
-        near: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
+        attached: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
     """
 
-    near: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
-    outside: NUMASet = NO_NUMA_NODES
+    attached: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
+    excluded: NUMASet = NO_NUMA_NODES
 
-    def serving(self, numa_nodes: NUMASet) -> NUMASet:
+    def attached_to(self, numa_nodes: NUMASet) -> NUMASet:
         """The NUMA nodes without CPUs that serve any of these."""
-        if not self.near:
+        if not self.attached:
             return NO_NUMA_NODES
-        return NUMASet(i for i, homes in self.near.items() if homes & numa_nodes)
+        return NUMASet(i for i, homes in self.attached.items() if homes & numa_nodes)
 
 
-def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
+def classify_memory_nodes(
+    topology: Topology, nodes: NUMASet, numbers: frozenset[int]
+) -> MemoryOnlyNodes:
     """Work out what may be used."""
     with_cpus, with_memory = topology.cpu_nodes, topology.memory_nodes
     alone = with_memory - with_cpus
     if not alone:
-        return Tiers()
+        return MemoryOnlyNodes()
     near: dict[int, NUMASet] = {}
     for i in alone:
         if i in nodes or topology.numa_nodes[i].tier in numbers:
-            near[i] = homes(topology, i)
+            near[i] = cpu_nodes_of(topology, i)
     for cpu_node in with_cpus - with_memory:
-        closest = _nearest(topology, cpu_node, with_memory)
+        closest = _closest_memory(topology, cpu_node, with_memory)
         for i in closest if closest <= alone else NO_NUMA_NODES:
             near[i] = near.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
     if near and not with_memory & with_cpus:
         usual = {topology.numa_nodes[i].tier for i in near}
         for i in alone:
             if i not in near and topology.numa_nodes[i].tier in usual:
-                near[i] = homes(topology, i)
-    return Tiers(near=dict(sorted(near.items())), outside=alone - NUMASet(near))
+                near[i] = cpu_nodes_of(topology, i)
+    return MemoryOnlyNodes(attached=dict(sorted(near.items())), excluded=alone - NUMASet(near))
 
 
-def homes(topology: Topology, numa_node: int) -> NUMASet:
+def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
     """The NUMA nodes with CPUs that a NUMA node without CPUs is near to."""
     named = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
-    return named or nearest({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
+    return named or closest_nodes({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
 
 
-def nearest(distances: Mapping[int, int]) -> NUMASet:
+def closest_nodes(distances: Mapping[int, int]) -> NUMASet:
     """The NUMA nodes at the least distance."""
     least = min(distances.values(), default=0)
     return NUMASet(i for i, far in distances.items() if far == least)
 
 
-def _nearest(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
+def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
     """The memory that is nearest to CPUs: what names them as initiators, else by distance."""
     named = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
-    return named or nearest({i: topology.distance(cpu_node, i) for i in with_memory})
+    return named or closest_nodes({i: topology.distance(cpu_node, i) for i in with_memory})
 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
@@ -113,7 +122,7 @@ def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
     return f"memory-only {numa_text(numa_nodes)}{tier if found else ''}"
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredFree(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel and the kubelet say is left, by NUMA node, at some moment.
 
     Attributes:
@@ -124,7 +133,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
     devices: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def with_own(self, allocation: Allocation, sign: int = 1) -> Reading:
+    def with_allocation(self, allocation: Allocation, sign: int = 1) -> MeasuredFree:
         """What the kernel has left for a container that runs: what it was promised is its own.
 
         It uses some of that already, so only what it gets in addition has to be free. With
@@ -149,7 +158,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine and how to use it; tables that many decisions need are worked out once.
 
     Attributes:
@@ -162,7 +171,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     key: bytes = b""
     memory_policies: MemoryPolicies = EVERY_MEMORY_POLICY
 
-    def with_memory_policies(self, policies: MemoryPolicies) -> Machine:
+    def with_memory_policies(self, policies: MemoryPolicies) -> NodeModel:
         """The same machine with its tables, none of which depends on memory policies."""
         if policies == self.memory_policies:
             return self
@@ -171,19 +180,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return made
 
     @cached_property
-    def index(self) -> AllocatorIndex:
+    def allocator_index(self) -> AllocatorIndex:
         """The CPU allocator's tables."""
-        return index(self.topology)
+        return build_allocator_index(self.topology)
 
     @cached_property
-    def resolve(self) -> Resolver:
-        """Reads what a container asks for; see `nri_numa.engine.request.annotations.resolve`."""
+    def resolve_options(self) -> Resolver:
+        """Reads what a container asks for, as `engine.request.annotations` does."""
         return Resolver(self.settings, self.list_limit)
 
     @cached_property
     def slots_key(self) -> str:
         """The annotation of containers that says which slots they hold."""
-        return f"{self.settings.prefix}/{SLOTS}"
+        return f"{self.settings.prefix}/{SLOTS_KEY}"
 
     @cached_property
     def list_limit(self) -> int:
@@ -201,20 +210,22 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.settings.kubelet_memory:
             tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
             return self.topology.cpu_nodes | tiers
-        return self.topology.cpu_nodes | NUMASet(self.tiers.near)
+        return self.topology.cpu_nodes | NUMASet(self.memory_only_nodes.attached)
 
     @cached_property
-    def tiers(self) -> Tiers:
+    def memory_only_nodes(self) -> MemoryOnlyNodes:
         """NUMA nodes without CPUs. The kubelet knows no such: by its rules all are alike."""
         settings = self.settings
         if settings.kubelet_memory:
-            return Tiers()
-        return tiers(self.topology, settings.memory_only_nodes, settings.memory_tiers)
+            return MemoryOnlyNodes()
+        return classify_memory_nodes(
+            self.topology, settings.memory_only_nodes, settings.memory_tiers
+        )
 
     @cached_property
-    def places(self) -> NUMASet:
+    def alignable_nodes(self) -> NUMASet:
         """The NUMA nodes that alignment chooses from: what serves others is part of them."""
-        return self.numa_ids - NUMASet(self.tiers.near)
+        return self.numa_ids - NUMASet(self.memory_only_nodes.attached)
 
     @cached_property
     def node_cpus(self) -> Mapping[int, CPUSet]:
@@ -223,9 +234,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.numa_ids}
 
     @cached_property
-    def isolated(self) -> CPUSet:
+    def withheld_isolated_cpus(self) -> CPUSet:
         """Isolated CPUs that are kept out of the shared pool."""
-        return CPUSet.from_bits(isolated(self.topology, self.settings))
+        return CPUSet.from_bits(withheld_isolated_bits(self.topology, self.settings))
 
     @cached_property
     def cpu_milli(self) -> Mapping[int, int]:
@@ -233,7 +244,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         Without the NUMA nodes that have none.
         """
-        shared = {i: self.serves(len(cpus - self.isolated)) for i, cpus in self.node_cpus.items()}
+        shared = {
+            i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
+            for i, cpus in self.node_cpus.items()
+        }
         return {i: n for i, n in shared.items() if n}
 
     @cached_property
@@ -248,36 +262,36 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return len(topology.present - (topology.online - topology.allowed))
 
     @cached_property
-    def floor(self) -> int:
+    def pool_floor(self) -> int:
         """CPUs that stay in the shared pool of the machine; isolated ones do not count.
 
         Unless it is configured: where reserved CPUs are part of the pool, the operator has said
         what the system needs, and one is enough; else a twentieth of the CPUs, at least one.
         """
-        settings, total = self.settings, self.cpu_count - len(self.isolated)
+        settings, total = self.settings, self.cpu_count - len(self.withheld_isolated_cpus)
         if settings.limits.pool is not None:
-            return max(1, settings.limits.pool.of(total))
+            return max(1, settings.limits.pool.cpus_of_total(total))
         if settings.reserved_cpus and not settings.strict_reserved:
             return 1
         return max(1, total // 20)
 
     @cached_property
-    def numa_floors(self) -> Mapping[int, int]:
+    def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
-        of, apart = self.settings.limits.numa_pool.of, self.isolated
+        of, apart = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
         floors = {i: of(len(cpus - apart)) for i, cpus in self.node_cpus.items()}
         return {i: count for i, count in floors.items() if count}
 
     @cached_property
-    def whole_cpus(self) -> Mapping[int, int]:
+    def exclusive_capacity(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
-        only = self.settings.isolated is IsolatedCPUs.ONLY and self.isolated
+        only = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
         counts = {i: len(cpus & only if only else cpus) for i, cpus in self.node_cpus.items()}
         return {i: count for i, count in counts.items() if count}
 
-    def serves(self, cpus: int) -> int:
+    def shared_milli_of(self, cpus: int) -> int:
         """Thousandths of a CPU that so many CPUs of the shared pool can be promised as."""
-        return int(cpus * 1000 * self.settings.oversale)
+        return int(cpus * 1000 * self.settings.cpu_overcommit)
 
     @cached_property
     def memory_nodes(self) -> NUMASet:
@@ -285,22 +299,25 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.numa_ids & self.topology.memory_nodes
 
     @cached_property
-    def cpu_total(self) -> Mapping[int, int]:
+    def cpu_capacity_milli(self) -> Mapping[int, int]:
         """By NUMA node, what can be allocated: CPUs × oversale × capacity factor, in milli-CPUs."""
-        return self._total(NO_CPUS)
+        return self._compute_cpu_capacity(NO_CPUS)
 
     @cached_property
-    def shared_total(self) -> Mapping[int, int]:
+    def shared_capacity_milli(self) -> Mapping[int, int]:
         """By NUMA node, of `cpu_total` what containers without CPUs of their own could have."""
-        return self._total(self.isolated)
+        return self._compute_cpu_capacity(self.withheld_isolated_cpus)
 
-    def _total(self, apart: CPUSet) -> Mapping[int, int]:
+    def _compute_cpu_capacity(self, apart: CPUSet) -> Mapping[int, int]:
         settings = self.settings
         if settings.strict_reserved:
             apart = apart | settings.reserved_cpus
         return {
             i: int(
-                len(cpus - apart) * 1000 * settings.oversale * settings.capacity_factor.get(i, 1.0)
+                len(cpus - apart)
+                * 1000
+                * settings.cpu_overcommit
+                * settings.capacity_factor.get(i, 1.0)
             )
             for i, cpus in self.node_cpus.items()
         }
@@ -337,41 +354,43 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for i, n in self.topology.numa_nodes.items()
         }
 
-    def cpu_left(self, state: NodeState) -> dict[int, int]:
+    def free_cpu_milli(self, state: NodeState) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-        left = _left(self.cpu_total, {i: c.cpu_milli for i, c in state.charges.items()})
-        withdrawn = state.withheld_bits
+        left = _free_amounts(
+            self.cpu_capacity_milli, {i: c.cpu_milli for i, c in state.charges.items()}
+        )
+        withdrawn = state.unavailable_bits
         if withdrawn:
-            serving = state.grantable(self.topology, self.settings)
+            serving = state.exclusive_pool_bits(self.topology, self.settings)
             for i, cpus in self.node_cpus.items():
                 if cpus.bits & withdrawn:
-                    left[i] = self._shared_here(state, i, left, serving)
+                    left[i] = self._free_shared_on(state, i, left, serving)
         return left
 
-    def shared_left(self, state: NodeState, left: dict[int, int]) -> dict[int, int]:
+    def free_shared_milli(self, state: NodeState, left: dict[int, int]) -> dict[int, int]:
         """Of `cpu_left`, which counts isolated CPUs that only owners get, what can be shared."""
-        if not self.isolated:
+        if not self.withheld_isolated_cpus:
             return left
         pool = state.pool_bits(self.topology, self.settings)
-        return {i: self._shared_here(state, i, left, pool) for i in self.node_cpus}
+        return {i: self._free_shared_on(state, i, left, pool) for i in self.node_cpus}
 
-    def _shared_here(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
+    def _free_shared_on(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
         """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
         cpus = self.node_cpus[i]
-        serves = self.serves((cpus.bits & among).bit_count())
+        serves = self.shared_milli_of((cpus.bits & among).bit_count())
         return max(0, min(left[i], serves - state.shared_milli(i, cpus)))
 
-    def memory_left(self, state: NodeState, reading: Reading | None) -> dict[int, int]:
+    def free_memory(self, state: NodeState, reading: MeasuredFree | None) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.
 
         The kubelet's rules do not look at what the kernel has.
         """
         free = {} if reading is None or self.settings.kubelet_memory else reading.memory
         booked = {i: charge.memory for i, charge in state.charges.items()}
-        return _left(self.memory_capacity, booked, state.kubelet.memory, free)
+        return _free_amounts(self.memory_capacity, booked, state.kubelet.memory, free)
 
-    def hugepages_left(
-        self, size: int, state: NodeState, reading: Reading | None
+    def free_hugepages(
+        self, size: int, state: NodeState, reading: MeasuredFree | None
     ) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size left; as with `memory_left`."""
         free: dict[int, int] = {}
@@ -379,10 +398,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
         booked = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
         granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
-        return _left(self.hugepages_capacity(size), booked, granted, free)
+        return _free_amounts(self.hugepages_capacity(size), booked, granted, free)
 
 
-def _left(
+def _free_amounts(
     total: Mapping[int, int],
     booked: Mapping[int, int],
     granted: Mapping[int, int] = MappingProxyType({}),
@@ -393,24 +412,24 @@ def _left(
     return {i: min(n, free.get(i, n)) for i, n in left.items()} if free else left
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionTrace(msgspec.Struct, frozen=True, kw_only=True):
     """How a decision came about; rendered by `engine.explain.explanation`, never logged whole."""
 
     pod: PodSandbox
     container: Container
-    requested: Requested | None = None
+    requested: PlacementOptions | None = None
     demand: Demand | None = None
     alignment: Alignment | None = None
-    steps: tuple[str, ...] = ()
-    cpu_left: Mapping[int, int] = msgspec.field(default_factory=dict)
-    memory_left: Mapping[int, int] = msgspec.field(default_factory=dict)
+    decision_steps: tuple[str, ...] = msgspec.field(name="steps", default=())
+    free_cpu_milli: Mapping[int, int] = msgspec.field(default_factory=dict, name="cpu_left")
+    free_memory: Mapping[int, int] = msgspec.field(default_factory=dict, name="memory_left")
     pool_before: CPUSet = NO_CPUS
     pool_after: CPUSet = NO_CPUS
     rule: str = ""
     ignored: tuple[str, ...] = ()
 
 
-class Move(msgspec.Struct, frozen=True):
+class ContainerMove(msgspec.Struct, frozen=True):
     """One container that changes its place."""
 
     before: Allocation
@@ -431,11 +450,11 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     adjustment: ContainerAdjustment = NO_ADJUSTMENT
     updates: tuple[ContainerUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
-    moves: tuple[Move, ...] = ()
-    trace: Trace
+    moves: tuple[ContainerMove, ...] = ()
+    trace: DecisionTrace
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True):
     """The container cannot have what it asks for, and how that came about.
 
     Attributes:
@@ -444,8 +463,8 @@ class Refused(msgspec.Struct, frozen=True):
         room_text: what was found out about that; ends the message.
     """
 
-    refusal: Refusal
-    trace: Trace
+    rejection: Rejection
+    trace: DecisionTrace
     is_about_later_container: bool = False
     is_search_spent: bool = False
     room_text: str = ""
@@ -453,16 +472,16 @@ class Refused(msgspec.Struct, frozen=True):
     @property
     def reason(self) -> str:
         """The refusal's."""
-        return self.refusal.reason
+        return self.rejection.reason
 
     @property
     def message(self) -> str:
         """The refusal's, and what was found out about room."""
         end = f"; {self.room_text}" if self.room_text else ""
-        return f"{self.refusal.message}{end}"
+        return f"{self.rejection.message}{end}"
 
 
-Decision = Admitted | Refused
+Decision = Admitted | Rejected
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
@@ -477,17 +496,18 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
     """A live container's resources change.
 
     Attributes:
-        own: what to answer for the container itself; None lets the request through as it is.
+        container_update: what to answer for the container itself; None lets the request through as
+        it is.
     """
 
     state: NodeState
     change: StateChange = NO_CHANGE
-    own: ContainerUpdate | None
+    container_update: ContainerUpdate | None
     updates: tuple[ContainerUpdate, ...] = ()
-    trace: Trace
+    trace: DecisionTrace
 
 
-class Met(msgspec.Struct, frozen=True, kw_only=True):
+class RunningAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """The state with a container whose creation was not reported.
 
     Attributes:
@@ -506,9 +526,9 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         decisions: about strangers; one that changes nothing for others carries the state before
             all of them.
-        unexplained: full names of containers with a cpuset that nothing explains.
+        unknown_cpusets: full names of containers with a cpuset that nothing explains.
         undecided: strangers for which no time was left, with their pods; they stay as they are
-            until `nri_numa.engine.resync.take_in`.
+            until `nri_numa.engine.resync.admit_running`.
     """
 
     state: NodeState
@@ -516,18 +536,18 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     updates: tuple[ContainerUpdate, ...] = ()
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
-    gap: tuple[str, ...] = ()
+    missed_starts: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
-    left_alone: tuple[Allocation, ...] = ()
-    resized: tuple[tuple[Allocation, Trace], ...] = ()
-    disbelieved: tuple[str, ...] = ()
-    unexplained: tuple[str, ...] = ()
+    unpinned: tuple[Allocation, ...] = ()
+    resized: tuple[tuple[Allocation, DecisionTrace], ...] = ()
+    rejected_annotations: tuple[str, ...] = ()
+    unknown_cpusets: tuple[str, ...] = ()
     undecided: tuple[tuple[PodSandbox, Container], ...] = ()
 
 
-class Placed(Allocation, frozen=True, kw_only=True):
+class Placement(Allocation, frozen=True, kw_only=True):
     """An allocation on its way, with what is said of it and not kept.
 
     Attributes:
@@ -540,7 +560,7 @@ class Placed(Allocation, frozen=True, kw_only=True):
     affinity: NUMASet | None = None
     pod_affinity: NUMASet | None = None
     alignment: Alignment | None = None
-    steps: tuple[str, ...] = ()
+    decision_steps: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     memory_policy: MemoryPolicySetting | None = None
@@ -550,75 +570,76 @@ NO_DEMAND: Final = Demand()
 """Of a container whose needs were not looked at, since it is not pinned or they make no sense."""
 
 
-class Case(msgspec.Struct, frozen=True, dict=True):
+class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     """One container that is being placed, with everything that is looked at for it.
 
     Attributes:
         demand: what it needs; for a pod that is placed as a whole, what the pod needs.
         policy: to align by. The degrade ladder tries a weaker one than was asked for.
-        held: CPUs that a running container has already and must keep.
-        again: it runs, or one of its name and pod did: a soft list may have given way already.
+        current_cpus: CPUs that a running container has already and must keep.
+        had_instance: it runs, or one of its name and pod did: a soft list may have given way
+        already.
     """
 
-    machine: Machine
+    machine: NodeModel
     state: NodeState
     pod: PodSandbox
     container: Container
-    requested: Requested
+    requested: PlacementOptions
     demand: Demand = NO_DEMAND
-    reading: Reading | None = None
+    reading: MeasuredFree | None = None
     policy: Policy = Policy.NONE
-    held: CPUSet = NO_CPUS
-    again: bool = False
+    current_cpus: CPUSet = NO_CPUS
+    had_instance: bool = False
 
     @property
-    def unplaced(self) -> Placed:
+    def initial_placement(self) -> Placement:
         """The container's allocation, before anything is chosen for it."""
-        return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
+        return Placement(**container_identity(self.pod, self.container), kind=Kind.UNPINNED)
 
     @cached_property
-    def who(self) -> str:
+    def message_subject(self) -> str:
         """The start of a message: pod and container."""
-        return subject(self.pod, self.container)
+        return container_subject(self.pod, self.container)
 
     @cached_property
-    def record(self) -> PodRecord | None:
+    def pod_record(self) -> PodRecord | None:
         """What is remembered of the pod."""
         return self.state.pods.get(self.pod.uid)
 
     @cached_property
-    def cpu_left(self) -> dict[int, int]:
+    def free_cpu_milli(self) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU that can be promised."""
-        return self.machine.cpu_left(self.state)
+        return self.machine.free_cpu_milli(self.state)
 
     @cached_property
-    def shared_left(self) -> dict[int, int]:
+    def free_shared_milli(self) -> dict[int, int]:
         """By NUMA node, of these what a container without CPUs of its own can be promised."""
-        return self.machine.shared_left(self.state, self.cpu_left)
+        return self.machine.free_shared_milli(self.state, self.free_cpu_milli)
 
     @cached_property
-    def memory_left(self) -> dict[int, int]:
+    def free_memory(self) -> dict[int, int]:
         """By NUMA node, bytes of memory that can be allocated."""
-        return self.machine.memory_left(self.state, self.reading)
+        return self.machine.free_memory(self.state, self.reading)
 
-    def hugepages_left(self) -> dict[int, Mapping[int, int]]:
+    def free_hugepages(self) -> dict[int, Mapping[int, int]]:
         """By page size that is needed and NUMA node, bytes of huge pages that can be allocated."""
-        left, state, reading = self.machine.hugepages_left, self.state, self.reading
+        left, state, reading = self.machine.free_hugepages, self.state, self.reading
         return {size: left(size, state, reading) for size in self.demand.hugepages}
 
     @cached_property
-    def smt(self) -> SMT:
+    def effective_smt(self) -> SMT:
         """What to do about siblings; with the kubelet's order nothing, unless asked for."""
         requested = self.requested
-        if requested.smt is SMT.SPREAD and "smt" not in requested.given:
+        if requested.smt is SMT.SPREAD and "smt" not in requested.explicit_keys:
             kubelet = self.machine.settings.cpu_order is CPUOrder.KUBELET
             return SMT.ANY if kubelet else SMT.SPREAD
         return requested.smt
 
     @cached_property
-    def by_kubelet(self) -> bool:
-        """As `by_kubelet` says."""
-        return by_kubelet(self.machine, self.requested)
+    def uses_kubelet_rules(self) -> bool:
+        """As `uses_kubelet_rules` says."""
+        return uses_kubelet_rules(self.machine, self.requested)
 
     @property
     def on_failure(self) -> OnFailure:
@@ -628,14 +649,14 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             return requested.on_failure
         listed = requested.numacpu is not None or requested.numamem is not None
         if not listed and requested.policy is Policy.BEST_EFFORT:
-            return OnFailure.WIDEN
+            return OnFailure.BEST_EFFORT
         return OnFailure.REJECT
 
 
-def by_kubelet(machine: Machine, requested: Requested) -> bool:
+def uses_kubelet_rules(machine: NodeModel, requested: PlacementOptions) -> bool:
     """Whether CPUs are the kubelet's business: none but whole ones of one's own are looked at.
 
     A container that asks to share the CPUs of its NUMA nodes gets that all the same.
     """
-    shares = requested.cpus is CPUMode.SHARED and "cpus" in requested.given
+    shares = requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys
     return machine.settings.kubelet_cpus and not shares

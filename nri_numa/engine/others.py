@@ -20,11 +20,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import by_annotation, quoted
-from nri_numa.engine.request.demand import CLAIM
-from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Identity, Kind, NodeState
+from nri_numa.engine.request.annotations import is_from_annotation, quote_value
+from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
+from nri_numa.engine.state import UNPINNED_GROUP, Allocation, Identity, Kind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, counted, cpus_text, human_milli, numa_text
+from nri_numa.model.machine import Topology, count_text, cpus_text, human_milli, numa_text
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Bind,
@@ -33,11 +33,11 @@ from nri_numa.model.workload import (
     KubeletGrants,
     KubeletOverride,
     OnFailure,
+    PlacementOptions,
     PodSandbox,
-    Refusal,
-    Requested,
+    Rejection,
     Slots,
-    subject,
+    container_subject,
 )
 
 
@@ -59,7 +59,7 @@ def same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
         return False
 
 
-def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
+def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
     """Whether a cpuset pins nothing.
 
     Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
@@ -71,65 +71,65 @@ def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
     return (bool(pool) and pool <= cpus) or cpus in shared
 
 
-def judged(
+def reclassify_cpuset(
     allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
 ) -> Allocation:
     """A foreign or unbound container whose cpuset another program changed.
 
     The same object when nothing is different.
     """
-    if covers(text, pool, shared):
-        if allocation.kind is Kind.UNBOUND:
+    if is_shared_pool_cpuset(text, pool, shared):
+        if allocation.kind is Kind.UNPINNED:
             return allocation
         holds = bool(pool) and pool <= pinned_to(text)
         what = "holds the whole shared pool" if holds or not text else "is the kubelet's shared one"
         return replace(
             allocation,
-            kind=Kind.UNBOUND,
-            pinned=NO_CPUS,
+            kind=Kind.UNPINNED,
+            foreign_cpus=NO_CPUS,
             reason=f"not pinned: its cpuset {what}",
         )
     cpus = pinned_to(text)
-    if allocation.kind is Kind.FOREIGN and (allocation.pinned == cpus or not cpus):
+    if allocation.kind is Kind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
         return allocation
     return replace(
         allocation,
         kind=Kind.FOREIGN,
-        pinned=cpus,
+        foreign_cpus=cpus,
         reason=f"pinned by another component to {cpus_text(cpus or text)}",
     )
 
 
-def overlapping(state: NodeState) -> Mapping[str, CPUSet]:
+def foreign_overlaps(state: NodeState) -> Mapping[str, CPUSet]:
     """By id, the CPUs that foreign containers may run on although others own them.
 
     Costs a look at every container, so nothing that a request waits for may call it.
     """
-    taken = state.owned | state.idle
+    taken = state.exclusive | state.idle_siblings
     if not taken:
         return {}
     return {
-        container_id: allocation.pinned & taken
+        container_id: allocation.foreign_cpus & taken
         for container_id, allocation in state.allocations.items()
-        if allocation.kind is Kind.FOREIGN and allocation.pinned & taken
+        if allocation.kind is Kind.FOREIGN and allocation.foreign_cpus & taken
     }
 
 
-def pinned_elsewhere(state: NodeState, topology: Topology) -> CPUSet:
+def foreign_pinned_cpus(state: NodeState, topology: Topology) -> CPUSet:
     """The CPUs that cpusets of other programs say something about.
 
     Under the kubelet's static policy every container has one, and most have its shared pool: a set
     of more than half of what containers may use is no pin to particular CPUs, and counts as none.
     """
-    return _named(state.foreign, topology)
+    return _specific_cpus(state.foreign, topology)
 
 
-def listed_softly(state: NodeState, topology: Topology) -> CPUSet:
-    """The CPUs of soft lists, as `pinned_elsewhere`."""
-    return _named((~key for key in state.groups if key < UNBOUND_GROUP), topology)
+def yielding_list_cpus(state: NodeState, topology: Topology) -> CPUSet:
+    """The CPUs of soft lists, as `foreign_pinned_cpus`."""
+    return _specific_cpus((~key for key in state.shared_groups if key < UNPINNED_GROUP), topology)
 
 
-def _named(sets: Iterable[int], topology: Topology) -> CPUSet:
+def _specific_cpus(sets: Iterable[int], topology: Topology) -> CPUSet:
     allowed, bits = topology.allowed.bits, 0
     for cpus in sets:
         if 2 * (cpus & allowed).bit_count() <= allowed.bit_count():
@@ -137,87 +137,98 @@ def _named(sets: Iterable[int], topology: Topology) -> CPUSet:
     return CPUSet.from_bits(bits) if bits else NO_CPUS
 
 
-def given_last(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
+def contended_cpus(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
     """CPUs that others are pinned to, and those that the kubelet's static policy may still grant.
 
     The kubelet knows nothing of what we give away. Only its reserved CPUs are safe from it, so
     owners get those first, where they are known and not reserved for us as well.
     """
-    pinned = pinned_elsewhere(state, topology)
+    pinned = foreign_pinned_cpus(state, topology)
     if state.kubelet.cpu_policy != "static" or not settings.kubelet_reserved:
         return pinned
     return pinned | (topology.allowed - settings.kubelet_reserved)
 
 
-_MOST: Final = 4
+_MAX_NAMED_HOLDERS: Final = 4
 """Containers that are named: a refusal is one line of an event."""
 
 
-def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: bool = False) -> str:
+def exclusive_holders_text(
+    state: NodeState, within: NUMASet | None = None, *, requests: bool = False
+) -> str:
     """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
     A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
     serve, soft lists' too. Those with the most CPUs first, then by name.
     """
-    return named(
+    return holder_list_text(
         a
         for a in state.allocations.values()
         if (within is None or a.numa_nodes & within)
-        and (a.owned or a.keeps_list or (requests and _requested(a)))
+        and (a.exclusive or a.blocks_exclusive or (requests and _requested_milli(a)))
     )
 
 
-def _requested(a: Allocation) -> int:
+def _requested_milli(a: Allocation) -> int:
     return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
-def named(allocations: Iterable[Allocation]) -> str:
+def holder_list_text(allocations: Iterable[Allocation]) -> str:
     """The same about given containers."""
     found = [*allocations]
     if not found:
         return ""
     # By number of CPUs, most first, then by name, then by id.
     most = nsmallest(
-        _MOST,
+        _MAX_NAMED_HOLDERS,
         found,
         key=lambda a: (
-            -((not a.soft and 1000 * (a.cpus.bits | a.idle.bits).bit_count()) or _requested(a)),
+            -(
+                (
+                    not a.yields_to_exclusive
+                    and 1000 * (a.cpus.bits | a.idle_siblings.bits).bit_count()
+                )
+                or _requested_milli(a)
+            ),
             a.full_name,
             a.container_id,
         ),
     )
-    parts = [_part(a) for a in most]
-    if len(found) > _MOST:
-        parts.append(f"and {len(found) - _MOST} more")
+    parts = [_holder_text(a) for a in most]
+    if len(found) > _MAX_NAMED_HOLDERS:
+        parts.append(f"and {len(found) - _MAX_NAMED_HOLDERS} more")
     return "; held: " + ", ".join(parts)
 
 
-def _part(a: Allocation) -> str:
-    if a.soft or not a.cpus:
-        return f"{a.full_name} requests {human_milli(_requested(a))} of the shared pool"
-    idle = f" and keeps {_cut(a.idle)} idle" if a.idle else ""
-    return f"{a.full_name} {'has exclusive' if a.owned else 'lists'} {_cut(a.cpus)}{idle}"
+def _holder_text(a: Allocation) -> str:
+    if a.yields_to_exclusive or not a.cpus:
+        return f"{a.full_name} requests {human_milli(_requested_milli(a))} of the shared pool"
+    idle = f" and keeps {_short_cpus_text(a.idle_siblings)} idle" if a.idle_siblings else ""
+    return (
+        f"{a.full_name} {'has exclusive' if a.exclusive else 'lists'} "
+        f"{_short_cpus_text(a.cpus)}{idle}"
+    )
 
 
-def _cut(cpus: CPUSet) -> str:
+def _short_cpus_text(cpus: CPUSet) -> str:
     text = cpus_text(cpus)
     return text if len(text) <= 60 else f"{text[:60]}… ({len(cpus)} CPUs)"
 
 
-KUBELETS: Final = "kubelet"
-KEPT_FOR_POD: Final = "kept"
+KUBELET_KIND: Final = "kubelet"
+RESERVATION_KIND: Final = "kept"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 
-def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
+def as_kubelet_pinned(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
     kept = {field: getattr(allocation, field) for field in Identity.__annotations__}
     return Allocation(
         **kept,
         kind=Kind.FOREIGN,
-        pinned=cpus,
+        foreign_cpus=cpus,
         reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",
-        since=allocation.since,
+        assigned_at=allocation.assigned_at,
     )
 
 
@@ -226,16 +237,16 @@ def shown_kind(state: NodeState, allocation: Allocation) -> str:
 
     CPUs whose container ended are kept for its pod.
     """
-    if allocation.ended:
-        return KEPT_FOR_POD
+    if allocation.reserved_at:
+        return RESERVATION_KIND
     if allocation.kind is Kind.FOREIGN and state.kubelet.cpus_of(
         allocation.pod_uid, allocation.container, allocation.container_id
     ):
-        return KUBELETS
+        return KUBELET_KIND
     return allocation.kind.value
 
 
-def granted_names(state: NodeState, cpus: CPUSet) -> list[str]:
+def grant_holders(state: NodeState, cpus: CPUSet) -> list[str]:
     """Who has some of these CPUs by a grant, each as far as it is known here."""
     names = {(a.pod_uid, a.container): a.full_name for a in state.allocations.values()}
     pods = {a.pod_uid: f"pod {a.namespace}/{a.pod}" for a in state.allocations.values()}
@@ -253,10 +264,10 @@ def granted_names(state: NodeState, cpus: CPUSet) -> list[str]:
     return sorted(found)
 
 
-_SOURCE: Final = "the kubelet's grant"
+_GRANT_SOURCE: Final = "the kubelet's grant"
 
 
-class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
+class KeepGrant(msgspec.Struct, frozen=True, kw_only=True):
     """The container stays as the kubelet has it.
 
     Attributes:
@@ -267,7 +278,7 @@ class Kubelets(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class Ours(msgspec.Struct, frozen=True, kw_only=True):
+class OverrideGrant(msgspec.Struct, frozen=True, kw_only=True):
     """We place the container although the kubelet granted it something.
 
     Attributes:
@@ -275,19 +286,19 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
         cpus: granted CPUs that it is to have, as the kubelet believes.
     """
 
-    requested: Requested
+    requested: PlacementOptions
     warnings: tuple[str, ...] = ()
     cpus: CPUSet = NO_CPUS
 
 
-def whose(
+def resolve_grant(
     topology: Topology,
     settings: Settings,
     grants: KubeletGrants,
     pod: PodSandbox,
     container: Container,
-    requested: Requested,
-) -> Kubelets | Ours | Refusal | None:
+    requested: PlacementOptions,
+) -> KeepGrant | OverrideGrant | Rejection | None:
     """Say whose a container is.
 
     None for a container that the kubelet granted nothing to, or nothing that matters: it is like
@@ -297,17 +308,19 @@ def whose(
     mems = grants.mems_of(pod.uid, container.name)
     if not cpus and not mems:
         return None
-    if requested.leave_alone:
-        return Kubelets(reason=reason_text(cpus, mems)) if cpus else None
-    if cpus and requested.slots is not None and CLAIM in requested.slots.ids:
-        return _claimed(topology, settings, pod, container, requested, requested.slots, cpus, mems)
+    if requested.is_unpinned:
+        return KeepGrant(reason=reason_text(cpus, mems)) if cpus else None
+    if cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
+        return _resolve_claim_grant(
+            topology, settings, pod, container, requested, requested.slots, cpus, mems
+        )
     listed = {
         key: text
         for key, text in (("numacpu", requested.numacpu), ("numamem", requested.numamem))
         if text is not None
     }
     if not listed:
-        return _computed(cpus, mems, requested)
+        return _has_no_list(cpus, mems, requested)
     against = [
         key
         for key, granted, wanted in (
@@ -317,13 +330,15 @@ def whose(
         if key in listed and granted and wanted != granted
     ]
     if not against:
-        return _agreed(cpus, mems, requested)
-    believes = f"the kubelet granted it {_granted(cpus, mems)} and goes on believing so"
-    by_pod = all(by_annotation(requested, key) for key in against)
+        return _lists_match_grant(cpus, mems, requested)
+    believes = f"the kubelet granted it {_grant_text(cpus, mems)} and goes on believing so"
+    by_pod = all(is_from_annotation(requested, key) for key in against)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
         kept = _with_granted_cpus(requested, cpus)
         wants = " and ".join(f"{key} {listed[key]}" for key in against)
-        return Ours(requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",))
+        return OverrideGrant(
+            requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",)
+        )
     key = against[0]
     source = requested.sources.get(key, key)
     expected = (
@@ -331,71 +346,76 @@ def whose(
     ) + ", or a container that the kubelet grants nothing to"
     wanted = mems if key == "numamem" else cpus
     text = (
-        f"{key} is {quoted(listed[key])} ({source}), but the kubelet granted it "
-        f"{_granted(cpus, mems)} by its static policy, and kubelet.override is "
+        f"{key} is {quote_value(listed[key])} ({source}), but the kubelet granted it "
+        f"{_grant_text(cpus, mems)} by its static policy, and kubelet.override is "
         f"{settings.kubelet_override}; expected {key} {wanted}, {expected}"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
-        return Refusal(
+        return Rejection(
             reason="KubeletPinned",
-            message=f"{subject(pod, container)}: {text}",
+            message=f"{container_subject(pod, container)}: {text}",
             rule="what the kubelet granted stays the kubelet's",
         )
-    return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+    return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
 
 
-def _claimed(
+def _resolve_claim_grant(
     topology: Topology,
     settings: Settings,
     pod: PodSandbox,
     container: Container,
-    requested: Requested,
+    requested: PlacementOptions,
     slots: Slots,
     cpus: CPUSet,
     mems: NUMASet,
-) -> Kubelets | Ours | Refusal:
+) -> KeepGrant | OverrideGrant | Rejection:
     """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
-    if topology.counts(cpus) == slots.by_node:
-        return Ours(requested=requested, cpus=cpus)
+    if topology.cpu_count_by_node(cpus) == slots.by_node:
+        return OverrideGrant(requested=requested, cpus=cpus)
     has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
     text = (
-        f"its ResourceClaim has {counted(slots.count, 'CPU')}, {has}, but the kubelet granted it "
-        f"{_granted(cpus, mems)} by its static policy"
+        f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {has}, but the kubelet "
+        "granted it "
+        f"{_grant_text(cpus, mems)} by its static policy"
     )
     if settings.kubelet_override is KubeletOverride.ANNOTATED:
-        return Ours(requested=requested, warnings=(f"{text} and goes on believing so",))
+        return OverrideGrant(requested=requested, warnings=(f"{text} and goes on believing so",))
     if requested.on_failure is OnFailure.UNPINNED:
-        return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
-    return Refusal(
+        return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
+    return Rejection(
         reason="KubeletPinned",
-        message=f"{subject(pod, container)}: {text}, and kubelet.override is "
+        message=f"{container_subject(pod, container)}: {text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
         "Guaranteed, or kubelet.override: annotated",
         rule="what the kubelet granted stays the kubelet's",
     )
 
 
-def _computed(cpus: CPUSet, mems: NUMASet, requested: Requested) -> Kubelets | Ours:
+def _has_no_list(
+    cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
+) -> KeepGrant | OverrideGrant:
     """Asked for by policy: no list names what the container must have."""
-    keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.given)
+    keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.explicit_keys)
     keys = keys or "what is asked for"
     if cpus:
-        text = f"{keys}: not followed, since the kubelet granted it {_granted(cpus, mems)}"
-        return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
+        text = f"{keys}: not followed, since the kubelet granted it {_grant_text(cpus, mems)}"
+        return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
     if requested.bind is Bind.CPU:
-        return Ours(requested=requested)
-    text = f"{keys}: for CPUs only, since the kubelet granted it {_granted(cpus, mems)}"
-    return Ours(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
+        return OverrideGrant(requested=requested)
+    text = f"{keys}: for CPUs only, since the kubelet granted it {_grant_text(cpus, mems)}"
+    return OverrideGrant(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
 
 
-def _agreed(cpus: CPUSet, mems: NUMASet, requested: Requested) -> Kubelets | Ours:
+def _lists_match_grant(
+    cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
+) -> KeepGrant | OverrideGrant:
     """No list says otherwise than the kubelet, as far as it granted the like."""
     if cpus and (requested.numamem is None or mems):
-        return Kubelets(reason=f"{reason_text(cpus, mems)}, as listed")
-    return Ours(requested=_with_granted_cpus(requested, cpus))
+        return KeepGrant(reason=f"{reason_text(cpus, mems)}, as listed")
+    return OverrideGrant(requested=_with_granted_cpus(requested, cpus))
 
 
-def _with_granted_cpus(requested: Requested, cpus: CPUSet) -> Requested:
+def _with_granted_cpus(requested: PlacementOptions, cpus: CPUSet) -> PlacementOptions:
     """Memory alone is listed: its CPUs are those that the kubelet granted."""
     if requested.numacpu is not None or not cpus:
         return requested
@@ -404,11 +424,11 @@ def _with_granted_cpus(requested: Requested, cpus: CPUSet) -> Requested:
         numacpu=str(cpus),
         listed_cpus=cpus,
         cpus=None if requested.cpus is CPUMode.EXCLUSIVE else requested.cpus,
-        sources={**requested.sources, "numacpu": _SOURCE},
+        sources={**requested.sources, "numacpu": _GRANT_SOURCE},
     )
 
 
-def _granted(cpus: CPUSet, mems: NUMASet) -> str:
+def _grant_text(cpus: CPUSet, mems: NUMASet) -> str:
     parts = [cpus_text(cpus)] if cpus else []
     if mems:
         parts.append(f"memory of {numa_text(mems)}")
@@ -417,4 +437,4 @@ def _granted(cpus: CPUSet, mems: NUMASet) -> str:
 
 def reason_text(cpus: CPUSet, mems: NUMASet) -> str:
     """Why it is the kubelet's, one clause."""
-    return f"the kubelet granted it {_granted(cpus, mems)} by its static policy"
+    return f"the kubelet granted it {_grant_text(cpus, mems)} by its static policy"

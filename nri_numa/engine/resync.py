@@ -18,38 +18,38 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import ownable
-from nri_numa.engine.admit import admit, left_alone, pool_updates
-from nri_numa.engine.adopt import ASSIGNED, adopt, is_signed
+from nri_numa.engine.accounting import exclusive_candidates
+from nri_numa.engine.admit import admit, pool_updates, unpinned_allocation
+from nri_numa.engine.adopt import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.decision import (
     Decision,
-    Machine,
-    Met,
-    Reading,
-    Refused,
+    DecisionTrace,
+    MeasuredFree,
+    NodeModel,
+    Rejected,
     Resynced,
-    Trace,
+    RunningAdmission,
 )
-from nri_numa.engine.others import covers, judged, pinned_to, same_set
-from nri_numa.engine.resize import other_size, with_size
-from nri_numa.engine.resize import resized as resized_to
+from nri_numa.engine.others import is_shared_pool_cpuset, pinned_to, reclassify_cpuset, same_set
+from nri_numa.engine.resize import changed_resources, with_size
+from nri_numa.engine.resize import resize_recorded as resized_to
 from nri_numa.engine.state import (
     Allocation,
     Kind,
     NodeState,
-    build,
+    build_state,
+    container_identity,
     effective_cpus,
-    group_of,
-    identity,
+    shared_group_key,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, Observed, cpus_text
+from nri_numa.model.machine import NO_QUOTA, ActualCgroup, cpus_text
 from nri_numa.model.workload import (
     NO_CHANGE,
     Container,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     StateChange,
 )
 
@@ -59,7 +59,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         quota: `NO_QUOTA` where another program gave back a quota that was lifted; None leaves it.
-        meant_cpus, meant_mems: what it should be able to use; empty where it is so.
+        desired_cpus, desired_mems: what it should be able to use; empty where it is so.
         obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.
@@ -70,25 +70,25 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     cpus: CPUSet = NO_CPUS
     mems: NUMASet = NO_NUMA_NODES
     quota: int | None = None
-    meant_cpus: CPUSet = NO_CPUS
-    meant_mems: NUMASet = NO_NUMA_NODES
-    has_cpus: CPUSet = NO_CPUS
-    has_mems: NUMASet = NO_NUMA_NODES
-    found: str
+    desired_cpus: CPUSet = NO_CPUS
+    desired_mems: NUMASet = NO_NUMA_NODES
+    actual_cpus: CPUSet = NO_CPUS
+    actual_mems: NUMASet = NO_NUMA_NODES
+    finding: str
     obstacle: str = ""
     rank: int = 2
 
     @property
-    def blocked(self) -> bool:
+    def is_report_only(self) -> bool:
         """Whether there is nothing that could be written, only something to report."""
         return not (self.cpus or self.mems or self.quota)
 
     @property
-    def order(self) -> tuple[int, str]:
+    def sort_key(self) -> tuple[int, str]:
         """Sort key: what disturbs an owner first, then owners, then by id."""
         return self.rank, self.container_id
 
-    def kept_from(self, cpus: str, mems: str) -> Correction:
+    def without_blocked_lists(self, cpus: str, mems: str) -> Correction:
         """Without the lists that the kernel would refuse, for the reasons given."""
         if not (cpus or mems):
             return self
@@ -97,12 +97,12 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
             self,
             cpus=NO_CPUS if cpus else self.cpus,
             mems=NO_NUMA_NODES if mems else self.mems,
-            found=f"{self.found}; {obstacle}",
+            finding=f"{self.finding}; {obstacle}",
             obstacle=obstacle,
         )
 
     @property
-    def update(self) -> ContainerUpdate:
+    def to_update(self) -> ContainerUpdate:
         """What to send to the runtime."""
         return ContainerUpdate(
             container_id=self.container_id,
@@ -114,9 +114,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_corrections(
-    machine: Machine,
+    machine: NodeModel,
     state: NodeState,
-    observed: Mapping[str, Observed],
+    observed: Mapping[str, ActualCgroup],
     narrowed_at: float | None = None,
 ) -> tuple[Correction, ...]:
     """Compare real cgroups with what was meant.
@@ -128,33 +128,33 @@ def plan_corrections(
     ``narrowed_at`` is the time until which the shared pool was last narrower than the machine. In
     the order in which to apply them.
     """
-    pool = state.pool(machine.topology, machine.settings)
+    pool = state.shared_pool(machine.topology, machine.settings)
     found: list[Correction] = []
     for container_id, real in observed.items():
         allocation = state.allocations.get(container_id)
         if allocation is None or allocation.kind is Kind.FOREIGN:
             continue
         topology = machine.topology
-        wanted = effective_cpus(allocation, pool, topology, state.withheld_bits)
-        if not wanted and allocation.kind is Kind.UNBOUND and real.cpus:
-            ours = narrowed_at is not None and allocation.since <= narrowed_at
+        wanted = effective_cpus(allocation, pool, topology, state.unavailable_bits)
+        if not wanted and allocation.kind is Kind.UNPINNED and real.cpus:
+            ours = narrowed_at is not None and allocation.assigned_at <= narrowed_at
             wanted = pool if ours else NO_CPUS
         above = f" ({real.above})" if real.above else ""
         # A list may name offline CPUs, and the kernel keeps them.
         kept, has = real.cpus & topology.online == wanted, real.effective_cpus
-        meant_cpus, cpus, cpus_found = _differing("cpus", wanted, has, real.cpus, kept, above)
+        meant_cpus, cpus, cpus_found = _compare_list("cpus", wanted, has, real.cpus, kept, above)
         mems_wanted = allocation.mems & topology.memory_nodes
         kept = real.mems & topology.memory_nodes == mems_wanted
-        meant_mems, mems, mems_found = _differing(
+        meant_mems, mems, mems_found = _compare_list(
             "mems", mems_wanted, real.effective_mems, real.mems, kept
         )
-        quota, quota_found = _quota(allocation, real)
+        quota, quota_found = _compare_quota(allocation, real)
         if not (cpus_found or mems_found or quota_found):
             continue
-        own = allocation.cpus | allocation.idle if allocation.owned else NO_CPUS
+        own = allocation.cpus | allocation.idle_siblings if allocation.exclusive else NO_CPUS
         own = own | state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-        intrudes = bool(real.effective_cpus & (state.withheld - own))
-        rank = 0 if intrudes else 1 if allocation.owned else 2
+        intrudes = bool(real.effective_cpus & (state.unavailable_cpus - own))
+        rank = 0 if intrudes else 1 if allocation.exclusive else 2
         found.append(
             Correction(
                 container_id=container_id,
@@ -162,24 +162,24 @@ def plan_corrections(
                 cpus=cpus,
                 mems=mems,
                 quota=quota,
-                meant_cpus=meant_cpus,
-                meant_mems=meant_mems,
-                has_cpus=real.effective_cpus,
-                has_mems=real.effective_mems,
-                found="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
+                desired_cpus=meant_cpus,
+                desired_mems=meant_mems,
+                actual_cpus=real.effective_cpus,
+                actual_mems=real.effective_mems,
+                finding="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
                 obstacle=real.above,
                 rank=rank,
             )
         )
-    return tuple(sorted(found, key=lambda correction: correction.order))
+    return tuple(sorted(found, key=lambda correction: correction.sort_key))
 
 
-_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
-def _differing(
-    name: str, wanted: _Ids, has: _Ids, written: _Ids, kept: bool, above: str = ""
-) -> tuple[_Ids, _Ids, str]:
+def _compare_list(
+    name: str, wanted: _IdSetT, has: _IdSetT, written: _IdSetT, kept: bool, above: str = ""
+) -> tuple[_IdSetT, _IdSetT, str]:
     """What is meant, what of it to write, and what was found; all empty where it is as meant.
 
     The effective set is what counts. With nothing to write, since what was written is ``kept``, a
@@ -194,9 +194,9 @@ def _differing(
     return wanted, wanted, f"cpuset.{name} is {written or 'empty'}, meant {wanted}"
 
 
-def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:
+def _compare_quota(allocation: Allocation, real: ActualCgroup) -> tuple[int | None, str]:
     """A quota to lift again: an owner of CPUs is not throttled on them."""
-    if allocation.quota is None or real.quota is None or real.quota <= 0:
+    if allocation.lifted_quota is None or real.quota is None or real.quota <= 0:
         return None, ""
     return NO_QUOTA, f"the CFS quota is {real.quota} µs, meant none"
 
@@ -204,12 +204,12 @@ def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:
 _NO_TIME = "no time was left yet"
 
 
-def resync(
-    machine: Machine,
+def rebuild_node_state(
+    machine: NodeModel,
     prior: NodeState,
-    pods: Pods | Iterable[PodSandbox],
+    pods: PodTable | Iterable[PodSandbox],
     containers: Iterable[Container],
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     now: float = 0.0,
     in_time: Callable[[], bool] = lambda: True,
 ) -> Resynced:
@@ -219,45 +219,47 @@ def resync(
     annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
     of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
     running container cannot be refused any more. Other programs' pins are judged by the cpuset that
-    the runtime has now. A stranger for which no time is left stays as it is, for `take_in`.
+    the runtime has now. A stranger for which no time is left stays as it is, for `admit_running`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
-    by_pod = pods if isinstance(pods, Pods) else Pods.of(pods)
+    by_pod = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
     uids_of = by_pod.uids
     live = {c.id: c for c in containers if c.pod_id in uids_of}
     problems: list[str] = []
     disbelieved: list[str] = []
-    kept, strangers = _keep(machine, prior, by_pod, live, problems, disbelieved)
+    kept, strangers = _match_known(machine, prior, by_pod, live, problems, disbelieved)
     uids = {uid: pod_id for pod_id, uid in uids_of.items()}
     records = [
         record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
         for uid, record in prior.pods.items()
         if uid in uids
     ]
-    state = build(kept, records, prior.serial, prior.kubelet)
-    for ended in _ended(prior, uids, live) if machine.settings.kept_seconds else ():
-        if not (ended.cpus | ended.idle) & (state.withheld | state.listed_cpus):
+    state = build_state(kept, records, prior.serial, prior.kubelet)
+    for ended in (
+        _ended_reservations(prior, uids, live) if machine.settings.reservation_seconds else ()
+    ):
+        if not (ended.cpus | ended.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
             state = state.with_allocation(ended)
-            if not ended.ended:
-                state = state.with_kept(ended.container_id, now)
+            if not ended.reserved_at:
+                state = state.with_reservation(ended.container_id, now)
     adopted = [a.container_id for a in kept]
-    resized: list[tuple[Allocation, Trace]] = []
+    resized: list[tuple[Allocation, DecisionTrace]] = []
     for allocation in kept:
         # One that carries the annotation alone was read from its present size.
         container = live[allocation.container_id]
         if container.id not in prior.allocations:
             continue
-        size = other_size(allocation, container.resources)
+        size = changed_resources(allocation, container.resources)
         if size is None:
             continue
         pod, container = by_pod[container.pod_id], replace(container, resources=size)
         found = resized_to(machine, state, pod, container, reading, now)
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
         else:
             state, _ = with_size(machine, state, found[0])
             resized.append(found)
-    pool = state.pool(machine.topology, machine.settings)
+    pool = state.shared_pool(machine.topology, machine.settings)
     gap: list[str] = []
     unexplained: list[str] = []
     decisions: list[Decision] = []
@@ -265,7 +267,7 @@ def resync(
     names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
     calm: list[Allocation] = []
     base = state
-    ordered = _ordered(by_pod, strangers)
+    ordered = _sort_unknown(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
     for number, (pod, stranger) in enumerate(ordered):
         if not in_time():
@@ -275,10 +277,10 @@ def resync(
                 "the answer, since no time was left"
             )
             break
-        container, held = _as_it_runs(machine, state, pool, stranger)
-        resolved = machine.resolve(pod, container)
+        container, held = _running_request(machine, state, pool, stranger)
+        resolved = machine.resolve_options(pod, container)
         if names[container.pod_id, container.name] == 1:
-            alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
+            alone = unpinned_allocation(machine, state.kubelet, pod, container, now, resolved)
             if alone is not None:
                 calm.append(alone)
                 continue
@@ -286,10 +288,12 @@ def resync(
             machine, state, pod, container, reading, now, held,
             running=True, resolved=resolved,
         )  # fmt: skip
-        if isinstance(decision, Refused):
+        if isinstance(decision, Rejected):
             decisions.append(decision)
             problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = state.with_allocation(_unpinned(pod, container, decision.reason, now))
+            state = state.with_allocation(
+                _unpinned_allocation(pod, container, decision.reason, now)
+            )
             gap.append(container.id)
             continue
         state = decision.state
@@ -300,14 +304,16 @@ def resync(
             decisions.append(replace(decision, state=base))
         if decision.allocation.kind is Kind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
-        elif decision.allocation.kind is not Kind.UNBOUND:
+        elif decision.allocation.kind is not Kind.UNPINNED:
             gap.append(container.id)
     state = state.with_allocation(*calm) if calm else state
     if undecided:
-        waiting = [_undecided(pool, state.kubelet.shared, now, *one) for one in undecided]
+        waiting = [
+            _undecided_allocation(pool, state.kubelet.shared, now, *one) for one in undecided
+        ]
         every = [*state.allocations.values(), *waiting]
-        state = build(every, state.pods.values(), state.serial, state.kubelet)
-    updates, repaired = _updates(machine, state, live, frozenset(adopted))
+        state = build_state(every, state.pods.values(), state.serial, state.kubelet)
+    updates, repaired = _resync_updates(machine, state, live, frozenset(adopted))
     return Resynced(
         state=state,
         change=StateChange(
@@ -316,30 +322,30 @@ def resync(
         updates=updates,
         adopted=tuple(sorted(adopted)),
         repaired=repaired,
-        gap=tuple(sorted(gap)),
+        missed_starts=tuple(sorted(gap)),
         removed=tuple(sorted(i for i in prior.allocations if i not in live)),
         problems=tuple(problems),
         decisions=tuple(decisions),
-        left_alone=tuple(calm),
+        unpinned=tuple(calm),
         resized=tuple(resized),
-        disbelieved=tuple(disbelieved),
-        unexplained=tuple(unexplained),
+        rejected_annotations=tuple(disbelieved),
+        unknown_cpusets=tuple(unexplained),
         undecided=tuple(undecided),
     )
 
 
-def _ended(
+def _ended_reservations(
     prior: NodeState, uids: Collection[str], live: Mapping[str, Container]
 ) -> list[Allocation]:
     """What pods keep of containers that ended, some of them while we were away."""
     return [
         allocation
         for container_id, allocation in sorted(prior.allocations.items())
-        if allocation.kept and container_id not in live and allocation.pod_uid in uids
+        if allocation.is_reservable and container_id not in live and allocation.pod_uid in uids
     ]
 
 
-def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
+def reclassify_unanswered(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that another program changed.
 
     ``unsure`` were decided and not seen to start before the link was lost; those of them that the
@@ -351,57 +357,59 @@ def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     return replace(
         outcome,
         repaired=tuple(i for i in outcome.repaired if i not in unsure),
-        gap=tuple(sorted((*outcome.gap, *missed))),
+        missed_starts=tuple(sorted((*outcome.missed_starts, *missed))),
     )
 
 
-def take_in(
-    machine: Machine,
+def admit_running(
+    machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    reading: Reading | None,
+    reading: MeasuredFree | None,
     now: float,
-) -> Met:
+) -> RunningAdmission:
     """Decide about a container that runs and was never decided about.
 
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
-    registration (nri#63); its start tells of it. For others `resync` had no time. As at a
-    synchronisation, it cannot be refused any more.
+    registration (nri#63); its start tells of it. For others `rebuild_node_state` had no time. As at
+    a synchronisation, it cannot be refused any more.
     """
-    pool = state.pool(machine.topology, machine.settings)
-    seen, held = _as_it_runs(machine, state, pool, container)
+    pool = state.shared_pool(machine.topology, machine.settings)
+    seen, held = _running_request(machine, state, pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
-    if not isinstance(decision, Refused):
+    if not isinstance(decision, Rejected):
         after, change = decision.state, decision.change
     elif container.id in state.allocations:
-        return Met(decision=decision, state=state, change=NO_CHANGE)
+        return RunningAdmission(decision=decision, state=state, change=NO_CHANGE)
     else:
-        after = state.with_allocation(_unpinned(pod, container, decision.reason, now))
+        after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    pool = after.pool(machine.topology, machine.settings)
-    own = difference(machine, after, after.allocations[container.id], pool, container)
+    pool = after.shared_pool(machine.topology, machine.settings)
+    own = update_to_desired(machine, after, after.allocations[container.id], pool, container)
     others = pool_updates(machine, state, after, skip=container.id)
     updates = others if own is None else (own, *others)
-    return Met(decision=decision, state=after, change=change, updates=updates)
+    return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
 
-def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
+def _sort_unknown(
+    pods: PodTable, strangers: Iterable[Container]
+) -> list[tuple[PodSandbox, Container]]:
     """Strangers with their pods, by namespace, pod, container and id."""
     found = [(pods[container.pod_id], container) for container in strangers]
     return sorted(found, key=lambda one: (one[0].full_name, one[1].name, one[1].id))
 
 
-def _as_it_runs(
-    machine: Machine, state: NodeState, pool: CPUSet, container: Container
+def _running_request(
+    machine: NodeModel, state: NodeState, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
     held = pinned_to(container.resources.cpus)
-    if not held <= ownable(machine, state):
+    if not held <= exclusive_candidates(machine, state):
         held = NO_CPUS
-    if covers(container.resources.cpus, pool, state.kubelet.shared):
+    if is_shared_pool_cpuset(container.resources.cpus, pool, state.kubelet.shared):
         # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
         container = replace(container, resources=replace(container.resources, cpus=""))
@@ -413,7 +421,7 @@ def is_undecided(allocation: Allocation) -> bool:
     return _NO_TIME in allocation.reason
 
 
-def _undecided(
+def _undecided_allocation(
     pool: CPUSet,
     shared: Collection[CPUSet],
     now: float,
@@ -422,34 +430,34 @@ def _undecided(
 ) -> Allocation:
     """What a stranger has until it is decided about: what it had, and nothing is allocated."""
     cpus = container.resources.cpus
-    if not cpus or covers(cpus, pool, shared):
-        return _unpinned(pod, container, _NO_TIME, now)
-    waiting = _unpinned(pod, container, _NO_TIME, now, Kind.FOREIGN)
-    return replace(waiting, pinned=pinned_to(cpus))
+    if not cpus or is_shared_pool_cpuset(cpus, pool, shared):
+        return _unpinned_allocation(pod, container, _NO_TIME, now)
+    waiting = _unpinned_allocation(pod, container, _NO_TIME, now, Kind.FOREIGN)
+    return replace(waiting, foreign_cpus=pinned_to(cpus))
 
 
-def _keep(
-    machine: Machine,
+def _match_known(
+    machine: NodeModel,
     prior: NodeState,
-    by_pod: Pods,
+    by_pod: PodTable,
     live: Mapping[str, Container],
     problems: list[str],
     disbelieved: list[str],
 ) -> tuple[list[Allocation], list[Container]]:
     """Sort the live containers into what is known and strangers."""
-    marker = f"{machine.settings.prefix}/{ASSIGNED}"
+    marker = f"{machine.settings.prefix}/{ASSIGNED_KEY}"
     candidates: list[tuple[int, bool, str, Allocation]] = []
     strangers: list[Container] = []
     for container_id, container in live.items():
         allocation = prior.allocations.get(container_id)
-        if allocation is not None and not allocation.preferred and is_undecided(allocation):
+        if allocation is not None and not allocation.aligned and is_undecided(allocation):
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:
             text, pod = container.annotations[marker], by_pod[container.pod_id]
             # Three lists and a sentence: what is longer is not of our writing.
             found = (
-                adopt(machine, text, pod, container)
+                adopt_assignment(machine, text, pod, container)
                 if len(text) <= 2 * machine.list_limit
                 else f"has {len(text)} characters, more than ours can have"
             )
@@ -462,7 +470,7 @@ def _keep(
         if allocation is None:
             strangers.append(container)
             continue
-        candidates.append((doubt, not allocation.owned, container_id, allocation))
+        candidates.append((doubt, not allocation.exclusive, container_id, allocation))
     # What the prior state knows, then what we signed, then what anybody may have written; owners
     # first, then by id.
     candidates.sort()  # no two have one id, so allocations are not compared
@@ -471,8 +479,8 @@ def _keep(
     kept: list[Allocation] = []
     lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:
-        wants = allocation.cpus.bits | allocation.idle.bits
-        if allocation.soft or not (wants or allocation.owned):
+        wants = allocation.cpus.bits | allocation.idle_siblings.bits
+        if allocation.yields_to_exclusive or not (wants or allocation.exclusive):
             kept.append(allocation)  # a shared container is in no other's way
             continue
         own = allocation.exclusive_list
@@ -480,10 +488,10 @@ def _keep(
             kept.append(allocation)  # a container of its pod has that list too
             continue
         clash = wants & taken
-        if allocation.owned:
+        if allocation.exclusive:
             clash |= wants & listed
         gone = allocation.cpus - machine.topology.possible
-        last = allocation.owned and not usable & ~(taken | wants)
+        last = allocation.exclusive and not usable & ~(taken | wants)
         if clash or gone or last:
             what = (
                 f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
@@ -499,61 +507,66 @@ def _keep(
             taken |= wants
             lists.add(own)
         else:
-            listed |= wants if allocation.kind is Kind.EXPLICIT else 0
+            listed |= wants if allocation.kind is Kind.LISTED else 0
         kept.append(allocation)
     pool = CPUSet.from_bits(usable & ~taken)
     return [
-        _judged(prior, a, live[a.container_id], pool) if a.kind is Kind.FOREIGN else a for a in kept
+        _refresh_foreign(prior, a, live[a.container_id], pool) if a.kind is Kind.FOREIGN else a
+        for a in kept
     ], strangers
 
 
-def _judged(
+def _refresh_foreign(
     prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
 ) -> Allocation:
     """Another program's pin by the cpuset of now; a container with a grant stays the kubelet's."""
     grants = prior.kubelet
     if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
         pinned = pinned_to(container.resources.cpus)
-        return replace(allocation, pinned=pinned) if pinned else allocation
-    return judged(allocation, container.resources.cpus, pool, grants.shared)
+        return replace(allocation, foreign_cpus=pinned) if pinned else allocation
+    return reclassify_cpuset(allocation, container.resources.cpus, pool, grants.shared)
 
 
-def _unpinned(
-    pod: PodSandbox, container: Container, why: str, now: float, kind: Kind = Kind.UNBOUND
+def _unpinned_allocation(
+    pod: PodSandbox, container: Container, why: str, now: float, kind: Kind = Kind.UNPINNED
 ) -> Allocation:
     return Allocation(
-        **identity(pod, container),
+        **container_identity(pod, container),
         kind=kind,
-        preferred=False,
+        aligned=False,
         reason=f"not pinned: {why}, and it was running already",
-        since=now,
+        assigned_at=now,
     )
 
 
-def _updates(
-    machine: Machine,
+def _resync_updates(
+    machine: NodeModel,
     state: NodeState,
     live: Mapping[str, Container],
     adopted: frozenset[str],
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
     """What to send so that every container has what it should, and which known ones differed."""
     topology = machine.topology
-    pool, withheld = state.pool(topology, machine.settings), state.withheld_bits
+    pool, withheld = state.shared_pool(topology, machine.settings), state.unavailable_bits
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
     for container_id, allocation in sorted(state.allocations.items()):
-        key = group_of(allocation)
-        if allocation.ended:
+        key = shared_group_key(allocation)
+        if allocation.reserved_at:
             continue
         if key is not None:
             # Hundreds follow the pool in few groups, and most have what they should.
             if key not in texts:
                 texts[key] = str(effective_cpus(allocation, pool, topology, withheld))
             has = live[container_id].resources
-            if has.cpus == texts[key] and has.mems == str(allocation.mems) and not allocation.quota:
+            if (
+                has.cpus == texts[key]
+                and has.mems == str(allocation.mems)
+                and not allocation.lifted_quota
+            ):
                 continue
-        update = difference(machine, state, allocation, pool, live[container_id])
+        update = update_to_desired(machine, state, allocation, pool, live[container_id])
         if update is not None:
             updates.append(update)
             if container_id in adopted:
@@ -561,15 +574,15 @@ def _updates(
     return tuple(updates), tuple(repaired)
 
 
-def difference(
-    machine: Machine, state: NodeState, allocation: Allocation, pool: CPUSet, container: Container
+def update_to_desired(
+    machine: NodeModel, state: NodeState, allocation: Allocation, pool: CPUSet, container: Container
 ) -> ContainerUpdate | None:
     """What to send for one container so that it has what it should; None when it has it."""
     if allocation.kind is Kind.FOREIGN:
         return None
     resources = container.resources
-    wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
-    if not wanted and allocation.kind is Kind.UNBOUND and resources.cpus:
+    wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
+    if not wanted and allocation.kind is Kind.UNPINNED and resources.cpus:
         # It was narrowed while others owned CPUs; none does any more.
         wanted = pool
     cpus = str(wanted) if wanted and not same_set(resources.cpus, wanted) else ""
@@ -578,7 +591,7 @@ def difference(
         if allocation.mems and not same_set(resources.mems, allocation.mems)
         else ""
     )
-    lift = allocation.quota is not None and (resources.cpu_quota or 0) > 0
+    lift = allocation.lifted_quota is not None and (resources.cpu_quota or 0) > 0
     if not (cpus or mems or lift):
         return None
     return ContainerUpdate(

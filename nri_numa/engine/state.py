@@ -6,8 +6,8 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
 - *the kubelet's*: CPUs that its static CPU Manager granted exclusively; no others get them;
 - *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
-  without the kernel's isolated CPUs (`isolated`). Containers without CPUs of their own run here.
-  It is never empty.
+  without the kernel's isolated CPUs (`withheld_isolated_bits`). Containers without CPUs of their
+  own run here. It is never empty.
 - *reserved*: never owned; normally still part of the shared pool.
 
 A `NodeState` is immutable. Every operation returns a new one, so a decision is an offer until the
@@ -44,19 +44,19 @@ from nri_numa.model.workload import (
 class Kind(StrEnum):
     """How a container's CPUs are determined."""
 
-    EXPLICIT = "explicit"
+    LISTED = "explicit"
     """Exactly the CPUs an annotation lists."""
     EXCLUSIVE = "exclusive"
     """Whole CPUs of its own, chosen by the engine."""
     SHARED = "shared"
     """The shared pool of its NUMA nodes."""
-    UNBOUND = "unbound"
+    UNPINNED = "unbound"
     """The whole shared pool."""
     FOREIGN = "foreign"
     """Pinned by another program (the kubelet's static policy): left alone."""
 
 
-COMPUTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
+COMPUTED_KINDS: Final = (Kind.EXCLUSIVE, Kind.SHARED)
 """Placed by a policy, and not by a list."""
 
 
@@ -67,7 +67,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     memory: int = 0
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def plus(self, other: Charge, sign: int = 1) -> Charge:
+    def add(self, other: Charge, sign: int = 1) -> Charge:
         """Add ``other`` (or take it away with ``sign=-1``)."""
         hugepages = self.hugepages
         if other.hugepages:
@@ -81,7 +81,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
             hugepages,
         )
 
-    def less(self, other: Charge) -> Charge:
+    def subtract(self, other: Charge) -> Charge:
         """Take ``other`` away, of each resource no more than there is."""
         left = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
         return Charge(
@@ -91,7 +91,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-NOTHING = Charge()
+NO_CHARGE = Charge()
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,19 +99,22 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        owned: no other container may use ``cpus``, but those of its pod that own the same ones: a
-            list, or the pod's shared pool.
-        soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
+        exclusive: no other container may use ``cpus``, but those of its pod that own the same ones:
+            a list, or the pod's shared pool.
+        yields_to_exclusive: ``cpus`` are a list that gives way: it runs on those of them that no
+        container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        preferred: False when a wider set than ideal had to be taken.
-        pinned: CPUs that another program pinned a foreign container to, as far as we know.
-        quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
-        fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
+        aligned: False when a wider set than ideal had to be taken.
+        foreign_cpus: CPUs that another program pinned a foreign container to, as far as we know.
+        lifted_quota: the CFS quota that was asked for, kept while it is lifted; None when not
+        lifted.
+        immovable: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
         movable: it may be elsewhere while it runs, to make room for others.
-        leaves: memory nodes, among ``mems``, that its pages are leaving; charged until they have.
-        ahead: it last moved ahead of need: nothing waits for its memory.
-        ended: Unix time in seconds at which its container ended, or at which it was planned for
-            one that is still to come; what it has is kept for the pod. 0 while it lives.
+        migrating_from: memory nodes, among ``mems``, that its pages are leaving; charged until they
+        have.
+        moved_proactively: it last moved ahead of need: nothing waits for its memory.
+        reserved_at: Unix time in seconds at which its container ended, or at which it was planned
+            for one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
 
     container_id: str
@@ -123,9 +126,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     qos: QoSClass = QoSClass.BEST_EFFORT
     cpus: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
-    owned: bool = False
-    soft: bool = False
+    idle_siblings: CPUSet = msgspec.field(name="idle", default=NO_CPUS)
+    exclusive: bool = msgspec.field(name="owned", default=False)
+    yields_to_exclusive: bool = msgspec.field(name="soft", default=False)
     numa_nodes: NUMASet = NO_NUMA_NODES
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
@@ -135,39 +138,44 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY
     load: Load | None = None
-    preferred: bool = True
+    aligned: bool = msgspec.field(name="preferred", default=True)
     reason: str = ""
-    pinned: CPUSet = NO_CPUS
-    quota: int | None = None
+    foreign_cpus: CPUSet = msgspec.field(name="pinned", default=NO_CPUS)
+    lifted_quota: int | None = msgspec.field(name="quota", default=None)
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
-    since: float = 0.0
-    fixed: bool = False
+    assigned_at: float = msgspec.field(name="since", default=0.0)
+    immovable: bool = msgspec.field(name="fixed", default=False)
     movable: bool = False
-    leaves: NUMASet = NO_NUMA_NODES
-    ahead: bool = False
-    ended: float = 0.0
+    migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
+    moved_proactively: bool = msgspec.field(name="ahead", default=False)
+    reserved_at: float = msgspec.field(name="ended", default=0.0)
 
     @property
-    def keeps_list(self) -> bool:
+    def blocks_exclusive(self) -> bool:
         """Whether no container can own the CPUs that it lists and shares."""
-        return self.kind is Kind.EXPLICIT and not (self.owned or self.soft)
+        return self.kind is Kind.LISTED and not (self.exclusive or self.yields_to_exclusive)
 
     @property
-    def kept(self) -> bool:
+    def is_reservable(self) -> bool:
         """Whether its pod keeps it when its container ends: what another could be refused for."""
-        shares = self.kind in (Kind.SHARED, Kind.UNBOUND) and self.policy in STRICT
-        return self.owned or (shares and bool(self.charges))
+        shares = self.kind in (Kind.SHARED, Kind.UNPINNED) and self.policy in STRICT_POLICIES
+        return self.exclusive or (shares and bool(self.charges))
 
     @property
-    def arrived(self) -> Allocation:
+    def migration_finished(self) -> Allocation:
         """The same once its pages have left what they are leaving."""
-        if not self.leaves:
+        if not self.migrating_from:
             return self
-        charges = {i: charge for i, charge in self.charges.items() if i not in self.leaves}
-        return replace(self, mems=self.mems - self.leaves, leaves=NO_NUMA_NODES, charges=charges)
+        charges = {i: charge for i, charge in self.charges.items() if i not in self.migrating_from}
+        return replace(
+            self,
+            mems=self.mems - self.migrating_from,
+            migrating_from=NO_NUMA_NODES,
+            charges=charges,
+        )
 
-    def after(self, before: Allocation) -> Allocation:
+    def migration_started(self, before: Allocation) -> Allocation:
         """On its way from what it had: its memory is on both sides until it has arrived."""
         leaves = before.mems - self.mems
         if not leaves:
@@ -175,8 +183,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         charges = dict(self.charges)
         for i, charge in before.charges.items():
             if i in leaves:
-                charges[i] = charges.get(i, NOTHING).plus(replace(charge, cpu_milli=0))
-        return replace(self, mems=self.mems | leaves, leaves=leaves, charges=charges)
+                charges[i] = charges.get(i, NO_CHARGE).add(replace(charge, cpu_milli=0))
+        return replace(self, mems=self.mems | leaves, migrating_from=leaves, charges=charges)
 
     @property
     def full_name(self) -> str:
@@ -186,7 +194,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exclusive_list(self) -> tuple[str, CPUSet] | None:
         """Its pod and the CPUs that it owns: containers that agree in both own them together."""
-        return (self.pod_uid, self.cpus) if self.owned else None
+        return (self.pod_uid, self.cpus) if self.exclusive else None
 
 
 class Identity(TypedDict):
@@ -201,7 +209,7 @@ class Identity(TypedDict):
     qos: QoSClass
 
 
-def identity(pod: PodSandbox, container: Container) -> Identity:
+def container_identity(pod: PodSandbox, container: Container) -> Identity:
     """Whose an allocation for this container is."""
     return Identity(
         container_id=container.id,
@@ -214,7 +222,7 @@ def identity(pod: PodSandbox, container: Container) -> Identity:
     )
 
 
-class Former(msgspec.Struct, frozen=True):
+class PreviousCPUs(msgspec.Struct, frozen=True):
     """What a stopped container of a pod had: it, or the next of its pod, gets it back if free."""
 
     cpus: CPUSet
@@ -234,18 +242,18 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     pod_id: str
     containers: frozenset[str] = frozenset()
     affinity: NUMASet | None = None
-    affinity_preferred: bool = True
-    former: Mapping[str, Former] = msgspec.field(default_factory=dict)
+    affinity_is_preferred: bool = True
+    previous: Mapping[str, PreviousCPUs] = msgspec.field(default_factory=dict)
     sandbox_cgroup: str = ""
 
 
 NO_CONTAINERS: frozenset[str] = frozenset()
-ALL = "*"
+POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
-KEPT = "kept for its pod: the container ended"
+POD_RESERVATION_TEXT = "kept for its pod: the container ended"
 TO_COME = "kept for its pod: containers that are still to come"
-STRICT = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
-UNBOUND_GROUP = -1
+STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+UNPINNED_GROUP = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
 with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
 
@@ -264,16 +272,16 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     serial: int = 0
     allocations: Mapping[str, Allocation] = msgspec.field(default_factory=dict)
     pods: Mapping[str, PodRecord] = msgspec.field(default_factory=dict)
-    owned: CPUSet = NO_CPUS
-    idle: CPUSet = NO_CPUS
+    exclusive: CPUSet = NO_CPUS
+    idle_siblings: CPUSet = NO_CPUS
     listed: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
     listed_cpus: CPUSet = NO_CPUS
     foreign: Mapping[int, int] = msgspec.field(default_factory=dict)
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
-    groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
+    shared_groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
-    def pool(self, topology: Topology, settings: Settings) -> CPUSet:
+    def shared_pool(self, topology: Topology, settings: Settings) -> CPUSet:
         """The shared pool."""
         return CPUSet.from_bits(self.pool_bits(topology, settings))
 
@@ -283,34 +291,34 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         The kubelet knows nothing of owned CPUs and may grant all that are left. Containers must
         run somewhere, and then share with those it granted CPUs to rather than with owners.
         """
-        bits = topology.allowed.bits & ~(self.owned.bits | self.idle.bits)
+        bits = topology.allowed.bits & ~(self.exclusive.bits | self.idle_siblings.bits)
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
-        free = bits & ~self.kubelet.granted.bits
-        return free & ~isolated(topology, settings) or free or bits
+        free = bits & ~self.kubelet.granted_cpus.bits
+        return free & ~withheld_isolated_bits(topology, settings) or free or bits
 
-    def grantable(self, topology: Topology, settings: Settings) -> int:
+    def exclusive_pool_bits(self, topology: Topology, settings: Settings) -> int:
         """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
-        apart = isolated(topology, settings) & ~self.withheld_bits
+        apart = withheld_isolated_bits(topology, settings) & ~self.unavailable_bits
         return self.pool_bits(topology, settings) | apart
 
     @property
-    def withheld(self) -> CPUSet:
+    def unavailable_cpus(self) -> CPUSet:
         """CPUs that no other container may be given: owned, kept idle, or the kubelet's."""
-        return CPUSet.from_bits(self.withheld_bits)
+        return CPUSet.from_bits(self.unavailable_bits)
 
     @property
-    def withheld_bits(self) -> int:
+    def unavailable_bits(self) -> int:
         """The bits of `withheld`, to compare two states without making sets."""
-        return self.owned.bits | self.idle.bits | self.kubelet.granted.bits
+        return self.exclusive.bits | self.idle_siblings.bits | self.kubelet.granted_cpus.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
         """The kubelet granted something else."""
         return replace(self, serial=self.serial + 1, kubelet=grants)
 
-    def charge(self, numa_node: int) -> Charge:
+    def allocated_on(self, numa_node: int) -> Charge:
         """What is booked on one NUMA node."""
-        return self.charges.get(numa_node, NOTHING)
+        return self.charges.get(numa_node, NO_CHARGE)
 
     def shared_milli(self, numa_node: int, cpus: CPUSet) -> int:
         """Thousandths promised on a NUMA node to containers without CPUs of their own.
@@ -318,24 +326,24 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
         counts as promised to others, which errs on the safe side.
         """
-        owned = (cpus.bits & self.owned.bits).bit_count()
-        return max(0, self.charge(numa_node).cpu_milli - 1000 * owned)
+        owned = (cpus.bits & self.exclusive.bits).bit_count()
+        return max(0, self.allocated_on(numa_node).cpu_milli - 1000 * owned)
 
     def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
         """What is booked for a pod's live containers, without one of them and an exclusive list."""
-        total, record = NOTHING, self.pods.get(uid)
+        total, record = NO_CHARGE, self.pods.get(uid)
         lists = [listed]
         if record is not None:
             for container_id in record.containers - {but}:
                 a = self.allocations[container_id]
-                if a.ended:
+                if a.reserved_at:
                     continue
                 charges = a.charges
-                if a.owned:
+                if a.exclusive:
                     charges = without_cpus(charges) if a.cpus in lists else charges
                     lists.append(a.cpus)
                 for charge in charges.values():
-                    total = total.plus(charge)
+                    total = total.add(charge)
         return total
 
     def pod_pool(self, uid: str, whole_milli: int | None) -> tuple[Allocation, ...]:
@@ -346,10 +354,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         found = (self.allocations[i] for i in sorted(record.containers))
         return tuple(
             a for a in found
-            if a.kind is Kind.EXCLUSIVE and not a.ended and a.cpu_milli >= whole_milli
+            if a.kind is Kind.EXCLUSIVE and not a.reserved_at and a.cpu_milli >= whole_milli
         )  # fmt: skip
 
-    def mates(self, allocation: Allocation) -> tuple[Allocation, ...]:
+    def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""
         mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
         others = (
@@ -364,12 +372,16 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         state = self
         for one in members:
             memory = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
-            for i, count in topology.counts(like.cpus).items():
-                memory[i] = replace(memory.get(i, NOTHING), cpu_milli=1000 * count)
-            charges = {i: c for i, c in memory.items() if c != NOTHING}
+            for i, count in topology.cpu_count_by_node(like.cpus).items():
+                memory[i] = replace(memory.get(i, NO_CHARGE), cpu_milli=1000 * count)
+            charges = {i: c for i, c in memory.items() if c != NO_CHARGE}
             numa_nodes = topology.numa_of(like.cpus)
             made = replace(
-                one, cpus=like.cpus, idle=like.idle, numa_nodes=numa_nodes, charges=charges
+                one,
+                cpus=like.cpus,
+                idle_siblings=like.idle_siblings,
+                numa_nodes=numa_nodes,
+                charges=charges,
             )
             state = state.with_allocation(made)
         return state
@@ -378,36 +390,40 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         """Add allocations; their containers must not have one."""
         builder = StateBuilder(self)
         for allocation in allocations:
-            builder.add(allocation)
-        return builder.state()
+            builder.add_allocation(allocation)
+        return builder.build_state()
 
-    def without(self, container_id: str) -> NodeState:
+    def without_allocation(self, container_id: str) -> NodeState:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
         builder = StateBuilder(self)
-        builder.remove(container_id)
-        return builder.state()
+        builder.remove_allocation(container_id)
+        return builder.build_state()
 
-    def with_kept(self, container_id: str, now: float, reason: str = KEPT) -> NodeState:
+    def with_reservation(
+        self, container_id: str, now: float, reason: str = POD_RESERVATION_TEXT
+    ) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
-            self.allocations[container_id].arrived,
-            quota=None,
+            self.allocations[container_id].migration_finished,
+            lifted_quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
             reason=reason,
-            ended=now,
+            reserved_at=now,
         )
-        return self.without(container_id).with_allocation(kept)
+        return self.without_allocation(container_id).with_allocation(kept)
 
-    def kept_for(self, uid: str) -> tuple[Allocation, ...]:
+    def reservations_of(self, uid: str) -> tuple[Allocation, ...]:
         """What is kept for a pod of containers that ended or are to come, by container id."""
         record = self.pods.get(uid)
         ids = sorted(record.containers) if record is not None else ()
-        return tuple(a for i in ids if (a := self.allocations[i]).ended)
+        return tuple(a for i in ids if (a := self.allocations[i]).reserved_at)
 
     def can_keep_for(self, uid: str) -> bool:
         """Whether a pod keeps something when its containers end, or does so by now."""
         record = self.pods.get(uid)
-        return record is not None and any(self.allocations[i].kept for i in record.containers)
+        return record is not None and any(
+            self.allocations[i].is_reservable for i in record.containers
+        )
 
     def with_pod(self, record: PodRecord) -> NodeState:
         """Replace what is remembered of one pod."""
@@ -428,74 +444,76 @@ class StateBuilder:
     def __init__(self, state: NodeState) -> None:
         self._before = state
         self._allocations, self.pods = dict(state.allocations), dict(state.pods)
-        self._owned, self._idle = state.owned, state.idle
+        self._owned, self._idle = state.exclusive, state.idle_siblings
         self._listed, self._foreign = dict(state.listed), dict(state.foreign)
-        self._charges, self._groups = dict(state.charges), dict(state.groups)
+        self._charges, self._groups = dict(state.charges), dict(state.shared_groups)
         self._members: dict[int, dict[str, None]] = {}  # of groups that differ already
 
-    def add(self, a: Allocation) -> None:
+    def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
         record = self.pods.get(a.pod_uid) or PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
-        self._count(a, record, 1)
+        self._update_sums(a, record, 1)
         self._allocations[a.container_id] = a
         if a.container_id not in record.containers:
             record = replace(record, containers=record.containers | {a.container_id})
         self.pods[a.pod_uid] = record
 
-    def remove(self, container_id: str) -> None:
+    def remove_allocation(self, container_id: str) -> None:
         """Take one allocation out; the pod keeps a memory of what an owner had."""
         a = self._allocations[container_id]
         record = self.pods[a.pod_uid]
-        self._count(a, record, -1)
+        self._update_sums(a, record, -1)
         del self._allocations[container_id]
-        former = record.former
-        if a.kind is Kind.EXCLUSIVE or a.soft:
-            former = {**former, a.container: Former(a.cpus, a.numa_nodes)}
+        former = record.previous
+        if a.kind is Kind.EXCLUSIVE or a.yields_to_exclusive:
+            former = {**former, a.container: PreviousCPUs(a.cpus, a.numa_nodes)}
         containers = record.containers - {container_id}
-        self.pods[a.pod_uid] = replace(record, containers=containers, former=former)
+        self.pods[a.pod_uid] = replace(record, containers=containers, previous=former)
 
-    def state(self) -> NodeState:
+    def build_state(self) -> NodeState:
         """The state."""
         before, listed = self._before, self._listed
         return NodeState(
             serial=before.serial + 1,
             allocations=self._allocations,
             pods=self.pods,
-            owned=self._owned,
-            idle=self._idle,
+            exclusive=self._owned,
+            idle_siblings=self._idle,
             listed=listed,
             # Lists may overlap, so what is left has to be looked through.
-            listed_cpus=before.listed_cpus if listed == before.listed else union(listed.values()),
+            listed_cpus=before.listed_cpus
+            if listed == before.listed
+            else union_cpus(listed.values()),
             foreign=self._foreign,
             charges=self._charges,
-            groups=self._groups,
+            shared_groups=self._groups,
             kubelet=before.kubelet,
         )
 
-    def _count(self, a: Allocation, record: PodRecord, sign: int) -> None:
+    def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Count a container in every sum (1), or no more (-1)."""
-        beside = a.owned and _beside(self._allocations, record, a)
-        if a.owned:
+        beside = a.exclusive and _list_shared_in_pod(self._allocations, record, a)
+        if a.exclusive:
             if not beside:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
-        elif a.kind is Kind.EXPLICIT and a.keeps_list:
+        elif a.kind is Kind.LISTED and a.blocks_exclusive:
             if sign > 0:
                 self._listed[a.container_id] = a.cpus
             else:
                 del self._listed[a.container_id]
-        if a.idle:
-            self._idle = self._idle | a.idle if sign > 0 else self._idle - a.idle
-        if a.pinned:
-            bits = a.pinned.bits
+        if a.idle_siblings:
+            self._idle = self._idle | a.idle_siblings if sign > 0 else self._idle - a.idle_siblings
+        if a.foreign_cpus:
+            bits = a.foreign_cpus.bits
             self._foreign[bits] = self._foreign.get(bits, 0) + sign
             if not self._foreign[bits]:
                 del self._foreign[bits]
         for numa_node, charge in (without_cpus(a.charges) if beside else a.charges).items():
-            total = self._charges.get(numa_node, NOTHING).plus(charge, sign)
+            total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
             self._charges[numa_node] = total
-            if total == NOTHING:
+            if total == NO_CHARGE:
                 del self._charges[numa_node]
-        key = group_of(a)
+        key = shared_group_key(a)
         if key is not None:
             members = self._members.get(key)
             if members is None:
@@ -509,7 +527,7 @@ class StateBuilder:
                 del self._groups[key]
 
 
-def _beside(
+def _list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
     others = record.containers - {allocation.container_id}
@@ -517,7 +535,7 @@ def _beside(
     return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
 
 
-def isolated(topology: Topology, settings: Settings) -> int:
+def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     """The bits of the kernel's isolated CPUs, where they are kept out of the shared pool.
 
     The kernel moves no process between them, so that all processes of a container that shares such
@@ -532,7 +550,7 @@ def isolated(topology: Topology, settings: Settings) -> int:
     return apart if bits & ~apart else 0
 
 
-def union(sets: Iterable[CPUSet]) -> CPUSet:
+def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
     """All CPUs of several sets."""
     bits = 0
     for cpus in sets:
@@ -545,21 +563,21 @@ def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
 
-def group_of(allocation: Allocation) -> int | None:
+def shared_group_key(allocation: Allocation) -> int | None:
     """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own.
 
     Nor is a container in one that does not run.
     """
-    if allocation.ended:
+    if allocation.reserved_at:
         return None
     if allocation.kind is Kind.SHARED:
         return allocation.numa_nodes.bits
-    if allocation.kind is Kind.UNBOUND:
-        return UNBOUND_GROUP
-    return ~allocation.cpus.bits if allocation.soft else None
+    if allocation.kind is Kind.UNPINNED:
+        return UNPINNED_GROUP
+    return ~allocation.cpus.bits if allocation.yields_to_exclusive else None
 
 
-def group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
+def shared_group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int) -> CPUSet:
     """CPUs of a group: the pool, for shared containers cut down to their NUMA nodes; or its list.
 
     A group whose NUMA nodes or list have nothing left (the CPUs went offline, or are owned) falls
@@ -583,22 +601,22 @@ def effective_cpus(
     """
     if allocation.kind is Kind.FOREIGN:
         return NO_CPUS
-    key = group_of(allocation)
+    key = shared_group_key(allocation)
     if key is None:
-        return pool if displaced(allocation, topology) else allocation.cpus & topology.online
-    if key == UNBOUND_GROUP and pool == topology.allowed:
+        return pool if is_displaced(allocation, topology) else allocation.cpus & topology.online
+    if key == UNPINNED_GROUP and pool == topology.allowed:
         return NO_CPUS
-    return group_cpus(key, pool, topology, withheld)
+    return shared_group_cpus(key, pool, topology, withheld)
 
 
-def displaced(allocation: Allocation, topology: Topology) -> bool:
+def is_displaced(allocation: Allocation, topology: Topology) -> bool:
     """Whether a container is on the shared pool because all CPUs of its own are offline."""
-    if group_of(allocation) is not None or not allocation.cpus or allocation.ended:
+    if shared_group_key(allocation) is not None or not allocation.cpus or allocation.reserved_at:
         return False
     return not allocation.cpus & topology.online
 
 
-def build(
+def build_state(
     allocations: Iterable[Allocation],
     pods: Iterable[PodRecord] = (),
     serial: int = 0,
@@ -615,63 +633,66 @@ def build(
         same = p.containers == containers
         builder.pods[p.uid] = p if same else replace(p, containers=frozenset(containers))
     for a in allocations:
-        builder.add(a)
-    return builder.state()
+        builder.add_allocation(a)
+    return builder.build_state()
 
 
-def contradiction(a: Allocation) -> str:
+def find_contradiction(a: Allocation) -> str:
     """Say what cannot be true of any allocation; empty when nothing is wrong.
 
     For allocations that were read back from somewhere: everything else relies on none of these.
     """
-    if a.kind is Kind.EXCLUSIVE and not (a.owned and a.cpus):
+    if a.kind is Kind.EXCLUSIVE and not (a.exclusive and a.cpus):
         return "an exclusive container must own CPUs"
     if a.kind is Kind.SHARED and not a.numa_nodes:
         return "a shared container must have NUMA nodes"
-    if a.owned and a.kind not in (Kind.EXCLUSIVE, Kind.EXPLICIT):
+    if a.exclusive and a.kind not in (Kind.EXCLUSIVE, Kind.LISTED):
         return f"a container that is {a.kind} cannot own CPUs"
-    if a.soft and (a.owned or a.kind is not Kind.EXPLICIT or not a.cpus):
+    if a.yields_to_exclusive and (a.exclusive or a.kind is not Kind.LISTED or not a.cpus):
         return "only a list of shared CPUs can be soft"
-    if a.idle & a.cpus or (a.idle and not a.owned):
+    if a.idle_siblings & a.cpus or (a.idle_siblings and not a.exclusive):
         return "only siblings of owned CPUs are kept idle"
     if a.kind is Kind.FOREIGN and a.mems:
         return "a foreign container has no memory nodes of ours"
-    if a.pinned and a.kind is not Kind.FOREIGN:
+    if a.foreign_cpus and a.kind is not Kind.FOREIGN:
         return "only a foreign container is pinned by another component"
     return ""
 
 
-def step_violations(
+def check_step_invariants(
     before: NodeState, after: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:
     """Check what one step can break, at a cost that does not grow with the number of containers."""
     found: list[str] = []
     if not after.pool_bits(topology, settings):
         found.append("the shared pool is empty")
-    owned, reserved = after.owned.bits, settings.reserved_cpus.bits
-    if owned & after.idle.bits:
-        found.append(f"{cpus_text(after.owned & after.idle, 'is', 'are')} both owned and kept idle")
+    owned, reserved = after.exclusive.bits, settings.reserved_cpus.bits
+    if owned & after.idle_siblings.bits:
+        found.append(
+            f"{cpus_text(after.exclusive & after.idle_siblings, 'is', 'are')} both owned and "
+            "kept idle"
+        )
     if owned & ~topology.possible.bits:
-        gone = after.owned - topology.possible
+        gone = after.exclusive - topology.possible
         found.append(f"{cpus_text(gone, 'is owned but does', 'are owned but do')} not exist")
-    newly = owned & ~before.owned.bits & reserved
+    newly = owned & ~before.exclusive.bits & reserved
     if newly:
         taken = cpus_text(CPUSet.from_bits(newly), "was", "were")
         found.append(f"reserved {taken} given exclusively")
     return found
 
 
-def violations(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
+def check_invariants(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
     """Check every invariant, over all containers; one sentence for each that does not hold."""
-    found = step_violations(state, state, topology, settings)
+    found = check_step_invariants(state, state, topology, settings)
     lists: set[tuple[str, CPUSet]] = set()
     owned = NO_CPUS
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
             found.append(f"{container_id} is filed under another id: {allocation.container_id}")
-        if wrong := contradiction(allocation):
+        if wrong := find_contradiction(allocation):
             found.append(f"{allocation.full_name}: {wrong}")
-        if allocation.owned and allocation.exclusive_list not in lists:
+        if allocation.exclusive and allocation.exclusive_list not in lists:
             if allocation.cpus & owned:
                 both = cpus_text(allocation.cpus & owned)
                 found.append(f"owned twice: {both} of {allocation.full_name}")
@@ -681,12 +702,20 @@ def violations(state: NodeState, topology: Topology, settings: Settings) -> list
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:
             found.append(f"{allocation.full_name} is missing from its pod's record")
-    sums = build(state.allocations.values(), state.pods.values())
+    sums = build_state(state.allocations.values(), state.pods.values())
     for container_id, cpus in sums.listed.items():
         if cpus & owned:
             both = f"owned by another container: {cpus_text(cpus & owned)}"
             found.append(f"listed for {state.allocations[container_id].full_name}, but {both}")
-    for what in ("owned", "idle", "listed", "listed_cpus", "foreign", "charges", "groups"):
+    for what in (
+        "exclusive",
+        "idle_siblings",
+        "listed",
+        "listed_cpus",
+        "foreign",
+        "charges",
+        "shared_groups",
+    ):
         counted, real = getattr(state, what), getattr(sums, what)
         if counted != real:
             found.append(f"{what}: counted as {counted}, and the allocations add up to {real}")

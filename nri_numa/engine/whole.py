@@ -15,56 +15,69 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.admit import adjustment, admit, kept_again, let_go, pool_updates, release
+from nri_numa.engine.admit import (
+    admit,
+    build_adjustment,
+    pool_updates,
+    release_container,
+    release_reservations,
+    restore_pod_reservation,
+)
 from nri_numa.engine.decision import (
     Admitted,
     Decision,
-    Machine,
-    Reading,
-    Refused,
+    MeasuredFree,
+    NodeModel,
+    Rejected,
     Released,
-    by_kubelet,
+    uses_kubelet_rules,
 )
-from nri_numa.engine.request.annotations import CONTAINERS, quoted
+from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
 from nri_numa.engine.request.demand import DEFAULT_PERIOD, SHARES_PER_CPU, pod_milli
-from nri_numa.engine.state import ALL, TO_COME, Allocation, NodeState, effective_cpus
+from nri_numa.engine.state import (
+    POD_RESERVATION_NAME,
+    TO_COME,
+    Allocation,
+    NodeState,
+    effective_cpus,
+)
 from nri_numa.model.machine import human_milli
 from nri_numa.model.workload import (
     Container,
+    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
     Resources,
     Scope,
     StateChange,
-    subject,
+    container_subject,
 )
 from nri_numa.text import BadQuantity, milli_cpus, whole_bytes
 
-LONGEST: Final = 16_384
+MAX_ANNOTATION_CHARS: Final = 16_384
 """Characters of the annotation that are read."""
-MOST: Final = 64
+MAX_CONTAINERS: Final = 64
 """Containers of one pod that are placed at once; one takes as long as its creation."""
-_EXPECTED: Final = (
+_CONTAINERS_EXPECTED: Final = (
     'containers in the order of their start, such as {"prepare": {"cpu": "4", "memory": "8Gi", '
     '"ends": true}, "main": {"cpu": "4", "memory": "8Gi"}}'
 )
 
 
 class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A container as its pod's annotation names it; an init container ``ends`` before others start.
+    """A container as its pod's annotation names it; ``is_init`` ends before others start.
 
     Huge pages are left out: the pod's sum, which bounds what is kept, does not have them.
     """
 
     milli: int
     memory: int
-    ends: bool = False
+    is_init: bool = False
 
 
-def limits(milli: int, memory: int) -> Resources:
+def guaranteed_resources(milli: int, memory: int) -> Resources:
     """What the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
@@ -74,11 +87,11 @@ def limits(milli: int, memory: int) -> Resources:
     )
 
 
-def read_containers(text: str) -> dict[str, ExpectedContainer] | None:
+def parse_containers(text: str) -> dict[str, ExpectedContainer] | None:
     """What an annotation says by container; None where it is not of our form."""
     try:
-        document = json.loads(text) if len(text) <= LONGEST else None
-        if not isinstance(document, dict) or len(document) > MOST:
+        document = json.loads(text) if len(text) <= MAX_ANNOTATION_CHARS else None
+        if not isinstance(document, dict) or len(document) > MAX_CONTAINERS:
             return None
         found: dict[str, ExpectedContainer] = {}
         for name, one in document.items():
@@ -86,202 +99,220 @@ def read_containers(text: str) -> dict[str, ExpectedContainer] | None:
                 return None
             milli, memory = milli_cpus(one.get("cpu", 0)), whole_bytes(one.get("memory", 0))
             found[name] = ExpectedContainer(
-                milli=milli, memory=memory, ends=one.get("ends") is True
+                milli=milli, memory=memory, is_init=one.get("ends") is True
             )
     except (ValueError, BadQuantity, RecursionError):
         return None
     return found
 
 
-def containers_text(containers: Mapping[str, ExpectedContainer]) -> str:
+def format_containers(containers: Mapping[str, ExpectedContainer]) -> str:
     """The annotation's value; containers in the order in which they start."""
     document = {
         name: {"cpu": f"{one.milli}m", "memory": str(one.memory)}
-        | ({"ends": True} if one.ends else {})
+        | ({"ends": True} if one.is_init else {})
         for name, one in containers.items()
     }
     return json.dumps(document, separators=(",", ":"))
 
 
-def sandbox(
-    machine: Machine, state: NodeState, pod: PodSandbox, reading: Reading | None, now: float
+def reserve_for_sandbox(
+    machine: NodeModel, state: NodeState, pod: PodSandbox, reading: MeasuredFree | None, now: float
 ) -> Released:
     """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
 
     Its devices are not known yet, so its first container decides about the place.
     """
-    all_of_it = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=pod.resources)
-    if not machine.settings.kept_seconds or pod.uid in state.pods:
+    all_of_it = Container(
+        id=f"{pod.id}/{POD_RESERVATION_NAME}",
+        pod_id=pod.id,
+        name=POD_RESERVATION_NAME,
+        resources=pod.resources,
+    )
+    if not machine.settings.reservation_seconds or pod.uid in state.pods:
         return Released(state=state)
-    requested = machine.resolve(pod, all_of_it)
-    if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
+    requested = machine.resolve_options(pod, all_of_it)
+    if isinstance(requested, Rejection) or requested.scope is not Scope.POD:
         return Released(state=state)
     decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
-    if isinstance(decided, Refused) or not decided.allocation.owned:
+    if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return Released(state=state)
-    after = decided.state.with_kept(all_of_it.id, now, TO_COME)
-    after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_preferred=True))
+    after = decided.state.with_reservation(all_of_it.id, now, TO_COME)
+    after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_is_preferred=True))
     return Released(state=after, change=decided.change, updates=decided.updates)
 
 
-def admit_whole(
-    machine: Machine,
+def admit_pod(
+    machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     now: float = 0.0,
-    resolved: Requested | None = None,
+    resolved: PlacementOptions | None = None,
 ) -> Decision:
     """Decide about a container that is being created, and with the first one about its pod."""
     decided = admit(machine, state, pod, container, reading, now, resolved=resolved)
-    if isinstance(decided, Refused) or not machine.settings.kept_seconds:
+    if isinstance(decided, Rejected) or not machine.settings.reservation_seconds:
         return decided
     record = state.pods.get(pod.uid)
     of_pod = [state.allocations[i] for i in record.containers] if record is not None else []
     placed = record is not None and record.affinity is not None
-    if placed or any(a.container != ALL for a in of_pod):
+    if placed or any(a.container != POD_RESERVATION_NAME for a in of_pod):
         return decided
-    expected, wrong = _expected_of(machine, pod)
+    expected, wrong = _expected_containers(machine, pod)
     if wrong:
         decided = replace(decided, warnings=(*decided.warnings, wrong))
     if expected is None:
-        found = _with_sum(machine, pod, container, decided, reading, now)
+        found = _reserve_pod_sum(machine, pod, container, decided, reading, now)
     else:
-        found = _with_named(machine, pod, container, decided, expected, reading, now)
-    if isinstance(found, Refusal):
-        return Refused(found, decided.trace, is_about_later_container=True)
+        found = _reserve_named(machine, pod, container, decided, expected, reading, now)
+    if isinstance(found, Rejection):
+        return Rejected(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
         return decided
-    pool = found.pool(machine.topology, machine.settings)
-    cpus = effective_cpus(decided.allocation, pool, machine.topology, found.withheld_bits)
+    pool = found.shared_pool(machine.topology, machine.settings)
+    cpus = effective_cpus(decided.allocation, pool, machine.topology, found.unavailable_bits)
     its, planned = decided.adjustment, found.pods[pod.uid].containers
     return replace(
         decided,
         state=found,
         change=StateChange(tuple({*decided.change.containers, *planned}), (pod.uid,)),
-        adjustment=adjustment(machine, decided.allocation, cpus, its.memory_policy),
+        adjustment=build_adjustment(machine, decided.allocation, cpus, its.memory_policy),
         updates=pool_updates(machine, state, found, skip=container.id),
         trace=replace(decided.trace, pool_after=pool),
     )
 
 
-def named_containers(machine: Machine, pod: PodSandbox) -> int:
+def named_containers(machine: NodeModel, pod: PodSandbox) -> int:
     """How many containers of a pod are admitted with its first; 0 where it does not name them."""
-    return len(_expected_of(machine, pod)[0] or ())
+    return len(_expected_containers(machine, pod)[0] or ())
 
 
-def _expected_of(
-    machine: Machine, pod: PodSandbox
+def _expected_containers(
+    machine: NodeModel, pod: PodSandbox
 ) -> tuple[dict[str, ExpectedContainer] | None, str]:
     """What is known of the pod's containers by name; and what is wrong with the annotation."""
-    key = f"{machine.settings.prefix}/{CONTAINERS}"
+    key = f"{machine.settings.prefix}/{CONTAINERS_KEY}"
     text = pod.annotations.get(key)
     whole = pod_milli(pod)
     if text is None or pod.qos is not QoSClass.GUARANTEED or whole is None:
         return None, ""
-    expected = read_containers(text)
+    expected = parse_containers(text)
     if expected is None:
-        return None, f"{CONTAINERS} is {quoted(text)} (annotation {key}), expected {_EXPECTED}"
+        return (
+            None,
+            f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
+            f"{_CONTAINERS_EXPECTED}",
+        )
     at_once = [
         max([sum(n for n, ends in amounts if not ends), *(n for n, ends in amounts if ends)])
         for amounts in (
-            [(one.milli, one.ends) for one in expected.values()],
-            [(one.memory, one.ends) for one in expected.values()],
+            [(one.milli, one.is_init) for one in expected.values()],
+            [(one.memory, one.is_init) for one in expected.values()],
         )
     ]
     if at_once[0] > whole or at_once[1] > (pod.resources.memory_limit or 0):
         return None, (
-            f"{CONTAINERS} has {human_milli(at_once[0])} and {at_once[1]} bytes "
+            f"{CONTAINERS_KEY} has {human_milli(at_once[0])} and {at_once[1]} bytes "
             f"(annotation {key}), expected no more than its pod, {human_milli(whole)} and "
             f"{pod.resources.memory_limit or 0} bytes"
         )
     return expected, ""
 
 
-def _with_named(
-    machine: Machine,
+def _reserve_named(
+    machine: NodeModel,
     pod: PodSandbox,
     first: Container,
     decided: Admitted,
     expected: Mapping[str, ExpectedContainer],
-    reading: Reading | None,
+    reading: MeasuredFree | None,
     now: float,
-) -> NodeState | Refusal:
+) -> NodeState | Rejection:
     """Place all others of the pod in their order, as if each were being created."""
-    base = let_go(machine, decided.state, _sums(decided.state, pod)).state
+    base = release_reservations(
+        machine, decided.state, _pod_sum_reservations(decided.state, pod)
+    ).state
     own = expected.get(first.name)
-    ends = own is not None and own.ends
-    plan = release(machine, base, first.id, now).state if ends else base
+    ends = own is not None and own.is_init
+    plan = release_container(machine, base, first.id, now).state if ends else base
     for name, one in expected.items():
         if name == first.name:
             continue
-        resources = limits(one.milli, one.memory)
+        resources = guaranteed_resources(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
         found = admit(machine, plan, pod, made, reading, now)
-        if isinstance(found, Refused):
-            why = found.message.removeprefix(f"{subject(pod, made)}: ")
+        if isinstance(found, Rejected):
+            why = found.message.removeprefix(f"{container_subject(pod, made)}: ")
             return replace(
-                found.refusal,
-                message=f"{subject(pod, first)}: its pod is admitted whole, and container {name} "
+                found.rejection,
+                message=f"{container_subject(pod, first)}: its pod is admitted whole, and "
+                f"container {name} "
                 f"would be refused: {why}",
             )
         plan = found.state
-        if one.ends:
-            plan = release(machine, plan, made.id, now).state
+        if one.is_init:
+            plan = release_container(machine, plan, made.id, now).state
     ids = [f"{pod.id}/{name}" for name in expected if name != first.name]
     for i in ids:
-        plan = release(machine, plan, i, now).state
+        plan = release_container(machine, plan, i, now).state
     kept = [replace(plan.allocations[i], reason=TO_COME) for i in ids if i in plan.allocations]
     if ends:
         # What it has until it ends is no more than theirs that come after it.
-        return kept_again(machine, base, kept, decided.allocation)
-    plan = let_go(machine, plan, kept).state
+        return restore_pod_reservation(machine, base, kept, decided.allocation)
+    plan = release_reservations(machine, plan, kept).state
     return plan.with_allocation(*kept)
 
 
-def _with_sum(
-    machine: Machine,
+def _reserve_pod_sum(
+    machine: NodeModel,
     pod: PodSandbox,
     first: Container,
     decided: Admitted,
-    reading: Reading | None,
+    reading: MeasuredFree | None,
     now: float,
-) -> NodeState | Refusal:
+) -> NodeState | Rejection:
     """Keep what the pod's sum leaves for others, if it leaves whole CPUs and they are asked for."""
     state, its = decided.state, decided.trace.requested
     whole, memory = pod_milli(pod), pod.resources.memory_limit or 0
-    if not decided.allocation.owned or its is None or its.slots is not None or whole is None:
+    if not decided.allocation.exclusive or its is None or its.slots is not None or whole is None:
         return state
     if its.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
     if any(its.sources.get(key, "").endswith(f".{first.name}") for key in ("policy", "cpus")):
         return state  # what the others ask for is not known
-    if its.scope is Scope.CONTAINER and by_kubelet(machine, its):
+    if its.scope is Scope.CONTAINER and uses_kubelet_rules(machine, its):
         return state  # nor how much of it is fractions, which do not count
-    state = let_go(machine, state, _sums(state, pod)).state
+    state = release_reservations(machine, state, _pod_sum_reservations(state, pod)).state
     milli = (whole - decided.allocation.cpu_milli) // 1000 * 1000
     if milli <= 0:
         return state
     if its.scope is Scope.CONTAINER:
         # How many containers share it, and each has its own place: any place will do.
         its = replace(its, policy=Policy.BEST_EFFORT)
-    rest = limits(milli, max(0, memory - decided.allocation.memory_bytes))
-    others = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=rest)
+    rest = guaranteed_resources(milli, max(0, memory - decided.allocation.memory_bytes))
+    others = Container(
+        id=f"{pod.id}/{POD_RESERVATION_NAME}",
+        pod_id=pod.id,
+        name=POD_RESERVATION_NAME,
+        resources=rest,
+    )
     found = admit(machine, state, pod, others, reading, now, resolved=its)
     if isinstance(found, Admitted):
-        kept = found.allocation.owned
-        return found.state.with_kept(others.id, now, TO_COME) if kept else state
-    left = sum(machine.cpu_left(state).values())
+        kept = found.allocation.exclusive
+        return found.state.with_reservation(others.id, now, TO_COME) if kept else state
+    left = sum(machine.free_cpu_milli(state).values())
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own
-    return Refusal(
+    return Rejection(
         reason="NotEnoughCPUs",
-        message=f"{subject(pod, first)}: its pod is admitted whole, and its other containers need "
+        message=f"{container_subject(pod, first)}: its pod is admitted whole, and its other "
+        "containers need "
         f"{human_milli(milli)} together; free beside it: {human_milli(left)}",
         rule="no container of a pod starts where another would be refused",
     )
 
 
-def _sums(state: NodeState, pod: PodSandbox) -> list[Allocation]:
-    return [a for a in state.kept_for(pod.uid) if a.container == ALL]
+def _pod_sum_reservations(state: NodeState, pod: PodSandbox) -> list[Allocation]:
+    return [a for a in state.reservations_of(pod.uid) if a.container == POD_RESERVATION_NAME]

@@ -29,52 +29,57 @@ import msgspec
 
 from nri_numa import __version__
 from nri_numa.kube.requests import (
-    METHODS,
-    Form,
+    HTTP_METHODS,
+    APIRequest,
+    ContentType,
     KubeError,
     Outcome,
-    Request,
-    Result,
+    OutcomeKind,
     Verb,
-    mapping,
-    outcome_of,
+    classify_error,
+    mapping_or_empty,
 )
 from nri_numa.observe.logs import get_logger
 
-CONNECTIONS: Final = 32
+MAX_CONNECTIONS: Final = 32
 """Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
-KEPT: Final = 45.0
+KEEPALIVE_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
-TIMEOUT: Final = 10.0
+STEP_TIMEOUT_S: Final = 10.0
 """Seconds for each step of a request; a silent server must not hold us for ever."""
-LISTING: Final = 60.0
+LIST_TIMEOUT_S: Final = 60.0
 """The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
-PAGE: Final = 500
+LIST_PAGE_SIZE: Final = 500
 """Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
-GATHERED: Final = 0.02
+WATCH_COALESCE_S: Final = 0.02
 """Seconds between two reads of a watch: what comes meanwhile is read at once."""
-WATCH: Final = 300
+WATCH_DURATION_S: Final = 300
 """Seconds after which the API server ends a watch, which is then resumed."""
-_SLACK: Final = 60.0
+_WATCH_TIMEOUT_MARGIN_S: Final = 60.0
 """Seconds after the end of a watch without an answer: the connection is dead."""
 PIECE_BYTES: Final = 1 << 15
 """Bytes of a watch that are read at once, ten to thirty events: questions are answered in between.
 Where so many waited there is no pause. Half a MiB waits in aiohttp, and no more.
 """
-_CHECKED: Final = 1.0
+_CA_CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks whether ca.crt is another file."""
-_TURNS: Final = 100
+_CLOSE_LOOP_TURNS: Final = 100
 """Turns of the event loop that sockets have to close in after the other side's last word; they
 need three."""
-_LONGEST: Final = 30.0
-_DENIED, _MISSING, _GONE, _BUSY = 401, 404, 410, 429
+_MAX_BACKOFF_S: Final = 30.0
+_UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS = (
+    401,
+    404,
+    410,
+    429,
+)
 WHOLE_OBJECT: Final = "application/json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = METADATA.replace("Metadata;", "MetadataList;")
 """What is accepted: an object, or its metadata alone; of a list that of each object."""
-OPENED: Final = ""
+WATCH_OPENED: Final = ""
 """What a watch says first: the server follows."""
-_BOOKMARK: Final = "BOOKMARK"
+_BOOKMARK_EVENT: Final = "BOOKMARK"
 
 
 class _Cause(msgspec.Struct):
@@ -128,33 +133,35 @@ class KubeAPI:
         """Seconds since the epoch by the server's clock, a second off at most."""
         return self._wall() - self._ahead
 
-    async def do(self, request: Request) -> Outcome:
+    async def execute(self, request: APIRequest) -> Outcome:
         """Do one request; every failure is a value."""
-        path = request.path
+        path = request.url_path
         try:
             if request.verb is Verb.LIST:
                 chosen = ",".join(f"{key}={one}" for key, one in request.field_selector.items())
-                documents = await self.objects(path, chosen)
+                documents = await self.list_objects(path, chosen)
             else:
-                form = request.form if request.verb is Verb.PATCH else Form.WHOLE
+                form = request.form if request.verb is Verb.PATCH else ContentType.FULL_OBJECT
                 accept = METADATA if request.metadata else WHOLE_OBJECT
-                method = METHODS[request.verb]
-                documents = [await self.ask(method, path, request.body, form=form, accept=accept)]
+                method = HTTP_METHODS[request.verb]
+                documents = [
+                    await self.request_json(method, path, request.body, form=form, accept=accept)
+                ]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
-            return outcome_of(request, error)
-        return Outcome(result=Result.DONE, documents=tuple(documents))
+            return classify_error(request, error)
+        return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(documents))
 
-    async def ask(
+    async def request_json(
         self,
         method: str,
         path: str,
         document: object = None,
         *,
-        form: str = Form.WHOLE,
+        form: str = ContentType.FULL_OBJECT,
         accept: str = WHOLE_OBJECT,
-        seconds: float = TIMEOUT,
+        seconds: float = STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
 
@@ -169,7 +176,7 @@ class KubeAPI:
             body = msgspec.json.encode(document)
             path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
         headers = {"Content-Type": form, "Accept": accept}
-        async with self._exchange(method, path, body, headers, seconds) as answer:
+        async with self._send_request(method, path, body, headers, seconds) as answer:
             data = await answer.read()
             try:
                 found = msgspec.json.decode(data, type=dict[str, Any])
@@ -177,25 +184,25 @@ class KubeAPI:
                 raise KubeError(f"cannot read the answer: {error}", answer.status) from None
         return found
 
-    async def renew(self) -> None:
+    async def refresh_credentials(self) -> None:
         """Have credentials, of now or of a second ago.
 
         Raises:
             KubeError: there are none.
         """
-        with self._failures():
-            await self._opened()
+        with self._translate_errors():
+            await self._open_session()
 
-    async def objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+    async def list_objects(self, path: str, fields: str = "") -> list[dict[str, Any]]:
         """Read a list, of a field selector.
 
         Raises:
             KubeError: see `ask`.
         """
-        pages = self.pages(path, {"fieldSelector": fields} if fields else {})
+        pages = self.list_pages(path, {"fieldSelector": fields} if fields else {})
         return [one async for _, items in pages for one in items]
 
-    async def pages(
+    async def list_pages(
         self, path: str, parameters: Mapping[str, str], *, accept: str = WHOLE_OBJECT
     ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """Read a long list: metadata and objects of each page.
@@ -203,34 +210,34 @@ class KubeAPI:
         Raises:
             KubeError: see `ask`.
         """
-        asked = {**parameters, "limit": str(PAGE)}
+        asked = {**parameters, "limit": str(LIST_PAGE_SIZE)}
         while True:
             url = f"{path}?{urlencode(asked)}"
-            found = await self.ask("GET", url, accept=accept, seconds=LISTING)
-            metadata = mapping(found.get("metadata"))
-            yield metadata, _items(found)
+            found = await self.request_json("GET", url, accept=accept, seconds=LIST_TIMEOUT_S)
+            metadata = mapping_or_empty(found.get("metadata"))
+            yield metadata, _decode_items(found)
             if not metadata.get("continue"):
                 return
             asked["continue"] = str(metadata["continue"])
 
-    async def events(
+    async def watch_events(
         self,
         path: str,
         parameters: Mapping[str, str],
-        seconds: int = WATCH,
+        seconds: int = WATCH_DURATION_S,
         *,
         accept: str = WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Follow a watch until the server ends it: `OPENED`, then what happened and the object.
+        """Follow a watch until the server ends it: `WATCH_OPENED`, then event and object.
 
         Raises:
             KubeError: the server says no, be it in the middle, or the connection was lost.
         """
         asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
-        url, silence = f"{path}?{urlencode(asked)}", seconds + _SLACK
+        url, silence = f"{path}?{urlencode(asked)}", seconds + _WATCH_TIMEOUT_MARGIN_S
         headers = {"Accept": accept}
-        async with self._exchange("GET", url, None, headers, silence) as answer:
-            yield OPENED, {}
+        async with self._send_request("GET", url, None, headers, silence) as answer:
+            yield WATCH_OPENED, {}
             rest = b""
             while True:
                 chunk = await answer.content.read(PIECE_BYTES)
@@ -239,31 +246,31 @@ class KubeAPI:
                 rest = lines.pop() if chunk else b""
                 for line in lines:
                     if line:
-                        yield _event(line)
+                        yield _decode_watch_event(line)
                 if not chunk:
                     return
-                await asyncio.sleep(GATHERED if len(chunk) < PIECE_BYTES else 0)
+                await asyncio.sleep(WATCH_COALESCE_S if len(chunk) < PIECE_BYTES else 0)
 
     @contextlib.asynccontextmanager
-    async def _exchange(
+    async def _send_request(
         self,
         method: str,
         url: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        silence: float = TIMEOUT,
+        silence: float = STEP_TIMEOUT_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request, signed; once more with the token read anew where it was denied."""
-        with self._failures():
+        with self._translate_errors():
             for last in (False, True):
-                session = await self._opened()
+                session = await self._open_session()
                 answer = await session.request(
                     method,
                     self._server + url,
                     data=body,
                     headers={"Authorization": self._bearer, **(headers or {})},
                     timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=TIMEOUT, sock_read=silence
+                        total=None, sock_connect=STEP_TIMEOUT_S, sock_read=silence
                     ),
                     allow_redirects=False,
                 )
@@ -273,17 +280,19 @@ class KubeAPI:
                         yield answer
                         return
                     found = await answer.read()
-                    if answer.status != _DENIED or last:
-                        raise refused(answer.status, found, answer.headers.get("Retry-After", ""))
+                    if answer.status != _UNAUTHORIZED_STATUS or last:
+                        raise error_from_response(
+                            answer.status, found, answer.headers.get("Retry-After", "")
+                        )
                 self._bearer = self._read_token()
 
-    async def _opened(self) -> aiohttp.ClientSession:
+    async def _open_session(self) -> aiohttp.ClientSession:
         """The session; another one after ca.crt changed.
 
         The kubelet writes all files anew with each token, and what is under way goes on.
         """
         now = asyncio.get_running_loop().time()
-        if self._session is not None and now - self._checked <= _CHECKED:
+        if self._session is not None and now - self._checked <= _CA_CHECK_INTERVAL_S:
             return self._session
         file = self._directory / "ca.crt"
         status = os.stat(file)
@@ -311,9 +320,9 @@ class KubeAPI:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 ssl=context,
-                limit=CONNECTIONS,
-                keepalive_timeout=KEPT,
-                socket_factory=self._socket,
+                limit=MAX_CONNECTIONS,
+                keepalive_timeout=KEEPALIVE_S,
+                socket_factory=self._create_socket,
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
@@ -347,12 +356,12 @@ class KubeAPI:
         for one in open_ones:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        for _ in range(_TURNS):
+        for _ in range(_CLOSE_LOOP_TURNS):
             if all(one.fileno() < 0 for one in open_ones):
                 return
             await asyncio.sleep(0)
 
-    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+    def _create_socket(self, address: tuple[Any, ...]) -> socket.socket:
         """One of a connection, remembered as long as it lives."""
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
@@ -360,7 +369,7 @@ class KubeAPI:
         return made
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Whatever keeps an answer away, as one sentence that names what to look at."""
         try:
             yield
@@ -384,14 +393,14 @@ class KubeAPI:
             raise KubeError(f"no answer from the API server: {text}") from error
 
 
-def namespace(credentials: str) -> str:
+def read_pod_namespace(credentials: str) -> str:
     """The namespace of a pod's credentials; ``default`` where they do not say."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return Path(credentials, "namespace").read_text("ascii").strip() or "default"
     return "default"
 
 
-def refused(code: int, body: bytes, retry_after: str = "") -> KubeError:
+def error_from_response(code: int, body: bytes, retry_after: str = "") -> KubeError:
     """What the server says instead of doing it."""
     try:
         found = msgspec.json.decode(body, type=_Status)
@@ -404,39 +413,39 @@ def refused(code: int, body: bytes, retry_after: str = "") -> KubeError:
     return KubeError(found.message or f"status {code}", found.code or code, causes, seconds)
 
 
-def _items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     items = document.get("items") or []
     if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
         raise KubeError("cannot read the answer: it is no list of objects")
     return items
 
 
-def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
         found = msgspec.json.decode(line, type=_Event)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise KubeError(f"cannot read an event of a watch: {error}") from None
     if found.type == "ERROR":
-        raise refused(0, msgspec.json.encode(found.object))
+        raise error_from_response(0, msgspec.json.encode(found.object))
     return found.type, found.object
 
 
 # --- all objects of a kind, followed --------------------------------------------------------------
 
 
-class Watched:
+class WatchHandler:
     """Objects of one kind, kept up to date by a `Watch`."""
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
 
-    def removed(self, key: str) -> None:
+    def on_delete_key(self, key: str) -> None:
         """An object does not exist any more."""
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def on_delete(self, document: Mapping[str, Any]) -> None:
         """The same, where its last state is known."""
 
-    def listed(self, keys: frozenset[str]) -> None:
+    def on_list(self, keys: frozenset[str]) -> None:
         """These are all."""
 
 
@@ -458,7 +467,7 @@ class Watch:
         self,
         api: KubeAPI,
         path: str,
-        watched: Watched,
+        watched: WatchHandler,
         *,
         fields: str = "",
         metadata: bool = False,
@@ -489,85 +498,88 @@ class Watch:
             least = 0.0
             try:
                 if not version:
-                    version = await self._list()
+                    version = await self._list_objects()
                 asked = {
                     **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
                 }  # fmt: skip
-                followed = self._api.events(self._path, asked, accept=self._accept[0])
+                followed = self._api.watch_events(self._path, asked, accept=self._accept[0])
                 async with aclosing(followed) as events:
                     async for event, found in events:
-                        self._works()
-                        if event == OPENED:
+                        self._mark_healthy()
+                        if event == WATCH_OPENED:
                             continue
                         failures = gone = 0
                         version = found["metadata"].get("resourceVersion", version)
-                        if event != _BOOKMARK:
-                            self._changed(event, found)
+                        if event != _BOOKMARK_EVENT:
+                            self._apply_event(event, found)
             except KubeError as error:
-                least, gone = error.retry_after, gone + 1 if error.code == _GONE else 0
-                if error.code in (_GONE, _MISSING):
+                least, gone = error.retry_after, gone + 1 if error.code == _GONE_STATUS else 0
+                if error.code in (_GONE_STATUS, _NOT_FOUND_STATUS):
                     version = ""
-                if 0 < error.code < _BUSY:
+                if 0 < error.code < _TOO_MANY_REQUESTS_STATUS:
                     self._token, self._found = "", set()
-                if error.code == _MISSING:
-                    self._listed(set())  # nothing of this kind can exist
+                if error.code == _NOT_FOUND_STATUS:
+                    self._apply_list(set())  # nothing of this kind can exist
                 if 0 < gone < 3:  # as it happens after a watch that ended
                     self._log.info("listing again", kind=self._what)
                 else:
                     code = f"{self._what}: {error.code}: " if error.code else ""
-                    missed = error.code not in (_GONE, _MISSING)  # for it is listed again
-                    self._fails(f"{code}{str(error)[:300]}", missed=missed)
+                    missed = error.code not in (
+                        _GONE_STATUS,
+                        _NOT_FOUND_STATUS,
+                    )  # for it is listed again
+                    self._mark_failed(f"{code}{str(error)[:300]}", missed=missed)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 version, self._token, self._found = "", "", set()
-                self._fails(f"{self._what}: cannot read the answer: {str(error)[:300]}")
+                self._mark_failed(f"{self._what}: cannot read the answer: {str(error)[:300]}")
             failures += 1
-            pause = min(_LONGEST, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
+            pause = min(_MAX_BACKOFF_S, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
             await asyncio.sleep(max(least * (1 + 0.1 * self._jitter()), pause))
 
-    async def _list(self) -> str:
+    async def _list_objects(self) -> str:
         version = ""
         asked = {**self._parameters, **({"continue": self._token} if self._token else {})}
-        pages = self._api.pages(self._path, asked, accept=self._accept[1])
+        pages = self._api.list_pages(self._path, asked, accept=self._accept[1])
         async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
                 key = self._key(document)
                 self._found.add(key)
                 self._keys.add(key)  # where this list is not read to its end
-                self._watched.put(document)
+                self._watched.on_update(document)
                 if not number % 100:
                     await asyncio.sleep(0)  # questions are answered meanwhile
             self._token = str(metadata.get("continue") or "")
         keys, self._found = self._found, set()
-        self._listed(keys)
+        self._apply_list(keys)
         return version
 
-    def _changed(self, event: str, document: dict[str, Any]) -> None:
+    def _apply_event(self, event: str, document: dict[str, Any]) -> None:
         key = self._key(document)
         if event == "DELETED":
             self._keys.discard(key)
-            self._watched.remove(document)
-            self._watched.removed(key)
+            self._watched.on_delete(document)
+            self._watched.on_delete_key(key)
         else:
             self._keys.add(key)
-            self._watched.put(document)
+            self._watched.on_update(document)
             # What is gone shows when it was last changed, and not when it went.
             if self._aged is not None and (written := written_at(document)) is not None:
                 self._aged(max(0.0, self._api.server_time() - written))
 
-    def _listed(self, keys: set[str]) -> None:
+    def _apply_list(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
-            self._watched.removed(key)
+            self._watched.on_delete_key(key)
         self._keys, self.seen = keys, self._clock()
-        self._watched.listed(frozenset(keys))
+        self._watched.on_list(frozenset(keys))
         self.synced.set()
 
-    def _works(self) -> None:
+    def _mark_healthy(self) -> None:
         if self.problem:
             self._log.info("the API server answers again", kind=self._what)
         self.problem, self.seen, self.failing = "", self._clock(), None
 
-    def _fails(self, problem: str, *, missed: bool = True) -> None:
+    def _mark_failed(self, problem: str, *, missed: bool = True) -> None:
         if missed and self.failing is None:
             self.failing = self._clock()
         if problem != self.problem:
@@ -587,7 +599,7 @@ def uid_of(document: Mapping[str, Any]) -> str:
 
 def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
     """A text in a section; empty where it is none."""
-    value = mapping(document.get(section)).get(key)
+    value = mapping_or_empty(document.get(section)).get(key)
     return value if isinstance(value, str) else ""
 
 
@@ -596,7 +608,10 @@ def written_at(document: Mapping[str, Any]) -> float | None:
 
     Its managers say so, by the API server's clock, but for a binding, which only a condition shows.
     """
-    metadata, status = mapping(document.get("metadata")), mapping(document.get("status"))
+    metadata, status = (
+        mapping_or_empty(document.get("metadata")),
+        mapping_or_empty(document.get("status")),
+    )
     times = [
         time
         for section, key in (
@@ -604,7 +619,7 @@ def written_at(document: Mapping[str, Any]) -> float | None:
             (status.get("conditions"), "lastTransitionTime"),
         )
         for one in (section if isinstance(section, list) else ())
-        if isinstance(time := mapping(one).get(key), str)
+        if isinstance(time := mapping_or_empty(one).get(key), str)
     ]
     try:
         return datetime.fromisoformat(max(times)).timestamp()

@@ -20,24 +20,26 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.config.values import is_loopback
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("lease")
 
-DURATION: Final = 15.0
+LEASE_DURATION_S: Final = 15.0
 """Seconds that the Lease is worth without being renewed; as the next two client-go's."""
-RETRY: Final = 2.0
+RENEW_INTERVAL_S: Final = 2.0
 """Seconds between two looks or renewals."""
-DEADLINE: Final = 10.0
+RENEW_DEADLINE_S: Final = 10.0
 """Seconds after which a leader that could not renew gives up."""
-LEAST: Final = 0.05
+MIN_REQUEST_INTERVAL_S: Final = 0.05
 """Seconds between two requests at least."""
-LONGEST: Final = 1.0
+MAX_CLOCK_INTERVAL_S: Final = 1.0
 """Seconds between two looks at the clock at most."""
-GIVING_BACK: Final = 3.0
+RELEASE_TIMEOUT_S: Final = 3.0
 """Seconds that the end of a replica waits for its Lease to be given back."""
-_ELECTION: Final = frozenset({Result.DONE, Result.MISSING, Result.EXISTS, Result.CONFLICT})
+_ELECTION_RESULTS: Final = frozenset(
+    {OutcomeKind.SUCCEEDED, OutcomeKind.MISSING, OutcomeKind.EXISTS, OutcomeKind.CONFLICT}
+)
 """Of two that write at once one is refused: that is the election, and no problem."""
 
 Spec = dict[str, Any]
@@ -60,13 +62,13 @@ class Lease:
         address: host:port where other replicas reach this one; part of the identity.
     """
 
-    limit = DEADLINE / 2
+    limit = RENEW_DEADLINE_S / 2
 
     def __init__(
         self,
         name: str,
         namespace: str,
-        ask: Callable[[Request], Awaitable[Outcome]],
+        ask: Callable[[APIRequest], Awaitable[Outcome]],
         *,
         identity: str = "",
         address: str = "",
@@ -74,7 +76,7 @@ class Lease:
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.answered: Callable[[Request, Outcome], object] = lambda request, outcome: None
+        self.answered: Callable[[APIRequest, Outcome], object] = lambda request, outcome: None
         self.changed: Callable[[], object] = lambda: None
         self.holder = self.problem = ""
         self.since = float("inf")
@@ -92,21 +94,21 @@ class Lease:
         begun."""
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica may work at this moment."""
-        return self._clock() < self._renewed + DEADLINE
+        return self._clock() < self._renewed + RENEW_DEADLINE_S
 
     @property
     def leader_address(self) -> str:
         """host:port of the other replica that leads; empty where it says none, or none leads."""
-        if self.leads or self.holder == self._identity:
+        if self.is_leader or self.holder == self._identity:
             return ""
         return "".join(self.holder.split("_")[2:3])
 
     @property
     def standby_problem(self) -> str:
         """Why this replica neither leads nor knows where to send others; empty when it does."""
-        if self.problem or self.leads or self.leader_address:
+        if self.problem or self.is_leader or self.leader_address:
             return self.problem
         if not self.holder:
             return "no replica leads yet"
@@ -117,81 +119,83 @@ class Lease:
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
-            pause = await self.step()
+            pause = await self.run_step()
 
-    async def step(self) -> float:
+    async def run_step(self) -> float:
         """Do what is due; the result is the seconds until the next time."""
         began = self._clock()
         if self._hold_until <= began:
-            request = self._due(began)
+            request = self._next_request(began)
             try:
                 async with asyncio.timeout(self.limit):
                     outcome = await self._ask(request)
             except TimeoutError:
                 text = "the API server did not answer in time"
-                outcome = Outcome(result=Result.UNREACHABLE, text=text)
-            self._done(request, outcome, began)
+                outcome = Outcome(result=OutcomeKind.UNREACHABLE, text=text)
+            self._on_outcome(request, outcome, began)
             self.answered(request, outcome)
-        if self.leads != self._led:
+        if self.is_leader != self._led:
             self._led = not self._led
             self.since = self._clock() if self._led else self.since
             log.info("leads" if self._led else "does not lead", holder=self.holder)
             self.changed()
-        return max(LEAST, min(LONGEST, self._hold_until - self._clock()))
+        return max(
+            MIN_REQUEST_INTERVAL_S, min(MAX_CLOCK_INTERVAL_S, self._hold_until - self._clock())
+        )
 
     async def release(self) -> None:
         """Let another replica lead at once; for the end."""
         if self._there is None or self.holder != self._identity:
             return
         self._renewed = float("-inf")
-        spec = {**_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
+        spec = {**_lease_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GIVING_BACK):
-                await self._ask(self._request(Verb.UPDATE, {**self._there, "spec": spec}))
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await self._ask(self._new_request(Verb.UPDATE, {**self._there, "spec": spec}))
 
-    def _due(self, now: float) -> Request:
+    def _next_request(self, now: float) -> APIRequest:
         """Look at it, make it, renew it or take it over."""
         if self._absent:
-            if self._known is not None and not self.leads and now < self._ends():
-                return self._request(Verb.GET)  # it was deleted: its holder makes it again
-            return self._write(Verb.CREATE, {}, 0)
+            if self._known is not None and not self.is_leader and now < self._expires_at():
+                return self._new_request(Verb.GET)  # it was deleted: its holder makes it again
+            return self._new_write_request(Verb.CREATE, {}, 0)
         if self._there is None:
-            return self._request(Verb.GET)
-        spec = _spec(self._there)
+            return self._new_request(Verb.GET)
+        spec = _lease_spec(self._there)
         transitions = spec.get("leaseTransitions") or 0
         if spec.get("holderIdentity") == self._identity:
-            return self._write(Verb.UPDATE, self._there, transitions)
-        if not spec.get("holderIdentity") or now >= self._ends():
-            return self._write(Verb.UPDATE, self._there, transitions + 1)
-        return self._request(Verb.GET)
+            return self._new_write_request(Verb.UPDATE, self._there, transitions)
+        if not spec.get("holderIdentity") or now >= self._expires_at():
+            return self._new_write_request(Verb.UPDATE, self._there, transitions + 1)
+        return self._new_request(Verb.GET)
 
-    def _done(self, request: Request, outcome: Outcome, began: float) -> None:
+    def _on_outcome(self, request: APIRequest, outcome: Outcome, began: float) -> None:
         now = self._clock()
-        pause = RETRY * (1 + 0.2 * self._jitter())
+        pause = RENEW_INTERVAL_S * (1 + 0.2 * self._jitter())
         self._hold_until = now + pause
-        if outcome.result is Result.DONE:
+        if outcome.result is OutcomeKind.SUCCEEDED:
             (document,) = outcome.documents
             self._absent = False
-            self._read(document, now)
+            self._record_lease(document, now)
             if request.verb is not Verb.GET:
                 # From before the request: the server may have counted from then.
                 self._renewed = began
-            elif self.holder in ("", self._identity) or now >= self._ends():
+            elif self.holder in ("", self._identity) or now >= self._expires_at():
                 self._hold_until = now
-        elif outcome.result is Result.MISSING:
+        elif outcome.result is OutcomeKind.MISSING:
             self._seen = self._seen if self._absent else now
             self._there, self._absent, self._hold_until = None, True, now + pause / 4
         else:
             # Another replica was quicker, or no answer came: look again before anything is written.
             self._there, self._absent = None, False
-        well = outcome.result in _ELECTION
+        well = outcome.result in _ELECTION_RESULTS
         problem = "" if well else f"the Lease cannot be used: {outcome.text}"
         if problem and problem != self.problem:
             log.warning("cannot be elected", problem=outcome.text)
         self.problem = problem
 
-    def _read(self, document: dict[str, Any], now: float) -> None:
-        self._there, spec = document, _spec(document)
+    def _record_lease(self, document: dict[str, Any], now: float) -> None:
+        self._there, spec = document, _lease_spec(document)
         if self._known != spec:
             self._seen = now
         self._known = spec
@@ -199,18 +203,18 @@ class Lease:
         if self.holder != self._identity:
             self._renewed = float("-inf")
 
-    def _ends(self) -> float:
+    def _expires_at(self) -> float:
         """When it has stood still for long enough; where its duration makes no sense, by ours."""
         runs = (self._known or {}).get("leaseDurationSeconds")
         if not isinstance(runs, int) or not 0 < runs <= 3600:
-            return self._seen + DURATION
+            return self._seen + LEASE_DURATION_S
         return self._seen + runs
 
-    def _write(self, verb: Verb, there: dict[str, Any], transitions: int) -> Request:
+    def _new_write_request(self, verb: Verb, there: dict[str, Any], transitions: int) -> APIRequest:
         # Six digits must follow the seconds; zeros could be dropped.
         wall = datetime.fromtimestamp(self._wall(), UTC)
         moment = wall.replace(microsecond=wall.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec, metadata = _spec(there), there.get("metadata") or {}
+        spec, metadata = _lease_spec(there), there.get("metadata") or {}
         ours = spec.get("holderIdentity") == self._identity
         body = {
             **there,
@@ -220,16 +224,16 @@ class Lease:
             "spec": {
                 **spec,
                 "holderIdentity": self._identity,
-                "leaseDurationSeconds": round(DURATION),
+                "leaseDurationSeconds": round(LEASE_DURATION_S),
                 "acquireTime": (spec.get("acquireTime") if ours else None) or moment,
                 "renewTime": moment,
                 "leaseTransitions": transitions,
             },
         }
-        return self._request(verb, body)
+        return self._new_request(verb, body)
 
-    def _request(self, verb: Verb, body: dict[str, Any] | None = None) -> Request:
-        return Request(
+    def _new_request(self, verb: Verb, body: dict[str, Any] | None = None) -> APIRequest:
+        return APIRequest(
             output="lease",
             verb=verb,
             resource=Resource.LEASES,
@@ -239,7 +243,7 @@ class Lease:
         )
 
 
-def _spec(document: dict[str, Any]) -> Spec:
+def _lease_spec(document: dict[str, Any]) -> Spec:
     return document.get("spec") or {}
 
 

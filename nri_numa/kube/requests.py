@@ -39,7 +39,7 @@ class Verb(StrEnum):
     UPDATE = "update"
 
 
-METHODS: Final = {
+HTTP_METHODS: Final = {
     Verb.GET: "GET",
     Verb.CREATE: "POST",
     Verb.PATCH: "PATCH",
@@ -48,10 +48,10 @@ METHODS: Final = {
 """Of HTTP; a list is read in pages."""
 
 
-class Form(StrEnum):
+class ContentType(StrEnum):
     """How what is written is meant, by its content type."""
 
-    WHOLE = "application/json"
+    FULL_OBJECT = "application/json"
     MERGE = "application/merge-patch+json"
     APPLY = "application/apply-patch+yaml"
     """Server-side apply: makes the object too, and owns what it names."""
@@ -73,7 +73,7 @@ class Resource(Enum):
     SLICES = ("resource.k8s.io", "v1", "resourceslices")
 
     @property
-    def group(self) -> str:
+    def api_group(self) -> str:
         """Its API group; empty for the core."""
         return self.value[0]
 
@@ -82,7 +82,7 @@ class Resource(Enum):
         """Its name in RBAC rules."""
         return self.value[2]
 
-    def path(self, namespace: str = "", name: str = "") -> str:
+    def api_path(self, namespace: str = "", name: str = "") -> str:
         """Of all objects, or of one."""
         group, version, plural = self.value
         kind, _, part = plural.partition("/")
@@ -92,7 +92,7 @@ class Resource(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class APIRequest:
     """One request.
 
     Attributes:
@@ -110,7 +110,7 @@ class Request:
     name: str = ""
     namespace: str = ""
     body: Any = None
-    form: Form = Form.MERGE
+    form: ContentType = ContentType.MERGE
     force: bool = False
     field_selector: Mapping[str, str] = field(default_factory=dict)
     metadata: bool = False
@@ -118,23 +118,23 @@ class Request:
     version: Any = None
 
     @property
-    def target(self) -> str:
+    def target_text(self) -> str:
         """Which object, for log lines."""
         return "/".join(part for part in (self.resource.plural, self.namespace, self.name) if part)
 
     @property
-    def path(self) -> str:
+    def url_path(self) -> str:
         """Path and parameters."""
         # What is made is named by its body, a part of an object by the path.
         named = self.verb is not Verb.CREATE or "/" in self.resource.plural
-        path = self.resource.path(self.namespace, self.name if named else "")
+        path = self.resource.api_path(self.namespace, self.name if named else "")
         return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
 
 
-class Result(StrEnum):
+class OutcomeKind(StrEnum):
     """What came of a request, as far as it matters to what follows."""
 
-    DONE = "done"
+    SUCCEEDED = "done"
     EXISTS = "exists"
     MISSING = "missing"
     UNKNOWN = "unknown"
@@ -148,14 +148,16 @@ class Result(StrEnum):
     """A disruption budget does not allow an eviction now."""
     FAILED = "failed"
     """The server could not do this one."""
-    BUSY = "busy"
+    THROTTLED = "busy"
     UNAUTHORIZED = "unauthorized"
     UNREACHABLE = "unreachable"
 
 
-WHOLE: Final = frozenset({Result.BUSY, Result.UNAUTHORIZED, Result.UNREACHABLE})
+SERVER_WIDE_RESULTS: Final = frozenset(
+    {OutcomeKind.THROTTLED, OutcomeKind.UNAUTHORIZED, OutcomeKind.UNREACHABLE}
+)
 """What is not about the one request: nothing else would fare better."""
-_DEFINED: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
+_CUSTOM_RESOURCES: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
 """Kinds that a cluster has only where their definition was applied."""
 
 
@@ -168,61 +170,63 @@ class Outcome:
         retry_after: seconds that the server wants to be left alone.
     """
 
-    result: Result
+    result: OutcomeKind
     text: str = ""
     retry_after: float = 0.0
     documents: tuple[dict[str, Any], ...] = ()
 
 
-_RESULTS: Final = {
-    **dict.fromkeys((400, 413, 415, 422), Result.INVALID),
-    401: Result.UNAUTHORIZED,
-    403: Result.FORBIDDEN,
-    404: Result.MISSING,
-    409: Result.CONFLICT,
-    **dict.fromkeys((429, 503, 504), Result.BUSY),
+_OUTCOME_BY_STATUS: Final = {
+    **dict.fromkeys((400, 413, 415, 422), OutcomeKind.INVALID),
+    401: OutcomeKind.UNAUTHORIZED,
+    403: OutcomeKind.FORBIDDEN,
+    404: OutcomeKind.MISSING,
+    409: OutcomeKind.CONFLICT,
+    **dict.fromkeys((429, 503, 504), OutcomeKind.THROTTLED),
 }
-"""By status code; every other is `Result.FAILED`."""
+"""By status code; every other is `OutcomeKind.FAILED`."""
 
 
-def outcome_of(request: Request, error: KubeError) -> Outcome:
+def classify_error(request: APIRequest, error: KubeError) -> Outcome:
     """What an error means for a request."""
     code, message, retry_after = error.code, str(error), error.retry_after
     if not code:
-        return Outcome(result=Result.UNREACHABLE, text=message)
-    result, remedy = _RESULTS.get(code, Result.FAILED), ""
+        return Outcome(result=OutcomeKind.UNREACHABLE, text=message)
+    result, remedy = _OUTCOME_BY_STATUS.get(code, OutcomeKind.FAILED), ""
     if "ValidatingAdmissionPolicy" in message:
-        result = Result.FORBIDDEN
+        result = OutcomeKind.FORBIDDEN
         remedy = "; an admission policy refused it: does the token name this node?"
     elif code == 401:
         remedy = "; the token is expired, of another cluster, or the clocks differ"
     elif code == 403:
         if "NamespaceTerminating" in error.causes or "is being terminated" in message:
-            result = Result.ENDING
+            result = OutcomeKind.ENDING
         else:
             remedy = (
                 f"; a ClusterRole of its service account lacks apiGroups "
-                f"[{request.resource.group!r}], resources [{request.resource.plural}], "
+                f"[{request.resource.api_group!r}], resources [{request.resource.plural}], "
                 f"verbs [{request.verb}]"
             )
-    elif code == 404 and request.resource in _DEFINED and f'"{request.name}"' not in message:
+    elif (
+        code == 404 and request.resource in _CUSTOM_RESOURCES and f'"{request.name}"' not in message
+    ):
         # The message about a missing object names it; otherwise its definition is missing.
-        result, remedy = Result.UNKNOWN, "; no such kind of object"
+        result, remedy = OutcomeKind.UNKNOWN, "; no such kind of object"
     elif code == 409 and request.verb is Verb.CREATE:
-        result = Result.EXISTS
+        result = OutcomeKind.EXISTS
     elif code == 429 and "DisruptionBudget" in error.causes:
-        result = Result.BLOCKED
+        result = OutcomeKind.BLOCKED
     elif code == 429:
         retry_after = retry_after or 1.0
-    text = f"{request.verb} {request.target}: {code}: {message[:500]}{remedy}"
+    text = f"{request.verb} {request.target_text}: {code}: {message[:500]}{remedy}"
     return Outcome(result=result, text=text, retry_after=retry_after)
 
 
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     """The annotations of an object."""
-    return mapping(mapping(document.get("metadata")).get("annotations"))
+    return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
 
 
-def mapping(value: object) -> Mapping[str, Any]:
+def mapping_or_empty(value: object) -> Mapping[str, Any]:
     """The value where it is a mapping, which a document of a user need not have."""
     return value if isinstance(value, Mapping) else {}

@@ -16,7 +16,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.kubelet.configuration import KubeletFacts
-from nri_numa.kubelet.state_files import NAMES, STATIC
+from nri_numa.kubelet.state_files import STATE_FILE_NAMES, STATIC_POLICIES
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import Settings
@@ -32,19 +32,21 @@ from nri_numa.observe.metrics import Metrics
 log = get_logger("kubelet")
 
 
-class KubeletWatch:
+class KubeletPinningMonitor:
     """Says when the kubelet, whose root directory this is, starts or stops to pin containers."""
 
     def __init__(self, metrics: Metrics, directory: str) -> None:
         self._metrics = metrics
         self._directory = directory
         self._static: dict[str, bool] = {}
-        for manager in NAMES:  # a series that is there from the start, as dashboards ask it
+        for (
+            manager
+        ) in STATE_FILE_NAMES:  # a series that is there from the start, as dashboards ask it
             metrics.kubelet_static.labels(manager).set(False)
 
-    def judge(self, policies: Mapping[str, str]) -> None:
+    def update_policies(self, policies: Mapping[str, str]) -> None:
         """Compare with the last look; set the gauge and say what changed."""
-        for manager, static in STATIC.items():
+        for manager, static in STATIC_POLICIES.items():
             pins = policies.get(manager) == static
             self._metrics.kubelet_static.labels(manager).set(pins)
             if pins == self._static.get(manager, False):
@@ -55,7 +57,7 @@ class KubeletWatch:
                     "the kubelet pins containers itself: what it grants exclusively is left to it",
                     manager=manager,
                     policy=static,
-                    file=os.path.join(self._directory, NAMES[manager]),
+                    file=os.path.join(self._directory, STATE_FILE_NAMES[manager]),
                     remedy=f"for full control set {manager}ManagerPolicy: "
                     f"{'none' if manager == 'cpu' else 'None'}, delete that file, and restart the "
                     "kubelet",
@@ -64,7 +66,7 @@ class KubeletWatch:
                 log.info("the kubelet does not pin containers any more", manager=manager)
 
 
-class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+class InheritedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with what the kubelet's configuration adds.
 
     Attributes:
@@ -78,17 +80,17 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[str, ...] = ()
 
 
-def adopt(
+def inherit_settings(
     settings: Settings,
     config: AgentConfig,
     facts: KubeletFacts,
     topology: Topology,
     index: AllocatorIndex,
-) -> Adopted:
+) -> InheritedSettings:
     """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
     adopted: list[str] = []
-    differences: list[str] = list(_both(config, facts))
-    theirs, source = _reserved(facts, topology, index)
+    differences: list[str] = list(_double_pinning_problems(config, facts))
+    theirs, source = _kubelet_reserved_cpus(facts, topology, index)
     missing = theirs - topology.possible
     if missing:
         differences.append(
@@ -138,10 +140,14 @@ def adopt(
             f"reservedMemory is {ours} bytes in all, and the kubelet reserves "
             f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
         )
-    return Adopted(settings=settings, adopted=tuple(adopted), differences=tuple(differences))
+    return InheritedSettings(
+        settings=settings, adopted=tuple(adopted), differences=tuple(differences)
+    )
 
 
-def _reserved(facts: KubeletFacts, topology: Topology, index: AllocatorIndex) -> tuple[CPUSet, str]:
+def _kubelet_reserved_cpus(
+    facts: KubeletFacts, topology: Topology, index: AllocatorIndex
+) -> tuple[CPUSet, str]:
     """The CPUs that the kubelet reserves, and what says so.
 
     Without a list it takes as many as are reserved, packed, out of the whole machine.
@@ -158,7 +164,7 @@ def _reserved(facts: KubeletFacts, topology: Topology, index: AllocatorIndex) ->
     return CPUSet.from_bits(take_packed(index, online, count)), source
 
 
-def _both(config: AgentConfig, facts: KubeletFacts) -> list[str]:
+def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[str]:
     """Two managers that do the same thing."""
     found: list[str] = []
     if facts.cpu_policy == "static" and config.static_cpus:

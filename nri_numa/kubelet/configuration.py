@@ -18,10 +18,10 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
-KIND: Final = "KubeletConfiguration"
+KUBELET_CONFIG_KIND: Final = "KubeletConfiguration"
 
 _DEFAULT_ROOT: Final = "/var/lib/kubelet"
-_KEYS: Final = {
+_KEY_BY_FLAG: Final = {
     "cpu-manager-policy": "cpuManagerPolicy",
     "memory-manager-policy": "memoryManagerPolicy",
     "topology-manager-policy": "topologyManagerPolicy",
@@ -34,7 +34,7 @@ _KEYS: Final = {
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
 }
 """Flags that say what a key of the file says too, and beat it."""
-_TABLES: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
+_TABLE_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
                   "topologyManagerPolicyOptions")  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     reserved_memory: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
 
     @property
-    def pins(self) -> bool:
+    def pins_containers(self) -> bool:
         """Whether its CPU or Memory Manager pins containers."""
         return self.cpu_policy == "static" or self.memory_policy == "Static"
 
@@ -105,23 +105,27 @@ def command_line(words: Sequence[str]) -> Flags:
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
         # As pkg/util/node GetHostname does.
         hostname_override=found.get("hostname-override", "").strip().lower(),
-        values={key: _of_flag(key, given[flag]) for flag, key in _KEYS.items() if flag in given},
+        values={
+            key: _of_flag(key, given[flag]) for flag, key in _KEY_BY_FLAG.items() if flag in given
+        },
     )
 
 
 def _of_flag(key: str, texts: Sequence[str]) -> object:
     if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
         parts = [part.partition(":") for part in ";".join(texts).split(";") if part]
-        return [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
-    return _pairs(",".join(texts)) if key in _TABLES else texts[-1]
+        return [{"numaNode": node, "limits": _parse_pairs(limits)} for node, _, limits in parts]
+    return _parse_pairs(",".join(texts)) if key in _TABLE_KEYS else texts[-1]
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _parse_pairs(text: str) -> dict[str, str]:
     pairs = (part.partition("=") for part in text.split(",") if part)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def merged(documents: Iterable[tuple[str, object]]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def merge_documents(
+    documents: Iterable[tuple[str, object]],
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Lay the file and its drop-ins over one another, each as a JSON merge patch (RFC 7396).
 
     ``documents`` are names and contents. Returns the outcome, and sentences about documents that
@@ -131,24 +135,26 @@ def merged(documents: Iterable[tuple[str, object]]) -> tuple[dict[str, Any], tup
     problems: list[str] = []
     for name, document in documents:
         if not isinstance(document, dict):
-            problems.append(f"{name}: is {_kind(document)}, expected a {KIND}")
+            problems.append(f"{name}: is {_type_text(document)}, expected a {KUBELET_CONFIG_KIND}")
             continue
-        for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        for key, wanted in (("apiVersion", API_VERSION), ("kind", KUBELET_CONFIG_KIND)):
             if document.get(key) != wanted:
-                problems.append(f"{name}: {key} is {_short(document.get(key))}, expected {wanted}")
+                problems.append(
+                    f"{name}: {key} is {_value_text(document.get(key))}, expected {wanted}"
+                )
                 break
         else:
-            whole = _patched(whole, document)
+            whole = _merge_patch(whole, document)
     return whole, tuple(problems)
 
 
-def _patched(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_patch(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(base) if isinstance(base, dict) else {}
     for key, value in patch.items():
         if value is None:
             found.pop(key, None)
         elif isinstance(value, dict):
-            found[key] = _patched(found.get(key), value)
+            found[key] = _merge_patch(found.get(key), value)
         else:
             found[key] = value
     return found
@@ -171,7 +177,7 @@ class _Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reserved_memory: tuple[_Reservation, ...] | None = None
 
 
-def facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts:
+def decode_kubelet_facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts:
     """Read what concerns us; flags beat the document.
 
     Raises:
@@ -185,15 +191,17 @@ def facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts
     )
     milli = reserved_bytes = 0
     for of in (found.system_reserved or {}, found.kube_reserved or {}):
-        milli += _amount("reserved CPUs", milli_cpus, of.get("cpu", 0))
-        reserved_bytes += _amount("reserved memory", whole_bytes, of.get("memory", 0))
+        milli += _parse_reserved_amount("reserved CPUs", milli_cpus, of.get("cpu", 0))
+        reserved_bytes += _parse_reserved_amount(
+            "reserved memory", whole_bytes, of.get("memory", 0)
+        )
     memory: dict[int, dict[int, int]] = {}
     for one in found.reserved_memory or ():
         by_size = memory.setdefault(one.numa_node, {})
         for kind, value in (one.limits or {}).items():
             key = f"reservedMemory.{kind}"
-            size = 0 if kind == "memory" else _amount(key, page_size, kind)
-            by_size[size] = by_size.get(size, 0) + _amount(key, whole_bytes, value)
+            size = 0 if kind == "memory" else _parse_reserved_amount(key, page_size, kind)
+            by_size[size] = by_size.get(size, 0) + _parse_reserved_amount(key, whole_bytes, value)
     return KubeletFacts(
         cpu_policy=found.cpu_manager_policy or "none",
         memory_policy=found.memory_manager_policy or "None",
@@ -207,18 +215,18 @@ def facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts
     )
 
 
-def _amount(key: str, read_amount: Callable[[Any], int], value: object) -> int:
+def _parse_reserved_amount(key: str, read_amount: Callable[[Any], int], value: object) -> int:
     try:
         return read_amount(value)
     except BadQuantity as error:
-        raise BadQuantity(f"{key}: is {_short(value)}, expected {error}") from error
+        raise BadQuantity(f"{key}: is {_value_text(value)}, expected {error}") from error
 
 
-def _kind(value: object) -> str:
+def _type_text(value: object) -> str:
     return "empty" if value is None else f"a {type(value).__name__}"
 
 
-def _short(value: object) -> str:
+def _value_text(value: object) -> str:
     return "missing" if value is None else repr(value)[:60]
 
 
@@ -229,11 +237,11 @@ def _short(value: object) -> str:
 
 MAX_FILES: Final = 200
 """Drop-ins that are read; more is the wrong directory."""
-AUTO: Final = "auto"
-OFF: Final = "off"
+CONFIG_AUTO: Final = "auto"
+CONFIG_OFF: Final = "off"
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class DiscoveredConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's configuration as it is now.
 
     Attributes:
@@ -251,17 +259,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     running: bool = False
 
 
-def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -> Found:
+def read_kubelet_config(
+    config: str, config_dir: str, kubelet_root: str, proc: str = "/proc"
+) -> DiscoveredConfig:
     """Read it, from a path, or where it is on ``auto``; nothing on ``off``.
 
     ``config_dir`` has the drop-ins where no command line names a directory. By ``kubelet_root``,
     the directory as we see it, our kubelet is known among others.
     """
-    if config == OFF:
-        return Found()
+    if config == CONFIG_OFF:
+        return DiscoveredConfig()
     flags, prefix, running = Flags(), "", None
-    if config == AUTO:
-        running = _process(kubelet_root, proc)
+    if config == CONFIG_AUTO:
+        running = _find_kubelet_process(kubelet_root, proc)
         if running is not None:
             flags, prefix = running
             path, directory = flags.config, flags.config_dir or config_dir
@@ -269,7 +279,7 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
             path = os.path.join(kubelet_root, "config.yaml")  # where kubeadm puts it
             directory = config_dir
             if not os.path.exists(path):
-                return Found()
+                return DiscoveredConfig()
     else:
         path, directory = config, config_dir
     from nri_numa import safe_yaml
@@ -290,7 +300,7 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
         problems.append(f"{directory}: has {len(drop_ins)} drop-ins, expected at most {MAX_FILES}")
     for name in (*((path,) if path else ()), *drop_ins[:MAX_FILES]):
         try:
-            data, seen = state_files.read(prefix + name)
+            data, seen = state_files.read_state_file(prefix + name)
             text = data.decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -301,16 +311,16 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
             documents.append((name, safe_yaml.parse(text)))
         except ValueError as error:
             wrong.append(f"{name}: {error}")
-    whole, left_out = merged(documents)
+    whole, left_out = merge_documents(documents)
     problems += [*wrong, *left_out]
     known = None
     # Without one of its files it would be another configuration, and no kubelet starts with that.
     if (whole or flags.values) and not (wrong or left_out):
         try:
-            known = facts(whole, flags.values)
+            known = decode_kubelet_facts(whole, flags.values)
         except (msgspec.ValidationError, ValueError) as error:
             problems.append(f"{path or 'command line'}: {str(error)[:200]}")
-    return Found(
+    return DiscoveredConfig(
         path=path or "command line",
         facts=known,
         problems=tuple(problems),
@@ -321,11 +331,11 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
 
 def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:
     """What the running kubelet calls its Node; empty where that is the host name, or not seen."""
-    running = _process(kubelet_root, proc)
+    running = _find_kubelet_process(kubelet_root, proc)
     return running[0].hostname_override if running is not None else ""
 
 
-def _process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
+def _find_kubelet_process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
     """Command line of the kubelet that uses this directory, and the prefix of its paths.
 
     There may be others (nested clusters, tests): the one whose directory is the one we see.
@@ -340,7 +350,9 @@ def _process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
         base = os.path.join(proc, entry)
         try:
             with open(os.path.join(base, "cmdline"), "rb") as file:
-                words = file.read(state_files.MAX_BYTES).decode(errors="replace").split("\0")
+                words = (
+                    file.read(state_files.MAX_STATE_FILE_BYTES).decode(errors="replace").split("\0")
+                )
             if os.path.basename(words[0]) != "kubelet":
                 continue
             flags = command_line(words)
@@ -370,8 +382,8 @@ def _stat_below(root: str, path: str) -> os.stat_result:
 def _drop_ins(directory: str, skip: int) -> Iterator[str]:
     """Paths of ``*.conf`` files, subdirectories included, without the first ``skip`` characters."""
 
-    def fail(error: OSError) -> None:
+    def raise_walk_error(error: OSError) -> None:
         raise error
 
-    for base, _, names in os.walk(directory, onerror=fail):
+    for base, _, names in os.walk(directory, onerror=raise_walk_error):
         yield from (os.path.join(base, name)[skip:] for name in names if name.endswith(".conf"))

@@ -18,22 +18,22 @@ import msgspec
 
 from nri_numa.model.cpuset import CPUSet, NUMASet
 
-TIMEOUT: Final = 1.0
+CALL_TIMEOUT_S: Final = 1.0
 """Seconds for one call."""
-_LARGEST: Final = 16 << 20
+_MAX_ANSWER_BYTES: Final = 16 << 20
 """Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
-TOO_OFTEN: Final = "the kubelet is asked too often by programs on this node; ask again"
-_SERVICE: Final = "/v1.PodResourcesLister/"
+RATE_LIMITED_TEXT: Final = "the kubelet is asked too often by programs on this node; ask again"
+_LISTER_SERVICE: Final = "/v1.PodResourcesLister/"
 
 
-class GivenDevices(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatedDevices(msgspec.Struct, frozen=True, kw_only=True):
     """Devices of one resource: the NUMA nodes of each, empty where the kubelet knows none."""
 
     resource: str
     by_id: Mapping[str, NUMASet]
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def allocated_ids(self) -> tuple[str, ...]:
         """Sorted, each once."""
         return tuple(sorted(self.by_id))
 
@@ -43,7 +43,7 @@ class GivenDevices(msgspec.Struct, frozen=True, kw_only=True):
         return NUMASet(i for nodes in self.by_id.values() for i in nodes)
 
 
-class GivenMemory(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One block of memory: its type (``memory``, ``hugepages-2Mi``), bytes, and NUMA nodes."""
 
     kind: str
@@ -51,7 +51,7 @@ class GivenMemory(msgspec.Struct, frozen=True, kw_only=True):
     numa_nodes: NUMASet
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has by the kubelet's books.
 
     Attributes:
@@ -61,8 +61,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     container: str
     cpus: CPUSet = msgspec.field(default_factory=CPUSet)
-    memory: tuple[GivenMemory, ...] = ()
-    devices: tuple[GivenDevices, ...] = ()
+    memory: tuple[AllocatedMemory, ...] = ()
+    devices: tuple[AllocatedDevices, ...] = ()
     claims: tuple[str, ...] = ()
 
 
@@ -80,7 +80,7 @@ class DeviceCount(msgspec.Struct, frozen=True, kw_only=True, order=True):
     available: int
 
 
-def load() -> None:
+def preload_grpc() -> None:
     """Import what a call needs, so that the first one is quick."""
     import grpc  # noqa: F401
 
@@ -92,9 +92,9 @@ def socket_path(kubelet_root: str) -> str:
     return os.path.join(kubelet_root, "pod-resources", "kubelet.sock")
 
 
-def given_to(
-    kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = TIMEOUT
-) -> tuple[Given, ...] | str:
+def query_pod(
+    kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> tuple[ContainerResources, ...] | str:
     """What the containers of a pod have, in their order; or why that is not known.
 
     One call, and a second one to kubelets whose gate for asking about one pod is off.
@@ -102,23 +102,23 @@ def given_to(
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod)
-    answer = _call(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
+    answer = _call_kubelet(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
     if not isinstance(answer, _Failed):
-        return tuple(_given(one) for one in answer.pod_resources.containers)
+        return tuple(_decode_container(one) for one in answer.pod_resources.containers)
     if not answer.gated:
         return answer.text
-    listed = _listed(kubelet_root, timeout_s)
+    listed = _list_pod_resources(kubelet_root, timeout_s)
     if isinstance(listed, _Failed):
         return listed.text
     for one in listed.pod_resources:
         if (one.namespace, one.name) == (namespace, pod):
-            return tuple(_given(each) for each in one.containers)
+            return tuple(_decode_container(each) for each in one.containers)
     return "the kubelet knows no such pod"
 
 
 def device_ids(kubelet_root: str, resource: str) -> set[str]:
     """Ids of one resource that pods have; empty where the kubelet does not tell."""
-    held = _held(kubelet_root)
+    held = _allocated_devices(kubelet_root)
     return set() if isinstance(held, str) else {id for name, id in held if name == resource}
 
 
@@ -130,12 +130,16 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     """
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
-    held = _held(kubelet_root)
+    held = _allocated_devices(kubelet_root)
     if isinstance(held, str):
         return held
     request = pb.AllocatableResourcesRequest()
-    answer = _call(
-        kubelet_root, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, TIMEOUT
+    answer = _call_kubelet(
+        kubelet_root,
+        "GetAllocatableResources",
+        request,
+        pb.AllocatableResourcesResponse,
+        CALL_TIMEOUT_S,
     )
     if isinstance(answer, _Failed):
         return answer.text
@@ -155,9 +159,9 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     )
 
 
-def _held(kubelet_root: str) -> set[tuple[str, str]] | str:
+def _allocated_devices(kubelet_root: str) -> set[tuple[str, str]] | str:
     """Resource and id of every device that a pod has, or why that is not known."""
-    listed = _listed(kubelet_root, TIMEOUT)
+    listed = _list_pod_resources(kubelet_root, CALL_TIMEOUT_S)
     if isinstance(listed, _Failed):
         return listed.text
     return {
@@ -169,11 +173,11 @@ def _held(kubelet_root: str) -> set[tuple[str, str]] | str:
     }
 
 
-def _listed(kubelet_root: str, timeout_s: float) -> Any:
+def _list_pod_resources(kubelet_root: str, timeout_s: float) -> Any:
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     request = pb.ListPodResourcesRequest()
-    return _call(kubelet_root, "List", request, pb.ListPodResourcesResponse, timeout_s)
+    return _call_kubelet(kubelet_root, "List", request, pb.ListPodResourcesResponse, timeout_s)
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -183,7 +187,9 @@ class _Failed(msgspec.Struct, frozen=True):
     gated: bool = False
 
 
-def _call(kubelet_root: str, method: str, request: Any, response: Any, timeout_s: float) -> Any:
+def _call_kubelet(
+    kubelet_root: str, method: str, request: Any, response: Any, timeout_s: float
+) -> Any:
     import grpc
 
     path = socket_path(kubelet_root)
@@ -194,28 +200,28 @@ def _call(kubelet_root: str, method: str, request: Any, response: Any, timeout_s
         # Go servers check the :authority header, which for a unix socket would be its path.
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.max_receive_message_length", _LARGEST),
+        ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
     )
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         call = channel.unary_unary(
-            _SERVICE + method,
+            _LISTER_SERVICE + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
         try:
             return call(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            return _why(error, path, timeout_s)
+            return _call_failure(error, path, timeout_s)
 
 
-def _why(error: Any, path: str, timeout_s: float) -> _Failed:
+def _call_failure(error: Any, path: str, timeout_s: float) -> _Failed:
     import grpc
 
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return _Failed(f"the kubelet did not answer within {timeout_s:g} s ({path})")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
-        return _Failed(TOO_OFTEN)
+        return _Failed(RATE_LIMITED_TEXT)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _Failed(f"no answer at {path}")
     if code is grpc.StatusCode.UNIMPLEMENTED or "disabled" in details:
@@ -225,28 +231,28 @@ def _why(error: Any, path: str, timeout_s: float) -> _Failed:
     return _Failed(f"the kubelet refused: {code.name}: {details}")
 
 
-def _given(container: Any) -> Given:
+def _decode_container(container: Any) -> ContainerResources:
     devices: dict[str, dict[str, set[int]]] = {}
     for one in container.devices:
         # A device on two NUMA nodes comes twice, once with each.
         ids = devices.setdefault(one.resource_name, {})
         for id in one.device_ids:
             ids.setdefault(id, set()).update(node.ID for node in one.topology.nodes)
-    return Given(
+    return ContainerResources(
         container=container.name,
-        cpus=_ids(CPUSet, container.cpu_ids),
+        cpus=_valid_id_set(CPUSet, container.cpu_ids),
         memory=tuple(
-            GivenMemory(
+            AllocatedMemory(
                 kind=block.memory_type,
                 size=block.size,
-                numa_nodes=_ids(NUMASet, (node.ID for node in block.topology.nodes)),
+                numa_nodes=_valid_id_set(NUMASet, (node.ID for node in block.topology.nodes)),
             )
             for block in container.memory
         ),
         devices=tuple(
-            GivenDevices(
+            AllocatedDevices(
                 resource=name,
-                by_id={id: _ids(NUMASet, nodes) for id, nodes in ids.items()},
+                by_id={id: _valid_id_set(NUMASet, nodes) for id, nodes in ids.items()},
             )
             for name, ids in sorted(devices.items())
         ),
@@ -262,7 +268,7 @@ def _given(container: Any) -> Given:
     )
 
 
-def _ids(kind: Any, ids: Iterable[int]) -> Any:
+def _valid_id_set(kind: Any, ids: Iterable[int]) -> Any:
     """A set of ids; what no machine has is left out."""
     found = set()
     for id in ids:

@@ -27,23 +27,23 @@ from nri_numa.text import BadQuantity, page_size
 # --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
 
 
-MAX_BYTES: Final = 1 << 20
+MAX_STATE_FILE_BYTES: Final = 1 << 20
 """Sixty bytes a container and a hundred and fifty a block of memory: ten thousand containers. A
 configuration has some thousand."""
 
 Signature = tuple[int, int, int, int]
 
 
-def signature(found: os.stat_result) -> Signature:
+def file_signature(found: os.stat_result) -> Signature:
     """What changes when a file is written, or another one takes its name."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def read(path: str) -> tuple[bytes, Signature]:
+def read_state_file(path: str) -> tuple[bytes, Signature]:
     """The whole file, and what distinguishes it from another one.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is longer than `MAX_BYTES`.
+        OSError: it cannot be read, is no regular file, or is longer than `MAX_STATE_FILE_BYTES`.
     """
     # A pipe or a device in its place must not make anybody wait.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,17 +51,17 @@ def read(path: str) -> tuple[bytes, Signature]:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("is no regular file")
-        if found.st_size > MAX_BYTES:
-            raise OSError(f"has {found.st_size} bytes, expected at most {MAX_BYTES}")
-        return file.read(MAX_BYTES), signature(found)
+        if found.st_size > MAX_STATE_FILE_BYTES:
+            raise OSError(f"has {found.st_size} bytes, expected at most {MAX_STATE_FILE_BYTES}")
+        return file.read(MAX_STATE_FILE_BYTES), file_signature(found)
 
 
 # --- the files, as they are now -------------------------------------------------------------------
 
-NAMES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
+STATE_FILE_NAMES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 """By manager, its state file."""
 
-STATIC: Final = {"cpu": "static", "memory": "Static"}
+STATIC_POLICIES: Final = {"cpu": "static", "memory": "Static"}
 """By manager, the policy under which it sets cpusets."""
 
 
@@ -85,24 +85,24 @@ class StateFiles:
         self._machine: tuple[CPUSet, NUMASet] | None = None
         self._unread: dict[str, str] = {}
 
-    def path(self, manager: str) -> str:
+    def state_file_path(self, manager: str) -> str:
         """Of the state file of the ``cpu`` or ``memory`` manager."""
-        return os.path.join(self.directory, NAMES[manager])
+        return os.path.join(self.directory, STATE_FILE_NAMES[manager])
 
-    def refresh(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
-        """Read what changed since the last look; whether anything did: `grants`, or `problems`.
+    def refresh_grants(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
+        """Read what changed; whether anything did: `combine_grants`, or `problems`.
 
         Only CPUs and NUMA nodes that the machine can have are granted.
         """
         changed = self._machine != (cpus, numa_nodes)
-        for manager in NAMES:
+        for manager in STATE_FILE_NAMES:
             changed |= self._refresh_one(manager)
         if not changed:
             return False
         self._machine = cpus, numa_nodes
         before = self.grants, self.problems
-        cpu, memory = (self._said.get(manager, NO_GRANTS) for manager in NAMES)
-        made, odd = grants(cpu, memory, cpus, numa_nodes, self.grants)
+        cpu, memory = (self._said.get(manager, NO_GRANTS) for manager in STATE_FILE_NAMES)
+        made, odd = combine_grants(cpu, memory, cpus, numa_nodes, self.grants)
         if made != self.grants:
             self.grants = made
         self.problems = (*self._unread.values(), *odd)
@@ -110,12 +110,12 @@ class StateFiles:
 
     def _refresh_one(self, manager: str) -> bool:
         """Whether one file changed; it is read then."""
-        path = self.path(manager)
+        path = self.state_file_path(manager)
         before = self._seen.get(manager, ())
         try:
-            if signature(os.stat(path)) == before:
+            if file_signature(os.stat(path)) == before:
                 return False
-            data, self._seen[manager] = read(path)
+            data, self._seen[manager] = read_state_file(path)
             self._said[manager] = cpu_state(data) if manager == "cpu" else memory_state(data)
         except FileNotFoundError:
             self._seen[manager] = None
@@ -124,14 +124,14 @@ class StateFiles:
             return before is not None
         except OSError as error:
             self._seen.pop(manager, None)  # it may be readable as it is, later
-            return self._unreadable(manager, f"cannot be read: {error.strerror or error}")
+            return self._record_unreadable(manager, f"cannot be read: {error.strerror or error}")
         except NOT_UNDERSTOOD as error:
-            return self._unreadable(manager, str(error)[:200])
+            return self._record_unreadable(manager, str(error)[:200])
         self._unread.pop(manager, None)
         return True
 
-    def _unreadable(self, manager: str, what: str) -> bool:
-        sentence = f"{self.path(manager)}: {what}; what it said before still holds"
+    def _record_unreadable(self, manager: str, what: str) -> bool:
+        sentence = f"{self.state_file_path(manager)}: {what}; what it said before still holds"
         if self._unread.get(manager) == sentence:
             return False
         self._unread[manager] = sentence
@@ -198,7 +198,7 @@ _Key = TypeVar("_Key")
 _Ids = TypeVar("_Ids", CPUSet, NUMASet)
 
 
-def _document(data: bytes, kind: type[_State]) -> _State:
+def _decode_state(data: bytes, kind: type[_State]) -> _State:
     outer = msgspec.json.decode(data, type=_Wrapped)
     if (outer.data is None) is not (outer.data_checksum is None):
         # The kubelet refuses such a file, and does not fall back to the outer keys.
@@ -212,8 +212,8 @@ def _document(data: bytes, kind: type[_State]) -> _State:
 
 def cpu_state(data: bytes) -> KubeletGrants:
     """What ``cpu_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
-    state = _document(data, _CPUState)
-    if state.policy_name != STATIC["cpu"]:
+    state = _decode_state(data, _CPUState)
+    if state.policy_name != STATIC_POLICIES["cpu"]:
         return KubeletGrants(cpu_policy=state.policy_name)
     cpus: dict[Holder, CPUSet] = {}
     for name, below in (state.entries or {}).items():
@@ -231,8 +231,8 @@ def cpu_state(data: bytes) -> KubeletGrants:
 
 def memory_state(data: bytes) -> KubeletGrants:
     """What ``memory_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
-    state = _document(data, _MemoryState)
-    if state.policy_name != STATIC["memory"]:
+    state = _decode_state(data, _MemoryState)
+    if state.policy_name != STATIC_POLICIES["memory"]:
         return KubeletGrants(memory_policy=state.policy_name)
     memory: dict[int, int] = {}
     hugepages: dict[int, dict[int, int]] = {}
@@ -248,24 +248,25 @@ def memory_state(data: bytes) -> KubeletGrants:
     return KubeletGrants(
         memory_policy=state.policy_name,
         mems={
-            (uid, container): _affinity(blocks)
+            (uid, container): _affinity_of_blocks(blocks)
             for uid, below in (state.entries or {}).items()
             for container, blocks in below.items()
         },
         pod_mems={
-            uid: _affinity(pod.memory_blocks) for uid, pod in (state.pod_entries or {}).items()
+            uid: _affinity_of_blocks(pod.memory_blocks)
+            for uid, pod in (state.pod_entries or {}).items()
         },
         memory={i: amount for i, amount in memory.items() if amount},
         hugepages={i: {s: n for s, n in by.items() if n} for i, by in hugepages.items()},
     )
 
 
-def _affinity(blocks: tuple[_Block, ...] | None) -> NUMASet:
+def _affinity_of_blocks(blocks: tuple[_Block, ...] | None) -> NUMASet:
     """NUMA nodes of all blocks of one holder; the kubelet makes a cpuset of them."""
     return NUMASet(i for block in blocks or () for i in block.numa_affinity or ())
 
 
-def grants(
+def combine_grants(
     cpu: KubeletGrants,
     memory: KubeletGrants,
     cpus: CPUSet,
@@ -279,7 +280,7 @@ def grants(
     """
     problems: list[str] = []
     now = cpu.shared[0] if cpu.shared else NO_CPUS
-    if gone := (cpu.granted | now) - cpus:
+    if gone := (cpu.granted_cpus | now) - cpus:
         text = cpus_text(gone)
         problems.append(f"cpu_manager_state names {text}, which this machine does not have")
     nodes = NUMASet(i for mems in (*memory.mems.values(), *memory.pod_mems.values()) for i in mems)
@@ -292,13 +293,13 @@ def grants(
         memory,
         cpu_policy=cpu.cpu_policy,
         shared=shared,
-        cpus=_here(cpu.cpus, cpus),
-        pods=_here(cpu.pods, cpus),
-        mems=_here(memory.mems, numa_nodes),
-        pod_mems=_here(memory.pod_mems, numa_nodes),
+        cpus=_restrict_to(cpu.cpus, cpus),
+        pods=_restrict_to(cpu.pods, cpus),
+        mems=_restrict_to(memory.mems, numa_nodes),
+        pod_mems=_restrict_to(memory.pod_mems, numa_nodes),
     )
     return made, tuple(problems)
 
 
-def _here(sets: Mapping[_Key, _Ids], there: _Ids) -> dict[_Key, _Ids]:
+def _restrict_to(sets: Mapping[_Key, _Ids], there: _Ids) -> dict[_Key, _Ids]:
     return {key: ids & there for key, ids in sets.items() if ids & there}

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import NO_QUOTA, Observed
+from nri_numa.model.machine import NO_QUOTA, ActualCgroup
 
 _READ_BYTES: Final = 65_536
 """Longer than any list the kernel writes for 8,192 CPUs."""
 
 
-def text(path: str) -> str:
+def read_text(path: str) -> str:
     """Text of a small file, without white space at its ends."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -37,7 +37,7 @@ def text(path: str) -> str:
 def text_or_empty(path: str) -> str:
     """Text of a small file; empty where it cannot be read."""
     try:
-        return text(path)
+        return read_text(path)
     except OSError:
         return ""
 
@@ -51,14 +51,14 @@ def write_problem(path: str) -> str:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
     except OSError as error:
-        return "" if error.errno in _MISSING else f"{path}: {error.strerror}"
+        return "" if error.errno in _MISSING_ERRNOS else f"{path}: {error.strerror}"
     return ""
 
 
-def _known(path: str) -> CPUSet | None:
+def _read_cpus(path: str) -> CPUSet | None:
     """The list in a file; None where none can be read."""
     try:
-        return CPUSet.parse(text(path))
+        return CPUSet.parse(read_text(path))
     except (OSError, ListFormatError):
         return None
 
@@ -71,7 +71,7 @@ container's scope and puts the programs there (crun(1), ``run.oci.systemd.subgro
 """
 
 
-def inner(directory: str) -> str:
+def inner_cgroup(directory: str) -> str:
     """The cgroup that crun made in a container's scope, of version 2; empty when there is none."""
     if not directory.endswith(".scope"):
         return ""
@@ -87,31 +87,31 @@ def narrowed_by(hierarchy: str, directory: str, missing: CPUSet) -> str:
     """
     culprit, leaves, above = "", NO_CPUS, os.path.dirname(directory)
     while len(above) > len(hierarchy):
-        effective = _known(f"{above}/cpuset.cpus.effective")
+        effective = _read_cpus(f"{above}/cpuset.cpus.effective")
         if effective is None or not missing - effective:
             break
         culprit, leaves, above = above, effective, os.path.dirname(above)
     else:
-        machine = _known(f"{hierarchy}/cpuset.cpus.effective")
+        machine = _read_cpus(f"{hierarchy}/cpuset.cpus.effective")
         if culprit and machine is not None and missing - machine:
             return ""
     if not culprit:
-        return _partition(directory, "it")
+        return _partition_text(directory, "it")
     name = os.path.relpath(culprit, hierarchy)
     said = f"{name} has {leaves or 'none'}"
-    given = _known(f"{culprit}/cpuset.cpus")
+    given = _read_cpus(f"{culprit}/cpuset.cpus")
     if given and not missing - given:
         said += f" of its {given}; the rest belongs to a partition"
-    own = _partition(culprit, name)
+    own = _partition_text(culprit, name)
     return f"{said}, {own}" if own else said
 
 
-def _partition(directory: str, name: str) -> str:
+def _partition_text(directory: str, name: str) -> str:
     state = text_or_empty(f"{directory}/cpuset.cpus.partition")
     return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
 
-def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
+def blocking_cgroup_text(hierarchy: str, directory: str, name: str, wanted: str) -> str:
     """Which cgroup keeps the kernel from taking a list on version 1, in words; empty: none does.
 
     A list must be part of the one above and have all of those below (cpuset(7), ERRORS).
@@ -119,31 +119,31 @@ def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
     meant = CPUSet.parse(wanted)
     culprit, above = "", os.path.dirname(directory)
     try:
-        while len(above) > len(hierarchy) and meant - _list(above, name):
+        while len(above) > len(hierarchy) and meant - _read_cpu_list(above, name):
             culprit, above = above, os.path.dirname(above)
         if culprit:
-            return _has("above", culprit, hierarchy, name)
+            return _list_text("above", culprit, hierarchy, name)
         with os.scandir(directory) as entries:
             below = sorted(entry.path for entry in entries if entry.is_dir())
         for child in below:
-            if _list(child, name) - meant:
-                return _has("below", child, hierarchy, name)
+            if _read_cpu_list(child, name) - meant:
+                return _list_text("below", child, hierarchy, name)
     except (OSError, ListFormatError):
         pass  # gone meanwhile, or no cpusets
     return ""
 
 
-def _list(directory: str, name: str) -> CPUSet:
-    return CPUSet.parse(text(f"{directory}/{name}"))
+def _read_cpu_list(directory: str, name: str) -> CPUSet:
+    return CPUSet.parse(read_text(f"{directory}/{name}"))
 
 
-def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
+def _list_text(where: str, directory: str, hierarchy: str, name: str) -> str:
     path = os.path.relpath(directory, hierarchy)
-    return f"the cgroup {where}, {path}, has {name} {_list(directory, name) or 'empty'}"
+    return f"the cgroup {where}, {path}, has {name} {_read_cpu_list(directory, name) or 'empty'}"
 
 
 # The container went away between two reads, or its cgroup did while we had a file open.
-_MISSING: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
+_MISSING_ERRNOS: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ENOTDIR))
 
 
 class CgroupPlace(msgspec.Struct, frozen=True):
@@ -186,11 +186,11 @@ def relative_path(cgroups_path: str) -> str:
         unit = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
     if "/" in unit:
         return ""
-    slices = _slices(slice_name or "system.slice")
+    slices = _slice_and_parents(slice_name or "system.slice")
     return "" if slices is None else "/".join((*slices, unit))
 
 
-def _slices(name: str) -> list[str] | None:
+def _slice_and_parents(name: str) -> list[str] | None:
     """``a-b.slice`` lies in ``a.slice``; None when it is no slice."""
     if not name.endswith(".slice") or "/" in name:
         return None
@@ -218,9 +218,9 @@ class CgroupReader:
     def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
         self._root = root
         self._proc = proc
-        self.available()
+        self.detect_hierarchy()
 
-    def available(self) -> bool:
+    def detect_hierarchy(self) -> bool:
         """Whether there are cpusets to read; also looks anew which version they are of.
 
         Where there are none, the hierarchy is the place where they would be on version 1.
@@ -260,7 +260,7 @@ class CgroupReader:
                     return "cpuset_v2_mode" in words[3].split(",")
         return False
 
-    def observe(self, place: CgroupPlace) -> Observed | None:
+    def read_actual_cgroup(self, place: CgroupPlace) -> ActualCgroup | None:
         """Look at one container; None when it has no cgroup (not yet, or not any more).
 
         Raises:
@@ -268,9 +268,9 @@ class CgroupReader:
         """
         directory = self.directory_of(place)
         try:
-            return self._read(directory) if directory else None
+            return self._read_directory(directory) if directory else None
         except OSError as error:
-            if error.errno in _MISSING:
+            if error.errno in _MISSING_ERRNOS:
                 return None
             raise
         except ListFormatError:
@@ -285,8 +285,8 @@ class CgroupReader:
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
-    def mark(self, place: CgroupPlace, name: str) -> str:
-        """What `CgroupWriter.mark` wrote on a container's cgroup; empty where that is nothing."""
+    def read_mark(self, place: CgroupPlace, name: str) -> str:
+        """Read what `CgroupWriter.write_mark` wrote on a container's cgroup; empty if nothing."""
         try:
             return os.getxattr(self.directory_of(place), f"user.{name}").decode()
         except (OSError, ValueError):
@@ -298,7 +298,7 @@ class CgroupReader:
         top = os.path.join(self.hierarchy, path.partition("/")[0])
         return bool(path) and os.path.isdir(top) and not self.directory_of(place)
 
-    def in_the_way(self, place: CgroupPlace, name: str, wanted: str) -> str:
+    def blocking_cgroup_text(self, place: CgroupPlace, name: str, wanted: str) -> str:
         """Which cgroup keeps the kernel from taking a list, in words; empty where none does.
 
         Version 2 takes every list.
@@ -306,9 +306,9 @@ class CgroupReader:
         if self._effective or not wanted:
             return ""
         directory = self.directory_of(place)
-        return in_the_way(self.hierarchy, directory, name, wanted) if directory else ""
+        return blocking_cgroup_text(self.hierarchy, directory, name, wanted) if directory else ""
 
-    def quota(self, place: CgroupPlace) -> int | None:
+    def read_cfs_quota(self, place: CgroupPlace) -> int | None:
         """CFS quota of a container in microseconds per period, `NO_QUOTA` for none.
 
         None when there is nothing to read it from, such as without the cpu controller.
@@ -323,28 +323,28 @@ class CgroupReader:
             files = [os.path.join(mount, below, "cpu.cfs_quota_us") for mount in mounts]
         for file in files:
             try:
-                word = text(file).partition(" ")[0]
+                word = read_text(file).partition(" ")[0]
                 return NO_QUOTA if word == "max" else int(word)
             except (OSError, ValueError):
                 continue
         return None
 
-    def _read(self, directory: str) -> Observed:
-        cpus = _cpus(text(f"{directory}/cpuset.cpus"))
-        mems = _mems(text(f"{directory}/cpuset.mems"))
+    def _read_directory(self, directory: str) -> ActualCgroup:
+        cpus = _parse_cpus(read_text(f"{directory}/cpuset.cpus"))
+        mems = _parse_mems(read_text(f"{directory}/cpuset.mems"))
         programs = directory
-        if self.unified and (child := inner(directory)):
+        if self.unified and (child := inner_cgroup(directory)):
             # The programs are in there: its own lists count, and where it has none, the scope's.
             programs = child
-            cpus = _cpus(text(f"{child}/cpuset.cpus")) or cpus
-            mems = _mems(text(f"{child}/cpuset.mems")) or mems
+            cpus = _parse_cpus(read_text(f"{child}/cpuset.cpus")) or cpus
+            mems = _parse_mems(read_text(f"{child}/cpuset.mems")) or mems
         effective_cpus, effective_mems = cpus, mems
         if self._effective is not None:
             of_cpus, of_mems = self._effective
-            effective_cpus = _cpus(text(f"{programs}/{of_cpus}"))
-            effective_mems = _mems(text(f"{programs}/{of_mems}"))
+            effective_cpus = _parse_cpus(read_text(f"{programs}/{of_cpus}"))
+            effective_mems = _parse_mems(read_text(f"{programs}/{of_mems}"))
         missing = cpus - effective_cpus
-        return Observed(
+        return ActualCgroup(
             cpus=cpus,
             mems=mems,
             effective_cpus=effective_cpus,
@@ -370,7 +370,7 @@ class CgroupReader:
         return ""
 
 
-class Written(msgspec.Struct, frozen=True):
+class WriteOutcome(msgspec.Struct, frozen=True):
     """What became of a write.
 
     Attributes:
@@ -384,16 +384,16 @@ class Written(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-NO_CGROUP: Final = Written(missing=True)
-BOUND: Final = 0.5
+NO_CGROUP: Final = WriteOutcome(missing=True)
+MAX_WRITE_WAIT_SECONDS: Final = 0.5
 """Seconds that writes are waited for; the runtime waits two for the whole answer."""
-_HELD_UP: Final = f"a write of cpusets takes longer than {BOUND} s"
+_SLOW_WRITE: Final = f"a write of cpusets takes longer than {MAX_WRITE_WAIT_SECONDS} s"
 
 
-class Wanted(NamedTuple):
+class CgroupWrite(NamedTuple):
     """Where a container's cgroup is, and its lists; an empty one leaves that file alone."""
 
-    place: CgroupPlace
+    cgroup: CgroupPlace
     cpus: str
     mems: str = ""
 
@@ -402,8 +402,8 @@ class CgroupWriter:
     """Writes cpusets of containers, also within a request: mostly some tens of microseconds each.
 
     Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
-    anywhere on the machine: for seconds. So a thread writes, no caller waits longer than `BOUND`
-    for it, and until it is through nothing else is written.
+    anywhere on the machine: for seconds. So a thread writes, no caller waits longer than
+    `MAX_WRITE_WAIT_SECONDS` for it, and until it is through nothing else is written.
 
     Attributes:
         held_up: called when writes take longer, with the ids of those that are not written, and
@@ -419,7 +419,7 @@ class CgroupWriter:
         self._write_file = _write_text if reader.unified else _version_1()
 
     @property
-    def busy(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether the kernel still holds up the last write."""
         return self._last is not None and not self._last.done()
 
@@ -433,37 +433,37 @@ class CgroupWriter:
         directory = self.reader.directory_of(place)
         return write_problem(f"{directory}/cpuset.cpus") if directory else ""
 
-    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+    def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         """Give containers cpusets, unless they have them, by container id."""
         if not wanted:
             return {}
-        done: dict[str, Written] = {}
+        done: dict[str, WriteOutcome] = {}
         late: list[bool] = []
 
-        def work() -> None:
+        def write_all() -> None:
             self._thread_id = threading.get_native_id()
             for container_id, one in wanted.items():
                 if late:
                     return  # something else may be meant by now
-                done[container_id] = self.put(one)
+                done[container_id] = self.write_one(one)
 
-        if not self.busy:
-            self._last = self._thread.submit(work)
+        if not self.is_blocked:
+            self._last = self._thread.submit(write_all)
             with contextlib.suppress(TimeoutError):
-                self._last.result(BOUND)
+                self._last.result(MAX_WRITE_WAIT_SECONDS)
                 return done
             late.append(True)
         now = dict(done)
         if left := [container_id for container_id in wanted if container_id not in now]:
             self.held_up(left, self._is_blocked_in_kernel())
-        return now | dict.fromkeys(left, Written(problem=_HELD_UP))
+        return now | dict.fromkeys(left, WriteOutcome(problem=_SLOW_WRITE))
 
     def _is_blocked_in_kernel(self) -> bool:
         """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
         stat = text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
         return stat.rpartition(")")[2].split()[:1] == ["D"]
 
-    def mark(self, place: CgroupPlace, name: str, text: str) -> None:
+    def write_mark(self, place: CgroupPlace, name: str, text: str) -> None:
         """Write an extended attribute on a container's cgroup, which is as old as the container.
 
         Only who may write the cgroup can, without any capability. Linux before 5.7 and cgroups that
@@ -472,7 +472,7 @@ class CgroupWriter:
         with contextlib.suppress(OSError, ValueError):
             os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
-    def put(self, one: Wanted) -> Written:
+    def write_one(self, one: CgroupWrite) -> WriteOutcome:
         """Write one, in this thread, however long the kernel takes.
 
         CPUs first: pages would follow a program that still runs on its former NUMA node.
@@ -484,36 +484,36 @@ class CgroupWriter:
             if not directory:
                 return NO_CGROUP
             # crun's own cgroup in a scope as well, or it would keep what it has.
-            child = inner(directory) if self.reader.unified else ""
+            child = inner_cgroup(directory) if self.reader.unified else ""
             for each in (directory, child) if child else (directory,):
                 for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
                     path = f"{each}/{name}"
-                    if wanted and self._put(path, wanted):
+                    if wanted and self._write_list(path, wanted):
                         changed = True
         except OSError as error:
-            if error.errno in _MISSING:
+            if error.errno in _MISSING_ERRNOS:
                 return NO_CGROUP
-            why = self.reader.in_the_way(place, name, wanted)
+            why = self.reader.blocking_cgroup_text(place, name, wanted)
             because = f" ({why})" if why else ""
-            return Written(problem=f"{path}: {error.strerror}{because}")
-        return Written(changed=changed)
+            return WriteOutcome(problem=f"{path}: {error.strerror}{because}")
+        return WriteOutcome(changed=changed)
 
-    def _put(self, path: str, wanted: str) -> bool:
+    def _write_list(self, path: str, wanted: str) -> bool:
         """Write one file whose list is another one, both in the kernel's own form; read it back.
 
         Raises:
             OSError: it has another list afterwards.
         """
-        if text(path) == wanted:
+        if read_text(path) == wanted:
             return False
         if not self.reader.unified and path.endswith("/cpuset.cpus"):
-            self._leave_domains_alone(os.path.dirname(path))
+            self._disable_load_balance(os.path.dirname(path))
         self._write_file(path, wanted)
-        if (has := text(path)) != wanted:
+        if (has := read_text(path)) != wanted:
             raise OSError(errno.EIO, f"was written, and has {has or 'nothing'}")
         return True
 
-    def _leave_domains_alone(self, directory: str) -> None:
+    def _disable_load_balance(self, directory: str) -> None:
         """Clear ``cpuset.sched_load_balance`` of a cgroup of version 1, where that changes nothing.
 
         With it the kernel builds its scheduling domains anew at each write of ``cpuset.cpus``: half
@@ -522,7 +522,11 @@ class CgroupWriter:
         """
         name = "cpuset.sched_load_balance"
         with contextlib.suppress(OSError):
-            if text(f"{directory}/{name}") == "1" == text(f"{self.reader.hierarchy}/{name}"):
+            if (
+                read_text(f"{directory}/{name}")
+                == "1"
+                == read_text(f"{self.reader.hierarchy}/{name}")
+            ):
                 _write_text(f"{directory}/{name}", "0")
 
 
@@ -535,11 +539,11 @@ class _Node(msgspec.Struct, frozen=True):
 def _version_1() -> Callable[[str, str], object]:
     from cgroupspy.controllers import CpuSetController  # it knows no other version
 
-    def write(path: str, value: str) -> None:
+    def write_cpuset_property(path: str, value: str) -> None:
         directory, name = os.path.split(path)
         CpuSetController(_Node(directory)).set_property(name, value)
 
-    return write
+    return write_cpuset_property
 
 
 def _write_text(path: str, value: str) -> None:
@@ -553,18 +557,18 @@ def _write_text(path: str, value: str) -> None:
 
 # Hundreds of containers share a handful of lists.
 @functools.lru_cache(maxsize=512)
-def _cpus(text: str) -> CPUSet:
+def _parse_cpus(text: str) -> CPUSet:
     return CPUSet.parse(text)
 
 
 @functools.lru_cache(maxsize=128)
-def _mems(text: str) -> NUMASet:
+def _parse_mems(text: str) -> NUMASet:
     return NUMASet.parse(text)
 
 
 def observe_all(
     reader: CgroupReader, places: Iterable[tuple[str, CgroupPlace]]
-) -> dict[str, Observed]:
+) -> dict[str, ActualCgroup]:
     """Look at many containers; those without a cgroup are left out.
 
     Raises:
@@ -573,7 +577,7 @@ def observe_all(
     return {
         container_id: observed
         for container_id, place in places
-        if (observed := reader.observe(place)) is not None
+        if (observed := reader.read_actual_cgroup(place)) is not None
     }
 
 
@@ -585,7 +589,7 @@ def observe_all(
 
 SYSTEMD_SECONDS: Final = 5.0
 """How long systemd may take for one answer."""
-_MANAGER: Final = (
+_SYSTEMD_MANAGER_ADDRESS: Final = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1",
     "org.freedesktop.systemd1.Manager",
@@ -603,7 +607,7 @@ class Scopes:
         self._transient = transient
         self._bus = bus
 
-    def agree(
+    def sync_scope(
         self,
         place: CgroupPlace,
         cpus: CPUSet,
@@ -623,23 +627,25 @@ class Scopes:
             return ""
         wanted = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}
         wanted = {name: bits for name, bits in wanted.items() if bits}
-        if not self._differing(unit, wanted):
+        if not self._changed_properties(unit, wanted):
             return ""
         if not still():
             return "something else is meant by now"
-        if refused := self._set(unit, wanted):
+        if refused := self._set_properties(unit, wanted):
             return f"{unit}: {refused}"
-        other = self._differing(unit, wanted)
+        other = self._changed_properties(unit, wanted)
         return f"{unit}: systemd took {', '.join(other)} and has another one" if other else ""
 
-    def _differing(self, unit: str, wanted: dict[str, int]) -> list[str]:
-        return [name for name, bits in wanted.items() if self._bits(unit, name) != bits]
+    def _changed_properties(self, unit: str, wanted: dict[str, int]) -> list[str]:
+        return [
+            name for name, bits in wanted.items() if self._read_property_bits(unit, name) != bits
+        ]
 
-    def _bits(self, unit: str, name: str) -> int:
+    def _read_property_bits(self, unit: str, name: str) -> int:
         """A property, ``AllowedCPUs=0-2 5``: of the drop-in where there is one, or of the unit."""
         for file in (f"{unit}.d/50-{name}.conf", unit):
             with contextlib.suppress(OSError):
-                for line in reversed(text(os.path.join(self._transient, file)).splitlines()):
+                for line in reversed(read_text(os.path.join(self._transient, file)).splitlines()):
                     key, _, value = line.partition("=")
                     if key == name:
                         with contextlib.suppress(ListFormatError):
@@ -647,7 +653,7 @@ class Scopes:
                         return 0
         return 0
 
-    def _set(self, unit: str, wanted: dict[str, int]) -> str:
+    def _set_properties(self, unit: str, wanted: dict[str, int]) -> str:
         """SetUnitProperties(unit, runtime, properties), with CPU 0 as the lowest bit of a mask.
 
         Returns why it was refused; empty where it was not.
@@ -661,7 +667,10 @@ class Scopes:
             for name, bits in wanted.items()
         ]
         call = new_method_call(
-            DBusAddress(*_MANAGER), "SetUnitProperties", "sba(sv)", (unit, True, masks)
+            DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
+            "SetUnitProperties",
+            "sba(sv)",
+            (unit, True, masks),
         )
         with open_dbus_connection(
             f"unix:path={self._bus}", auth_timeout=SYSTEMD_SECONDS

@@ -52,7 +52,7 @@ class CpusetWatch:
         if self.fd >= 0:
             os.close(self.fd)
 
-    def follow(self, places: Mapping[str, CgroupPlace]) -> None:
+    def watch_containers(self, places: Mapping[str, CgroupPlace]) -> None:
         """Watch these, by container id, and no others."""
         if self.fd < 0:
             return
@@ -63,11 +63,11 @@ class CpusetWatch:
                 self._ids.pop(watch, None)
         for container_id in places.keys() - self._watches.keys():
             directory = self._reader.directory_of(places[container_id])
-            watches = self._add(directory) if directory else []
+            watches = self._add_watch(directory) if directory else []
             self._watches[container_id] = watches
             self._ids.update(dict.fromkeys(watches, container_id))
 
-    def written(self) -> set[str]:
+    def pop_written(self) -> set[str]:
         """Containers whose cpuset was written since the last call, by us as well."""
         found: set[str] = set()
         with contextlib.suppress(BlockingIOError):
@@ -77,7 +77,7 @@ class CpusetWatch:
                         found.add(self._ids[watch])
         return found
 
-    def _add(self, directory: str) -> list[int]:
+    def _add_watch(self, directory: str) -> list[int]:
         watches = []
         for name in _FILES:
             path = os.fsencode(f"{directory}/{name}")

@@ -29,7 +29,9 @@ KERNEL_GROUP: Final = 1
 RECEIVE_BYTES: Final = 16_384
 CALM_SECONDS: Final = 0.1
 """A package of CPUs goes in a burst of events; one look after it is enough."""
-ACTIONS: Final = frozenset((b"ACTION=add", b"ACTION=remove", b"ACTION=online", b"ACTION=offline"))
+CPU_UEVENT_ACTIONS: Final = frozenset(
+    (b"ACTION=add", b"ACTION=remove", b"ACTION=online", b"ACTION=offline")
+)
 
 
 def concerns_cpus(uevent: bytes) -> bool:
@@ -40,7 +42,7 @@ def concerns_cpus(uevent: bytes) -> bool:
     """
     head, _, rest = uevent.partition(b"\0")
     fields = rest.split(b"\0")
-    return b"@" in head and b"SUBSYSTEM=cpu" in fields and not ACTIONS.isdisjoint(fields)
+    return b"@" in head and b"SUBSYSTEM=cpu" in fields and not CPU_UEVENT_ACTIONS.isdisjoint(fields)
 
 
 def kernel_source() -> socket.socket:
@@ -61,7 +63,7 @@ def kernel_source() -> socket.socket:
     return source
 
 
-async def watch(
+async def watch_cpu_events(
     changed: Callable[[], Awaitable[None]],
     no_events: Callable[[OSError, bool], None],
     open_source: Callable[[], socket.socket] = kernel_source,
@@ -80,7 +82,7 @@ async def watch(
     loop = asyncio.get_running_loop()
     burst = asyncio.Event()
 
-    def readable() -> None:
+    def on_socket_readable() -> None:
         try:
             data, sender = source.recvfrom(RECEIVE_BYTES)
         except BlockingIOError:
@@ -96,7 +98,7 @@ async def watch(
         if (not isinstance(sender, tuple) or sender[:1] == (0,)) and concerns_cpus(data):
             burst.set()
 
-    loop.add_reader(source.fileno(), readable)
+    loop.add_reader(source.fileno(), on_socket_readable)
     try:
         while True:
             await burst.wait()
@@ -114,7 +116,7 @@ async def watch(
 # does not change without CPUs coming or going. Reading takes a few files for each NUMA node.
 
 
-def reread(root: Path | str, topology: Topology) -> Topology:
+def rediscover_topology(root: Path | str, topology: Topology) -> Topology:
     """Read the machine as it is now; the same object when nothing changed.
 
     Raises:
@@ -129,8 +131,8 @@ def reread(root: Path | str, topology: Topology) -> Topology:
     if (
         read_online(root) == topology.online
         and _numa_nodes(tree, topology) == topology.numa_ids
-        and limits.allowed(topology.online) == topology.allowed
-        and limits.withheld(with_memory) == topology.withheld_memory
+        and limits.allowed_cpus(topology.online) == topology.allowed
+        and limits.withheld_memory_nodes(with_memory) == topology.withheld_memory
         and read_amounts(tree, topology) == amounts
     ):
         return topology
@@ -141,14 +143,14 @@ def reread(root: Path | str, topology: Topology) -> Topology:
 def _numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
     """NUMA nodes that are online; those that are known where the kernel tells none."""
     try:
-        listed = NUMASet.parse(tree.read(f"{NODE_DIR}/online") or "")
+        listed = NUMASet.parse(tree.read_file(f"{NODE_DIR}/online") or "")
     except ListFormatError:
         return topology.numa_ids
-    there = set(tree.entries(NODE_DIR))
+    there = set(tree.list_directory(NODE_DIR))
     return NUMASet(i for i in listed if f"node{i}" in there) or topology.numa_ids
 
 
-def differences(before: Topology, after: Topology) -> dict[str, str]:
+def changed_fields(before: Topology, after: Topology) -> dict[str, str]:
     """What is different, for a line in the log: short name to what it is now.
 
     Of memory also what it was, as people read it: what differs by less than that is not named.
@@ -156,7 +158,9 @@ def differences(before: Topology, after: Topology) -> dict[str, str]:
     both = [(i, before.numa_nodes[i], n) for i, n in sorted(after.numa_nodes.items())
             if i in before.numa_nodes]  # fmt: skip
     memory = {i: (human_bytes(was.memory_bytes), human_bytes(n.memory_bytes)) for i, was, n in both}
-    pages = {i: (_pages(was.hugepages), _pages(n.hugepages)) for i, was, n in both}
+    pages = {
+        i: (_hugepages_text(was.hugepages), _hugepages_text(n.hugepages)) for i, was, n in both
+    }
     valid = [one.cgroup for one in after.partitions if not one.problem]
     allowed = before.allowed & after.online != after.allowed & before.online
     found = {
@@ -179,5 +183,5 @@ def _changes_text(numa_nodes: Mapping[int, tuple[str, str]]) -> str:
     return ", ".join(f"{i}={was} -> {now}" for i, (was, now) in numa_nodes.items() if was != now)
 
 
-def _pages(hugepages: Mapping[int, int]) -> str:
+def _hugepages_text(hugepages: Mapping[int, int]) -> str:
     return "+".join(f"{n // size}x{size >> 10}Ki" for size, n in hugepages.items()) or "none"

@@ -20,33 +20,33 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text, text_or_empty
-from nri_numa.machine.usage import Unknown, processes_of
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, text_or_empty
+from nri_numa.machine.usage import UsageUnknown, processes_of
 from nri_numa.model.cpuset import NUMASet
 
-_NUMBER: Final = {"x86_64": 279, "aarch64": 239}
+_SYSCALL_NUMBERS: Final = {"x86_64": 279, "aarch64": 239}
 """Of the system call by machine, from the kernel's tables; libc has no function for it."""
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STEP_PAGES: Final = 2048
 """A good step, as measured: 8 MiB. With small areas before a large one up to twice as much."""
-_STEP: Final = STEP_PAGES * _PAGE
-_TRIES: Final = 2
+_STEP_BYTES: Final = STEP_PAGES * _PAGE_BYTES
+_MAX_MOVE_TRIES: Final = 2
 """A page may be busy for a moment: also all of a huge page while its first part is on its way."""
-_MOVE, _MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
+_MPOL_MF_MOVE, _MPOL_MF_MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
 _CAPABILITY_BITS: Final = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}
 """Bits of a set of capabilities; pagemap of another user's process is closed to root without the
 first. CAP_SYS_NICE is found out by a call."""
-_PRESENT: Final = 63  # bit of an entry of /proc/PID/pagemap
-_BLIND: Final = ("6.1.", "6.2.", "6.3.", "6.4.")
+_PAGE_PRESENT_BIT: Final = 63  # bit of an entry of /proc/PID/pagemap
+_EFAULT_KERNEL_PREFIXES: Final = ("6.1.", "6.2.", "6.3.", "6.4.")
 """Kernels whose move_pages answers EFAULT for pages that NUMA balancing watches (seen with 6.1)."""
 
 
-class Step(NamedTuple):
+class MigrationStep(NamedTuple):
     """Bytes that were moved, and that would not move, of those that were elsewhere; and why."""
 
-    moved: int
-    left: int
-    why: str = ""
+    moved_bytes: int
+    unmoved_bytes: int
+    obstacle: str = ""
 
 
 def _move_pages(
@@ -62,7 +62,7 @@ def _move_pages(
     to = None if target is None else array("i", [target]) * count
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.syscall(
-        ctypes.c_long(_NUMBER[platform.machine()]),
+        ctypes.c_long(_SYSCALL_NUMBERS[platform.machine()]),
         ctypes.c_int(pid),
         ctypes.c_ulong(count),
         ctypes.c_void_p(pages.buffer_info()[0]),
@@ -75,31 +75,31 @@ def _move_pages(
     return status
 
 
-def hindrance(reader: CgroupReader) -> str:
+def find_migration_problem(reader: CgroupReader) -> str:
     """Why no pages can be moved from here; empty where they can."""
-    if platform.machine() not in _NUMBER:
+    if platform.machine() not in _SYSCALL_NUMBERS:
         return f"how pages are moved on {platform.machine()} is not known"
     if "0" in text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
         return "the processes of the host cannot be seen (hostPID)"
     if text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
         return "the AppArmor profile nri-numa lets no process be read"
-    rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", text("/proc/self/status"), re.MULTILINE)
+    rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text("/proc/self/status"), re.MULTILINE)
     has = int(rights[1], 16) if rights else 0
     if missing := [name for name, bit in _CAPABILITY_BITS.items() if not has >> bit & 1]:
         return f"{' and '.join(missing)} missing"
     kernel, balancing = platform.release(), text_or_empty("/proc/sys/kernel/numa_balancing").strip()
-    if kernel.startswith(_BLIND) and balancing not in ("", "0"):
+    if kernel.startswith(_EFAULT_KERNEL_PREFIXES) and balancing not in ("", "0"):
         return f"Linux {kernel} moves no pages that NUMA balancing watches (kernel.numa_balancing)"
     try:
-        _move_pages(0, (), None, _MOVE_ALL)
+        _move_pages(0, (), None, _MPOL_MF_MOVE_ALL)
     except OSError as error:
         return f"move_pages: {error.strerror} (CAP_SYS_NICE, or a filter of system calls)"
     return ""
 
 
-def migrate(
+def migrate_pages(
     reader: CgroupReader, place: CgroupPlace, sources: NUMASet, target: int
-) -> Iterator[Step]:
+) -> Iterator[MigrationStep]:
     """Move what a container maps on some NUMA nodes to another one; each ``next`` is one step.
 
     Raises:
@@ -107,7 +107,7 @@ def migrate(
     """
     try:
         pids = processes_of(reader.directory_of(place))
-    except Unknown as unknown:
+    except UsageUnknown as unknown:
         raise OSError(str(unknown)) from unknown
     for pid in sorted(pids):
         try:
@@ -125,51 +125,55 @@ def _has_ended(pid: int) -> bool:
     return text_or_empty(f"/proc/{pid}/statm").partition(" ")[0] in ("", "0")
 
 
-def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:
+def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[MigrationStep]:
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        batches: dict[int, list[int]] = {_MOVE: [], _MOVE_ALL: []}
-        for start, end, flags in _areas(pid):
+        batches: dict[int, list[int]] = {_MPOL_MF_MOVE: [], _MPOL_MF_MOVE_ALL: []}
+        for start, end, flags in _read_mapped_areas(pid):
             batch = batches[flags]
-            first = start // _STEP * _STEP  # so that no huge page is in two steps
-            for aligned in range(first, end, _STEP):
+            first = start // _STEP_BYTES * _STEP_BYTES  # so that no huge page is in two steps
+            for aligned in range(first, end, _STEP_BYTES):
                 at = max(start, aligned)
-                count = (min(end, aligned + _STEP) - at) // _PAGE
-                data = os.pread(pagemap, 8 * count, at // _PAGE * 8)
+                count = (min(end, aligned + _STEP_BYTES) - at) // _PAGE_BYTES
+                data = os.pread(pagemap, 8 * count, at // _PAGE_BYTES * 8)
                 if data.count(0) == len(data):
                     continue  # a large reservation, most of which was never touched
                 entries = array("Q", data[: len(data) // 8 * 8])
-                batch += [at + i * _PAGE for i, e in enumerate(entries) if e >> _PRESENT]
+                batch += [
+                    at + i * _PAGE_BYTES for i, e in enumerate(entries) if e >> _PAGE_PRESENT_BIT
+                ]
                 if len(batch) >= STEP_PAGES:
-                    yield _step(pid, batch, flags, sources, target)
+                    yield _move_step(pid, batch, flags, sources, target)
                     batch.clear()
         for flags, batch in batches.items():
-            yield _step(pid, batch, flags, sources, target)
+            yield _move_step(pid, batch, flags, sources, target)
     finally:
         os.close(pagemap)
 
 
-def _areas(pid: int) -> Iterator[tuple[int, int, int]]:
+def _read_mapped_areas(pid: int) -> Iterator[tuple[int, int, int]]:
     """Start, end and flags: programs and libraries are moved where no other process maps them."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
             where, rights = line.split(" ", 2)[:2]
             start, _, end = where.partition("-")
             of_a_file = "/" in line and rights[3] == "p"
-            yield int(start, 16), int(end, 16), _MOVE if of_a_file else _MOVE_ALL
+            yield int(start, 16), int(end, 16), _MPOL_MF_MOVE if of_a_file else _MPOL_MF_MOVE_ALL
 
 
-def _step(pid: int, addresses: Sequence[int], flags: int, sources: NUMASet, target: int) -> Step:
-    def elsewhere(among: Sequence[int]) -> list[int]:
+def _move_step(
+    pid: int, addresses: Sequence[int], flags: int, sources: NUMASet, target: int
+) -> MigrationStep:
+    def pages_on_sources(among: Sequence[int]) -> list[int]:
         nodes = _move_pages(pid, among, None) if among else ()
         return [a for a, node in zip(among, nodes, strict=True) if node in sources]
 
-    left = before = elsewhere(addresses)
+    left = before = pages_on_sources(addresses)
     error = 0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_MOVE_TRIES):
         if left:
             status = _move_pages(pid, left, target, flags)
             error = next((-one for one in status if one < 0), 0)
-            left = elsewhere(left)
+            left = pages_on_sources(left)
     why = os.strerror(error) if left and error else ""
-    return Step((len(before) - len(left)) * _PAGE, len(left) * _PAGE, why)
+    return MigrationStep((len(before) - len(left)) * _PAGE_BYTES, len(left) * _PAGE_BYTES, why)

@@ -12,13 +12,13 @@ from nri_numa.machine.tree import PCI_DIR, Tree
 PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 """``domain:bus:slot.function`` as sysfs writes it, in lower case."""
 
-MOST_DEVICES: Final = 4096
+MAX_PCI_DEVICES: Final = 4096
 
 DEVICE, GPU, NIC = "device", "GPU", "NIC"
 NVME, RDMA = "NVMe disk", "RDMA device"
 STORAGE, ACCELERATOR = "storage controller", "accelerator"
 
-_CLASSES: Final = (
+_DEVICE_CLASSES: Final = (
     # Base class and subclass of PCI, https://pci-ids.ucw.cz/read/PD; the longest that fits.
     ("0108", NVME),
     ("01", STORAGE),
@@ -28,10 +28,10 @@ _CLASSES: Final = (
     ("0b40", ACCELERATOR),
     ("12", ACCELERATOR),
 )
-_BUSES: Final = "sys/devices"
-_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
-_ID: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
-_NUMBER: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
+_DEVICES_DIR: Final = "sys/devices"
+_PCI_ROOT_PATTERN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
+_PCI_ID_PATTERN: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
+_NUMA_ID_PATTERN: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -54,7 +54,7 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def kind_of_class(code: str | None) -> str:
     """What a PCI class such as ``0x030200`` is called; ``device`` for bridges and all others."""
     digits = (code or "").strip().lower().removeprefix("0x")
-    for start, kind in _CLASSES:
+    for start, kind in _DEVICE_CLASSES:
         if digits.startswith(start) and len(digits) == 6:
             return kind
     return DEVICE
@@ -63,19 +63,19 @@ def kind_of_class(code: str | None) -> str:
 def pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out."""
     found: list[PCIDevice] = []
-    for address in tree.entries(PCI_DIR)[:MOST_DEVICES]:
+    for address in tree.list_directory(PCI_DIR)[:MAX_PCI_DEVICES]:
         at = f"{PCI_DIR}/{address}"
-        kind = kind_of_class(tree.read(f"{at}/class"))
+        kind = kind_of_class(tree.read_file(f"{at}/class"))
         if kind == DEVICE or not PCI_ADDRESS.fullmatch(address):
             continue
-        node = tree.read(f"{at}/numa_node") or ""
+        node = tree.read_file(f"{at}/numa_node") or ""
         found.append(
             PCIDevice(
                 address=address,
                 kind=kind,
-                vendor=_id(tree.read(f"{at}/vendor")),
-                device=_id(tree.read(f"{at}/device")),
-                numa_node=int(node) if _NUMBER.fullmatch(node) else None,
+                vendor=_parse_pci_id(tree.read_file(f"{at}/vendor")),
+                device=_parse_pci_id(tree.read_file(f"{at}/device")),
+                numa_node=int(node) if _NUMA_ID_PATTERN.fullmatch(node) else None,
             )
         )
     return tuple(found)
@@ -89,18 +89,18 @@ def pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
     `resource.kubernetes.io/pcieRoot`, such as ``pci0000:00``.
     """
     found: dict[int, set[str]] = {}
-    for root in tree.entries(_BUSES):
-        if not _ROOT.fullmatch(root):
+    for root in tree.list_directory(_DEVICES_DIR):
+        if not _PCI_ROOT_PATTERN.fullmatch(root):
             continue
-        for address in tree.entries(f"{_BUSES}/{root}")[:MOST_DEVICES]:
-            node = PCI_ADDRESS.fullmatch(address) and tree.read(
-                f"{_BUSES}/{root}/{address}/numa_node"
+        for address in tree.list_directory(f"{_DEVICES_DIR}/{root}")[:MAX_PCI_DEVICES]:
+            node = PCI_ADDRESS.fullmatch(address) and tree.read_file(
+                f"{_DEVICES_DIR}/{root}/{address}/numa_node"
             )
-            if node and _NUMBER.fullmatch(node):
+            if node and _NUMA_ID_PATTERN.fullmatch(node):
                 found.setdefault(int(node), set()).add(root)
     return {node: tuple(sorted(roots)) for node, roots in sorted(found.items())}
 
 
-def _id(text: str | None) -> str:
-    match = _ID.fullmatch(text or "")
+def _parse_pci_id(text: str | None) -> str:
+    match = _PCI_ID_PATTERN.fullmatch(text or "")
     return match[1] if match else ""

@@ -1,8 +1,8 @@
 """Machines made up from a few numbers, as values and as the files the kernel would show.
 
-The demo, the simulation and the tests need machines that are not at hand. `synthetic` builds
-the `Topology`; `sysfs_files` turns any `Topology` into the files from which
-`nri_numa.machine.sysfs.discover` reads an equal one back.
+The demo, the simulation and the tests need machines that are not at hand.
+`build_synthetic_topology` builds the `Topology`; `sysfs_files` turns any `Topology` into the files
+from which `nri_numa.machine.sysfs.discover_topology` reads an equal one back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Numbering(StrEnum):
     ALTERNATING = "alternating"
 
 
-def synthetic(
+def build_synthetic_topology(
     *,
     sockets: int = 2,
     numa_per_socket: int = 2,
@@ -123,8 +123,8 @@ def synthetic(
     ]
     numbers = (i for i in itertools.count() if i not in skipped_cpus)
     order = Numbering(numbering)
-    members = _number([n for n, _, _ in plan], threads, order, numbers)
-    members += _number([n for n, _, _ in efficient], 1, order, numbers)
+    members = _number_cpus([n for n, _, _ in plan], threads, order, numbers)
+    members += _number_cpus([n for n, _, _ in efficient], 1, order, numbers)
     plan += efficient
     present = CPUSet(i for m in members for i in m)
     online = present - offline
@@ -137,7 +137,7 @@ def synthetic(
         if not siblings:
             continue
         socket = sockets_of[n][place * len(sockets_of[n]) // in_node]
-        core = Core(id=siblings.first, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
+        core = Core(id=siblings.first_id, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
         cores[core.id] = core
         key = (n, socket, 0 if cores_per_l3 is None else place // max(cores_per_l3, 1))
         key_of[core.id] = key
@@ -149,7 +149,7 @@ def synthetic(
             core=core.id,
             socket=core.socket,
             numa_node=core.numa_node,
-            l3=groups[key_of[core.id]].first if groups else None,
+            l3=groups[key_of[core.id]].first_id if groups else None,
         )
         for core in cores.values()
         for i in core.cpus
@@ -158,7 +158,7 @@ def synthetic(
     homes = [set(s) for s in sockets_of]
     homes += [{extra % sockets} for extra in range(len(memory_only_gib))]
 
-    def distance(a: int, b: int) -> int:
+    def numa_node_distance(a: int, b: int) -> int:
         if distances is not None:
             return distances[a][b]
         if a == b:
@@ -176,15 +176,15 @@ def synthetic(
             id=numa_id,
             cpus=CPUSet(i for i, cpu in cpus.items() if cpu.numa_node == numa_id),
             memory_bytes=int(gib * GIB) // 1024 * 1024,  # the kernel counts in KiB
-            distances={ids[other]: distance(position, other) for other in range(count)},
+            distances={ids[other]: numa_node_distance(position, other) for other in range(count)},
             hugepages=dict(hugepages or {}) if extra < 0 else {},
         )
     return Topology(
         cpus=dict(sorted(cpus.items())),
         cores=dict(sorted(cores.items())),
         l3_groups={
-            g.first: L3Group(id=g.first, cpus=g)
-            for g in sorted(groups.values(), key=lambda g: g.first)
+            g.first_id: L3Group(id=g.first_id, cpus=g)
+            for g in sorted(groups.values(), key=lambda g: g.first_id)
         },
         sockets=sockets_from(cores.values()),
         numa_nodes=dict(sorted(numa_nodes.items())),
@@ -294,7 +294,7 @@ def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict
     return files
 
 
-def _number(
+def _number_cpus(
     positions: Sequence[int], threads: int, order: Numbering, numbers: Iterator[int]
 ) -> list[list[int]]:
     """Give every core its CPU numbers; ``positions`` is the NUMA node of each core, ascending."""

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import sockets_from
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
-from nri_numa.machine.usable import partitions, read_limits, sentence
+from nri_numa.machine.usable import find_partitions, partition_sentence, read_limits
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import (
     CPU,
@@ -30,12 +30,12 @@ from nri_numa.model.machine import (
     NUMAMemory,
     NUMANode,
     Topology,
-    agree,
     cpus_text,
+    inflect_for_ids,
     numa_text,
 )
 
-_SIBLINGS = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
+_SIBLING_FILES = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
 _LOCAL, _REMOTE = 10, 20
 """LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
 _DISTANCE_LIMIT = 255  # ACPI's SLIT has one byte for each
@@ -44,10 +44,12 @@ _CPU_NAME = re.compile(r"cpu([0-9]{1,5})", re.ASCII)
 _NODE_NAME = re.compile(r"node([0-9]{1,5})", re.ASCII)
 _TIER_NAME = re.compile(r"memory_tier([0-9]{1,9})", re.ASCII)
 _HUGE_NAME = re.compile(r"hugepages-([0-9]{1,12})kB", re.ASCII)
-_MEMINFO = re.compile(r"^(?:Node\s+\d+\s+)?([\w()]+):\s+(\d+)\s*kB", re.ASCII | re.MULTILINE)
+_MEMINFO_PATTERN = re.compile(
+    r"^(?:Node\s+\d+\s+)?([\w()]+):\s+(\d+)\s*kB", re.ASCII | re.MULTILINE
+)
 
 
-def discover(root: Path | str) -> Topology:
+def discover_topology(root: Path | str) -> Topology:
     """Read the machine below ``root``; see `nri_numa.machine.tree.open_tree`.
 
     Raises:
@@ -57,8 +59,8 @@ def discover(root: Path | str) -> Topology:
 
 
 def discover_tree(tree: Tree) -> Topology:
-    """Read the machine from files that are open already; see `discover`."""
-    return _Discovery(tree).topology()
+    """Read the machine from files that are open already; see `discover_topology`."""
+    return _Discovery(tree).read_topology()
 
 
 def read_online(root: Path | str) -> CPUSet:
@@ -67,7 +69,7 @@ def read_online(root: Path | str) -> CPUSet:
     Raises:
         TopologyError: when that cannot be read.
     """
-    return _Discovery(open_tree(root)).online()
+    return _Discovery(open_tree(root)).read_online_cpus()
 
 
 def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
@@ -87,8 +89,8 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
         readings[i] = NUMAMemory(
             total_bytes=info.get("MemTotal", 0),
             free_bytes=info.get("MemFree", 0),
-            reclaimable_bytes=_reclaimable(info, share),
-            free_hugepages=_hugepages(tree, directory, "free_hugepages"),
+            reclaimable_bytes=_reclaimable_bytes(info, share),
+            free_hugepages=_read_hugepages(tree, directory, "free_hugepages"),
         )
     return MemoryReading(numa_nodes=readings)
 
@@ -96,20 +98,24 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
 def read_amounts(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
     """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
     return {
-        i: (info.get("MemTotal", 0), _hugepages(tree, directory, "nr_hugepages"))
+        i: (info.get("MemTotal", 0), _read_hugepages(tree, directory, "nr_hugepages"))
         for i, info, directory in _memory_files(tree, topology)
     }
 
 
 def _memory_files(tree: Tree, topology: Topology) -> Iterator[tuple[int, dict[str, int], str]]:
     """Of each NUMA node its meminfo, and the directory with its huge pages."""
-    has_nodes = bool(tree.entries(NODE_DIR))
+    has_nodes = bool(tree.list_directory(NODE_DIR))
     for i in sorted(topology.numa_nodes):
         directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
-        yield i, _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo"), directory
+        yield (
+            i,
+            _read_meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo"),
+            directory,
+        )
 
 
-def _reclaimable(info: dict[str, int], low: int) -> int:
+def _reclaimable_bytes(info: dict[str, int], low: int) -> int:
     """Page cache and slab that would be given up, as MemAvailable counts it (proc(5)).
 
     The kernel keeps, of each, up to its low watermark or half, and keeps the watermark free.
@@ -125,7 +131,7 @@ def _reclaimable(info: dict[str, int], low: int) -> int:
 
 def _low_watermark(tree: Tree, total: int) -> int:
     """Bytes that the kernel keeps free on the whole machine: 5/4 of vm.min_free_kbytes."""
-    text = tree.read("proc/sys/vm/min_free_kbytes")
+    text = tree.read_file("proc/sys/vm/min_free_kbytes")
     if text is not None and text.isascii() and text.isdigit() and len(text) < 12:
         kib = int(text)
     else:  # the kernel's default: the root of sixteen times the memory, within bounds
@@ -133,7 +139,7 @@ def _low_watermark(tree: Tree, total: int) -> int:
     return kib * 1024 * 5 // 4
 
 
-_AnySet = TypeVar("_AnySet", CPUSet, NUMASet)
+_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class _Discovery:
@@ -143,16 +149,16 @@ class _Discovery:
         self._tree = tree
         self._warnings: list[str] = []
 
-    def topology(self) -> Topology:
-        online = self.online()
-        present = self._listed(f"{CPU_DIR}/present", CPUSet)
+    def read_topology(self) -> Topology:
+        online = self.read_online_cpus()
+        present = self._read_id_list(f"{CPU_DIR}/present", CPUSet)
         present = online | (self._cpu_directories() if present is None else present)
-        possible = self._listed(f"{CPU_DIR}/possible", CPUSet)
-        isolated = self._listed(f"{CPU_DIR}/isolated", CPUSet) or NO_CPUS
+        possible = self._read_id_list(f"{CPU_DIR}/possible", CPUSet)
+        isolated = self._read_id_list(f"{CPU_DIR}/isolated", CPUSet) or NO_CPUS
 
-        claims = self._claims(online)
-        owner = self._owners(online, claims)
-        cores = self._cores(online, owner)
+        claims = self._read_node_directories(online)
+        owner = self._numa_node_by_cpu(online, claims)
+        cores = self._read_cores(online, owner)
         core_of = {i: core for core in cores.values() for i in core.cpus}
         groups = self._l3_groups(online, cores)
         l3_of = {i: group.id for group in groups.values() for i in group.cpus}
@@ -168,16 +174,16 @@ class _Discovery:
         }
         memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
         limits = read_limits(self._tree, isolated)
-        allowed, withheld = limits.allowed(online), limits.withheld(memory_nodes)
+        allowed, withheld = limits.allowed_cpus(online), limits.withheld_memory_nodes(memory_nodes)
         if limits.cpus is not None and not online & limits.cpus:
             named = cpus_text(str(limits.cpus))
-            self._warn(f"{limits.source} allows {named}, none of them online; ignored")
+            self._add_warning(f"{limits.source} allows {named}, none of them online; ignored")
         elif allowed != online:
-            self._warn(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
-        found = partitions(self._tree, online - allowed)
-        self._warnings.extend(map(sentence, found))
+            self._add_warning(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
+        found = find_partitions(self._tree, online - allowed)
+        self._warnings.extend(map(partition_sentence, found))
         if withheld:
-            self._warn(f"{limits.source} does not allow memory of {numa_text(withheld)}")
+            self._add_warning(f"{limits.source} does not allow memory of {numa_text(withheld)}")
         return Topology(
             cpus=cpus,
             cores=cores,
@@ -198,121 +204,123 @@ class _Discovery:
     def _nohz_full(self) -> CPUSet:
         """CPUs that the kernel was started with as ``nohz_full``; some kernels print NULL."""
         name = f"{CPU_DIR}/nohz_full"
-        untold = self._tree.read(name) == "(null)"
-        return (None if untold else self._listed(name, CPUSet)) or NO_CPUS
+        untold = self._tree.read_file(name) == "(null)"
+        return (None if untold else self._read_id_list(name, CPUSet)) or NO_CPUS
 
-    def online(self) -> CPUSet:
+    def read_online_cpus(self) -> CPUSet:
         """Online CPUs, from the list or, on kernels without it, from each CPU's own file."""
         name = f"{CPU_DIR}/online"
-        text = self._tree.read(name)
+        text = self._tree.read_file(name)
         if text is None:
             online = CPUSet(
                 i
                 for i in self._cpu_directories()
-                if self._tree.read(f"{CPU_DIR}/cpu{i}/online") != "0"
+                if self._tree.read_file(f"{CPU_DIR}/cpu{i}/online") != "0"
             )
             found = "no CPU is listed in it"
         else:
             try:
                 online = CPUSet.parse(text)
             except ListFormatError as e:
-                raise TopologyError(self._path(name), f"is not a list of CPUs: {e}") from e
+                raise TopologyError(self._source_path(name), f"is not a list of CPUs: {e}") from e
             found = "lists no CPU"
         if not online:
-            raise TopologyError(self._path(CPU_DIR if text is None else name), found)
+            raise TopologyError(self._source_path(CPU_DIR if text is None else name), found)
         return online
 
     # -- NUMA nodes -----------------------------------------------------------------------------
 
-    def _claims(self, online: CPUSet) -> dict[int, NUMANode]:
+    def _read_node_directories(self, online: CPUSet) -> dict[int, NUMANode]:
         """Read every online NUMA node, by id; one made-up node 0 where the kernel has none.
 
         Their CPUs are what their directories say, which may be the same for several.
         """
         tree = self._tree
-        listed = self._listed(f"{NODE_DIR}/online", NUMASet)
-        directories = _numbered(_NODE_NAME, tree.entries(NODE_DIR), NUMASet)
+        listed = self._read_id_list(f"{NODE_DIR}/online", NUMASet)
+        directories = _ids_in_names(_NODE_NAME, tree.list_directory(NODE_DIR), NUMASet)
         ids = directories if listed is None else listed & directories
         if listed is not None and listed != ids:
             bare = listed - ids
             which = numa_text(bare, "is online but has", "are online but have")
-            self._warn(f"{which} no directory; ignored")
+            self._add_warning(f"{which} no directory; ignored")
         if not ids:
-            self._warn("the kernel reports no NUMA nodes; everything belongs to NUMA node 0")
-            info = _meminfo(tree, "proc/meminfo")
+            self._add_warning("the kernel reports no NUMA nodes; everything belongs to NUMA node 0")
+            info = _read_meminfo(tree, "proc/meminfo")
             if not info.get("MemTotal"):
-                self._warn("the size of the memory is not known: proc/meminfo has no MemTotal")
+                self._add_warning(
+                    "the size of the memory is not known: proc/meminfo has no MemTotal"
+                )
             return {
                 0: NUMANode(
                     id=0,
                     cpus=online,
                     memory_bytes=info.get("MemTotal", 0),
                     distances={0: _LOCAL},
-                    hugepages=_hugepages(tree, "sys/kernel/mm", "nr_hugepages"),
+                    hugepages=_read_hugepages(tree, "sys/kernel/mm", "nr_hugepages"),
                 )
             }
         claims: dict[int, NUMANode] = {}
-        tiers = self._tiers()
+        tiers = self._read_memory_tiers()
         for i in ids:
             directory = f"{NODE_DIR}/node{i}"
-            cpus = self._ids(f"{directory}/cpulist", f"{directory}/cpumap")
+            cpus = self._read_cpus(f"{directory}/cpulist", f"{directory}/cpumap")
             if cpus is None:
-                self._warn(f"NUMA node {i} has no readable list of CPUs")
-            memory = _meminfo(tree, f"{directory}/meminfo").get("MemTotal")
+                self._add_warning(f"NUMA node {i} has no readable list of CPUs")
+            memory = _read_meminfo(tree, f"{directory}/meminfo").get("MemTotal")
             if memory is None:
-                self._warn(f"NUMA node {i} has no readable memory size; 0 is assumed")
+                self._add_warning(f"NUMA node {i} has no readable memory size; 0 is assumed")
             claims[i] = NUMANode(
                 id=i,
                 cpus=(cpus or NO_CPUS) & online,
                 memory_bytes=memory or 0,
-                distances=self._distances(i, ids),
-                hugepages=_hugepages(tree, directory, "nr_hugepages"),
-                initiators=self._initiators(directory) & ids,
+                distances=self._read_distances(i, ids),
+                hugepages=_read_hugepages(tree, directory, "nr_hugepages"),
+                initiators=self._read_memory_initiators(directory) & ids,
                 tier=tiers.get(i),
             )
         for i, claim in claims.items():
             if not claim.memory_bytes:
                 what = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
-                self._warn(f"NUMA node {i} has {what}")
+                self._add_warning(f"NUMA node {i} has {what}")
         return claims
 
-    def _initiators(self, directory: str) -> NUMASet:
+    def _read_memory_initiators(self, directory: str) -> NUMASet:
         """The NUMA nodes from which memory is best reached: those with CPUs, else any (numaperf).
 
         ``access1`` is the same as ``access0`` without devices that reach memory too.
         """
         for access in ("access1", "access0"):
-            names = self._tree.entries(f"{directory}/{access}/initiators")
-            found = _numbered(_NODE_NAME, names, NUMASet)
+            names = self._tree.list_directory(f"{directory}/{access}/initiators")
+            found = _ids_in_names(_NODE_NAME, names, NUMASet)
             if found:
                 return found
         return NO_NUMA_NODES
 
-    def _tiers(self) -> dict[int, int]:
+    def _read_memory_tiers(self) -> dict[int, int]:
         """Memory tier by NUMA node; empty on kernels before 6.1."""
         found: dict[int, int] = {}
-        for name in self._tree.entries(TIER_DIR):
+        for name in self._tree.list_directory(TIER_DIR):
             match = _TIER_NAME.fullmatch(name)
             if match:
-                nodes = self._listed(f"{TIER_DIR}/{name}/nodelist", NUMASet)
+                nodes = self._read_id_list(f"{TIER_DIR}/{name}/nodelist", NUMASet)
                 found.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
         return found
 
-    def _distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
+    def _read_distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
         """Read one row; it has a column for each *online* NUMA node in order."""
-        text = self._tree.read(f"{NODE_DIR}/node{numa_id}/distance")
+        text = self._tree.read_file(f"{NODE_DIR}/node{numa_id}/distance")
         words, count = (text or "").split(), len(ids)
         row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
         if len(row) == len(words) == count and all(_LOCAL <= d <= _DISTANCE_LIMIT for d in row):
             return dict(zip(ids, row, strict=True))
         found = f"the distances {text[:60]!r}" if text else "no distances"
-        self._warn(
+        self._add_warning(
             f"NUMA node {numa_id} reports {found}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
         )
         return {i: _LOCAL if i == numa_id else _REMOTE for i in ids}
 
-    def _owners(self, online: CPUSet, claims: dict[int, NUMANode]) -> dict[int, int]:
+    def _numa_node_by_cpu(self, online: CPUSet, claims: dict[int, NUMANode]) -> dict[int, int]:
         """Give each CPU one NUMA node."""
         claimants: dict[int, list[int]] = {}
         for numa_id, claim in claims.items():  # ascending, so that the lists are too
@@ -327,20 +335,20 @@ class _Discovery:
                 linked = [n for n in claimants[i] if self._tree.exists(f"{CPU_DIR}/cpu{i}/node{n}")]
                 owner[i] = (linked or claimants[i])[0]
             nodes = NUMASet(n for i in shared for n in claimants[i])
-            self._warn(
+            self._add_warning(
                 f"{numa_text(nodes)} all claim {cpus_text(shared)}; each CPU is counted for the "
                 "one that its own directory links to, else the lowest"
             )
         lost = online - CPUSet(owner)
         whose = f"{cpus_text(lost, 'belongs', 'belong')}"
-        possible = self._listed(f"{NODE_DIR}/possible", NUMASet) or NUMASet(claims)
+        possible = self._read_id_list(f"{NODE_DIR}/possible", NUMASet) or NUMASet(claims)
         if lost and len(claims) == 1 and possible <= NUMASet(claims):
             (only,) = claims
-            self._warn(f"{whose} to no NUMA node; the only one, {only}, is assumed")
+            self._add_warning(f"{whose} to no NUMA node; the only one, {only}, is assumed")
             owner.update(dict.fromkeys(lost, only))
         elif lost:
             # Theirs may be offline, and what is not known is not near.
-            self._warn(f"{whose} to no NUMA node")
+            self._add_warning(f"{whose} to no NUMA node")
         return owner
 
     def _numa_nodes(
@@ -356,19 +364,19 @@ class _Discovery:
         if odd:
             a, b = odd[0]
             more = f", and {len(odd) - 1} more pairs differ" if len(odd) > 1 else ""
-            self._warn(
+            self._add_warning(
                 f"the distance from NUMA node {a} to {b} is {table[a][b]} and back "
                 f"{table[b][a]}{more}"
             )
         if pairs and any(table[a][b] <= table[a][a] for a in ids for b in ids if a != b):
-            self._warn(
+            self._add_warning(
                 "the firmware says that some NUMA nodes are no farther away than the local one"
             )
         return {i: replace(claim, cpus=CPUSet.from_bits(members[i])) for i, claim in claims.items()}
 
     # -- cores and caches -----------------------------------------------------------------------
 
-    def _cores(self, online: CPUSet, owner: dict[int, int]) -> dict[int, Core]:
+    def _read_cores(self, online: CPUSet, owner: dict[int, int]) -> dict[int, Core]:
         """Read cores, by id. Only the first thread of a core is read."""
         siblings_of: dict[int, CPUSet] = {}
         done = 0
@@ -377,11 +385,11 @@ class _Discovery:
             if done >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
-            siblings = self._ids(
+            siblings = self._read_cpus(
                 f"{directory}/thread_siblings_list", f"{directory}/thread_siblings"
             )
             if siblings is None:
-                siblings = self._ids(f"{directory}/core_cpus_list", f"{directory}/core_cpus")
+                siblings = self._read_cpus(f"{directory}/core_cpus_list", f"{directory}/core_cpus")
             if siblings is None:
                 untold.append(i)
             claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
@@ -394,18 +402,19 @@ class _Discovery:
                 torn.append(i)
         if untold:
             cpus = CPUSet(untold)
-            self._warn(
+            self._add_warning(
                 f"{cpus_text(cpus, 'reports', 'report')} no siblings; each is taken for a core"
             )
         if clashing:
-            self._warn(
+            self._add_warning(
                 f"the siblings of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
             )
-        socket_of = self._sockets(siblings_of, online)
+        socket_of = self._read_core_sockets(siblings_of, online)
         if torn:
-            self._warn(
-                f"the {agree(CPUSet(torn), 'core', 'cores')} of {cpus_text(CPUSet(torn))} "
-                f"{agree(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
+            self._add_warning(
+                f"the {inflect_for_ids(CPUSet(torn), 'core', 'cores')} of "
+                f"{cpus_text(CPUSet(torn))} "
+                f"{inflect_for_ids(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
                 "the lowest thread's counts"
             )
         kinds = self._hybrid_cores(siblings_of)
@@ -420,14 +429,16 @@ class _Discovery:
             for i, siblings in siblings_of.items()
         }
 
-    def _sockets(self, siblings_of: Mapping[int, CPUSet], online: CPUSet) -> dict[int, int]:
+    def _read_core_sockets(
+        self, siblings_of: Mapping[int, CPUSet], online: CPUSet
+    ) -> dict[int, int]:
         """Socket of each core.
 
         The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390,
         some Arm machines and virtual ones), and on s390 it is only unique within a book and a
         drawer; the lists of siblings tell the same thing in another way.
         """
-        number = self._number
+        number = self._read_number
         books = any(
             number(f"{CPU_DIR}/cpu{i}/topology/{level}_id") is not None
             for i in list(siblings_of)[:1]
@@ -445,8 +456,8 @@ class _Discovery:
                     (*((-1 if n is None else n) for n in above), package) if books else (package,)
                 )
                 continue
-            for name in _SIBLINGS:
-                siblings = self._ids(f"{directory}/{name}_list", f"{directory}/{name}")
+            for name in _SIBLING_FILES:
+                siblings = self._read_cpus(f"{directory}/{name}_list", f"{directory}/{name}")
                 # A core that is all by itself says no more than that nothing is known.
                 if siblings is not None and len(siblings & online) > len(threads):
                     key_of[i] = ((siblings & online).bits, 0, 0, 0)
@@ -456,10 +467,10 @@ class _Discovery:
                 unplaced.append(i)
         if unplaced:
             whose = cpus_text(CPUSet(unplaced), "reports", "report")
-            self._warn(f"{whose} no socket; socket 0 is assumed")
+            self._add_warning(f"{whose} no socket; socket 0 is assumed")
         if without_id:
             whose = cpus_text(CPUSet(without_id), "reports", "report")
-            self._warn(
+            self._add_warning(
                 f"{whose} no package id that can be read; the socket is taken from its siblings"
             )
         # The kernel's number where that is unique, else the lowest that is free.
@@ -478,7 +489,7 @@ class _Discovery:
         """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
         known: dict[int, CoreKind] = {}
         for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
-            cpus = self._listed(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
+            cpus = self._read_id_list(f"sys/devices/cpu_{unit}/cpus", CPUSet) or NO_CPUS
             known.update({i: kind for i in siblings_of if i in cpus})
         if known:
             return known
@@ -486,7 +497,9 @@ class _Discovery:
         if self._tree.exists(f"{CPU_DIR}/cpu{first}/cpu_capacity"):
             # Arm: 1024 is the fastest core at its highest frequency. Single bins differ by a few
             # percent between equal cores; another micro-architecture has three quarters or less.
-            capacity = {i: self._number(f"{CPU_DIR}/cpu{i}/cpu_capacity") or 0 for i in siblings_of}
+            capacity = {
+                i: self._read_number(f"{CPU_DIR}/cpu{i}/cpu_capacity") or 0 for i in siblings_of
+            }
             slow = {i for i, c in capacity.items() if 0 < c <= max(capacity.values()) * 3 // 4}
         else:
             # x86 without the performance counters' files: efficient cores have one thread and a
@@ -494,7 +507,7 @@ class _Discovery:
             slow = {i for i, cpus in siblings_of.items() if len(cpus) == 1}
             if len(slow) in (0, len(siblings_of)):
                 return {}
-            speed = {i: self._speed(i) for i in siblings_of}
+            speed = {i: self._read_cpu_speed(i) for i in siblings_of}
             least = min(speed[i] for i in siblings_of if i not in slow)
             if max(speed[i] for i in slow) >= least:
                 return {}
@@ -502,10 +515,10 @@ class _Discovery:
             return {}
         return {i: CoreKind.EFFICIENT if i in slow else CoreKind.PERFORMANCE for i in siblings_of}
 
-    def _speed(self, i: int) -> int:
+    def _read_cpu_speed(self, i: int) -> int:
         return (
-            self._number(f"{CPU_DIR}/cpu{i}/acpi_cppc/highest_perf")
-            or self._number(f"{CPU_DIR}/cpu{i}/cpufreq/cpuinfo_max_freq")
+            self._read_number(f"{CPU_DIR}/cpu{i}/acpi_cppc/highest_perf")
+            or self._read_number(f"{CPU_DIR}/cpu{i}/cpufreq/cpuinfo_max_freq")
             or 0
         )
 
@@ -519,16 +532,16 @@ class _Discovery:
             if i in done:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/cache"
-            if self._tree.read(f"{directory}/{usual}/level") == "3":
+            if self._tree.read_file(f"{directory}/{usual}/level") == "3":
                 index = usual
             else:  # the number after "index" only counts the caches
-                for index in self._tree.entries(directory):
-                    if self._tree.read(f"{directory}/{index}/level") == "3":
+                for index in self._tree.list_directory(directory):
+                    if self._tree.read_file(f"{directory}/{index}/level") == "3":
                         usual = index
                         break
                 else:
                     continue
-            shared = self._ids(
+            shared = self._read_cpus(
                 f"{directory}/{index}/shared_cpu_list", f"{directory}/{index}/shared_cpu_map"
             )
             if not shared:
@@ -540,7 +553,7 @@ class _Discovery:
             groups[i] = L3Group(id=i, cpus=members)
             done |= members
         if clashing:
-            self._warn(
+            self._add_warning(
                 f"the L3 caches of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
             )
         return groups or self._instead_of_l3(online, cores)
@@ -559,80 +572,82 @@ class _Discovery:
                 if i in done:
                     continue
                 directory = f"{CPU_DIR}/cpu{i}/topology"
-                found = self._ids(f"{directory}/{name}_list", f"{directory}/{name}") or NO_CPUS
+                found = (
+                    self._read_cpus(f"{directory}/{name}_list", f"{directory}/{name}") or NO_CPUS
+                )
                 members = ((found | core.cpus) & online) - done
                 groups[i] = L3Group(id=i, cpus=members)
                 done |= members
                 rest = sockets[core.socket].cpus - members
                 telling = telling or (members != core.cpus and bool(rest))
             if telling:
-                self._warn(f"the kernel reports no L3 caches; {noun} are taken for them")
+                self._add_warning(f"the kernel reports no L3 caches; {noun} are taken for them")
                 return groups
         return {}
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _warn(self, sentence: str) -> None:
+    def _add_warning(self, sentence: str) -> None:
         self._warnings.append(sentence)
 
-    def _path(self, name: str) -> str:
-        return f"{self._tree.where.rstrip('/')}/{name}"
+    def _source_path(self, name: str) -> str:
+        return f"{self._tree.source.rstrip('/')}/{name}"
 
     def _cpu_directories(self) -> CPUSet:
-        return _numbered(_CPU_NAME, self._tree.entries(CPU_DIR), CPUSet)
+        return _ids_in_names(_CPU_NAME, self._tree.list_directory(CPU_DIR), CPUSet)
 
-    def _listed(self, name: str, kind: type[_AnySet]) -> _AnySet | None:
+    def _read_id_list(self, name: str, kind: type[_IdSetT]) -> _IdSetT | None:
         """Read a file in list format; None when it is missing or not that, which is said."""
-        text = self._tree.read(name)
+        text = self._tree.read_file(name)
         if text is None:
             return None
         try:
             return kind.parse(text)
         except ListFormatError as e:
-            self._warn(f"{name} is ignored: {e}")
+            self._add_warning(f"{name} is ignored: {e}")
             return None
 
-    def _ids(self, list_name: str, mask_name: str) -> CPUSet | None:
+    def _read_cpus(self, list_name: str, mask_name: str) -> CPUSet | None:
         """Read CPUs from a list, or from the mask that older kernels have instead.
 
         A list that is empty is not believed where the mask is not: some virtual file systems show
         such.
         """
-        cpus = self._listed(list_name, CPUSet)
+        cpus = self._read_id_list(list_name, CPUSet)
         if cpus:
             return cpus
-        text = self._tree.read(mask_name)
+        text = self._tree.read_file(mask_name)
         if text is None:
             return cpus
         digits = text.replace(",", "")
         if len(digits) > CPUSet.LIMIT // 4 or not re.fullmatch("[0-9a-fA-F]+", digits):
-            self._warn(f"{mask_name} is ignored: it is not a mask of hexadecimal digits")
+            self._add_warning(f"{mask_name} is ignored: it is not a mask of hexadecimal digits")
             return cpus
         return CPUSet.from_bits(int(digits, 16))
 
-    def _number(self, name: str) -> int | None:
+    def _read_number(self, name: str) -> int | None:
         """Read a number that is not negative; None when there is something else or nothing."""
-        text = self._tree.read(name)
+        text = self._tree.read_file(name)
         return int(text) if text is not None and re.fullmatch("[0-9]{1,12}", text) else None
 
 
-def _numbered(pattern: re.Pattern[str], names: Iterable[str], kind: type[_AnySet]) -> _AnySet:
+def _ids_in_names(pattern: re.Pattern[str], names: Iterable[str], kind: type[_IdSetT]) -> _IdSetT:
     found = (pattern.fullmatch(name) for name in names)
     return kind(int(m[1]) for m in found if m and int(m[1]) < kind.LIMIT)
 
 
-def _meminfo(tree: Tree, name: str) -> dict[str, int]:
+def _read_meminfo(tree: Tree, name: str) -> dict[str, int]:
     """Read a meminfo file, the machine's or a NUMA node's: bytes by field."""
-    text = tree.read(name) or ""
-    return {m[1]: int(m[2][:15]) * 1024 for m in _MEMINFO.finditer(text)}
+    text = tree.read_file(name) or ""
+    return {m[1]: int(m[2][:15]) * 1024 for m in _MEMINFO_PATTERN.finditer(text)}
 
 
-def _hugepages(tree: Tree, directory: str, name: str) -> dict[int, int]:
+def _read_hugepages(tree: Tree, directory: str, name: str) -> dict[int, int]:
     """Read bytes of huge pages by page size in bytes; sizes without pages are left out."""
     pages: dict[int, int] = {}
-    for entry in tree.entries(f"{directory}/hugepages"):
+    for entry in tree.list_directory(f"{directory}/hugepages"):
         match = _HUGE_NAME.fullmatch(entry)
-        text = tree.read(f"{directory}/hugepages/{entry}/{name}") if match else None
+        text = tree.read_file(f"{directory}/hugepages/{entry}/{name}") if match else None
         if match and text and re.fullmatch("[0-9]{1,12}", text) and int(text) > 0:
             size = int(match[1]) * 1024
             pages[size] = int(text) * size

@@ -27,7 +27,7 @@ PCI_FILES = ("class", "device", "numa_node", "vendor")
 FILE_LIMIT = 2 << 20
 """Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and /proc/schedstat
 some 1.5 for each CPU."""
-_AT_ONCE = 64 * 1024
+_READ_BYTES = 64 * 1024
 """Bytes asked for in one read."""
 KEPT_LIMIT = 64 << 20
 """Bytes of all files kept from an archive."""
@@ -36,8 +36,8 @@ STREAM_LIMIT = 512 << 20
 MEMBER_LIMIT = 500_000
 """Members of an archive."""
 
-_HUGE = r"hugepages/hugepages-\d+kB/(nr|free)_hugepages"
-NEEDED = re.compile(
+_HUGEPAGES_PATTERN = r"hugepages/hugepages-\d+kB/(nr|free)_hugepages"
+CAPTURED_PATHS = re.compile(
     rf"""
       sys/devices/system/cpu/(online|present|possible|isolated|nohz_full)
     | sys/devices/system/cpu/cpu\d+/(
@@ -47,10 +47,10 @@ NEEDED = re.compile(
         | cache/index\d+/(level|type|shared_cpu_(list|map))
       )
     | sys/devices/system/node/(online|possible)
-    | sys/devices/system/node/node\d+/(cpulist|cpumap|distance|meminfo|{_HUGE})
+    | sys/devices/system/node/node\d+/(cpulist|cpumap|distance|meminfo|{_HUGEPAGES_PATTERN})
     | sys/devices/virtual/memory_tiering/memory_tier\d+/nodelist
     | sys/devices/(cpu_core|cpu_atom)/cpus
-    | sys/kernel/mm/{_HUGE}
+    | sys/kernel/mm/{_HUGEPAGES_PATTERN}
     | {PCI_DIR}/[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]/({"|".join(PCI_FILES)})
     | proc/meminfo
     | proc/sys/vm/min_free_kbytes
@@ -59,13 +59,13 @@ NEEDED = re.compile(
 )
 """Files that describe a machine and not its owner; `nri-numa capture` packs only these."""
 
-LINKS = re.compile(
+LINK_PATHS = re.compile(
     r"sys/devices/system/(cpu/cpu\d+|node/node\d+/access[01]/initiators)/node(\d+)", re.ASCII
 )
 """Links whose existence says which NUMA node the kernel itself uses for a CPU, and from which NUMA
 nodes the memory of one is best reached."""
 
-_OWN = re.compile(
+_PROCESS_PATHS = re.compile(
     r"proc/self/(status|cpuset)|proc/mounts|.*/(cpuset\.)?(cpus|mems|effective_(cpus|mems))"
     r"|.*/cpuset\.(cpus|mems)\.effective",
     re.ASCII,
@@ -77,16 +77,16 @@ class Tree(Protocol):
     """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``.
 
     Attributes:
-        where: the root, for messages.
+        source: the root, for messages.
     """
 
-    where: str
+    source: str
 
-    def read(self, name: str) -> str | None:
+    def read_file(self, name: str) -> str | None:
         """Text of a file without white space and NULs at its ends; None when there is none."""
         ...
 
-    def entries(self, name: str) -> list[str]:
+    def list_directory(self, name: str) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         ...
 
@@ -94,12 +94,12 @@ class Tree(Protocol):
         """Say whether there is a file, directory or link (even a broken one) of that name."""
         ...
 
-    def walk(self) -> Iterator[str]:
+    def walk_files(self) -> Iterator[str]:
         """All files and links that describe CPUs and NUMA nodes, known to us or not."""
         ...
 
 
-def _text(data: bytes) -> str:
+def _decode_file(data: bytes) -> str:
     # Tools that copy sysfs with the size that stat() says pad the files with NULs.
     return data.decode("utf-8", "replace").strip("\0 \t\r\n")
 
@@ -108,10 +108,10 @@ class DirectoryTree:
     """The live machine or an unpacked capture."""
 
     def __init__(self, root: Path) -> None:
-        self.where = str(root)
-        self._prefix = self.where.rstrip("/") + "/"
+        self.source = str(root)
+        self._prefix = self.source.rstrip("/") + "/"
 
-    def read(self, name: str) -> str | None:
+    def read_file(self, name: str) -> str | None:
         """Text of a file; a CPU that goes offline while we read makes files vanish."""
         try:
             fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -120,15 +120,15 @@ class DirectoryTree:
         data = b""
         try:
             # proc/mounts and proc/schedstat give at once what whole lines fit into a page.
-            while len(data) < FILE_LIMIT and (more := os.read(fd, _AT_ONCE)):
+            while len(data) < FILE_LIMIT and (more := os.read(fd, _READ_BYTES)):
                 data += more
         except OSError:
             return None
         finally:
             os.close(fd)
-        return _text(data)
+        return _decode_file(data)
 
-    def entries(self, name: str) -> list[str]:
+    def list_directory(self, name: str) -> list[str]:
         """Sorted names in a directory."""
         try:
             return sorted(os.listdir(self._prefix + name))
@@ -139,7 +139,7 @@ class DirectoryTree:
         """Say whether the name is there."""
         return os.path.lexists(self._prefix + name)
 
-    def walk(self) -> Iterator[str]:
+    def walk_files(self) -> Iterator[str]:
         """Files and links below the CPU and NUMA node directories, and single files of /proc."""
         for top in (CPU_DIR, NODE_DIR, TIER_DIR, "sys/kernel/mm/hugepages"):
             for directory, subdirectories, files in os.walk(self._prefix + top):
@@ -148,7 +148,7 @@ class DirectoryTree:
                 links = [d for d in subdirectories if os.path.islink(os.path.join(directory, d))]
                 for name in sorted(files + links):
                     yield f"{base}/{name}"
-        for address in self.entries(PCI_DIR):
+        for address in self.list_directory(PCI_DIR):
             for file in PCI_FILES:
                 if self.exists(name := f"{PCI_DIR}/{address}/{file}"):
                     yield name
@@ -165,8 +165,10 @@ class DirectoryTree:
 class ArchiveTree:
     """A capture in one tar file, held in memory."""
 
-    def __init__(self, where: str, files: dict[str, str], links: set[str], other: set[str]) -> None:
-        self.where = where
+    def __init__(
+        self, source: str, files: dict[str, str], links: set[str], other: set[str]
+    ) -> None:
+        self.source = source
         self._files = files
         self._other = other
         self._names = links | set(files)
@@ -180,11 +182,11 @@ class ArchiveTree:
                 siblings.add(child)
                 name = parent
 
-    def read(self, name: str) -> str | None:
+    def read_file(self, name: str) -> str | None:
         """Text of a file."""
         return self._files.get(name)
 
-    def entries(self, name: str) -> list[str]:
+    def list_directory(self, name: str) -> list[str]:
         """Sorted names in a directory."""
         return sorted(self._children.get(name, ()))
 
@@ -192,7 +194,7 @@ class ArchiveTree:
         """Say whether the name is there."""
         return name in self._names or name in self._children
 
-    def walk(self) -> Iterator[str]:
+    def walk_files(self) -> Iterator[str]:
         """Everything that was in the archive, kept or not."""
         yield from sorted(self._names | self._other)
 
@@ -256,7 +258,7 @@ class _Limited:
         return data
 
 
-def _decompressed(raw: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFile:
+def _decompress_stream(raw: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFile:
     # An agent on a real machine opens no archive, and keeps none of this in memory.
     import bz2
     import gzip
@@ -288,7 +290,7 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
             magic = raw.read(6)
             raw.seek(0)
             # Any: reading a stream needs nothing but read(), which typeshed does not say.
-            stream: Any = _Limited(_decompressed(raw, magic), where)
+            stream: Any = _Limited(_decompress_stream(raw, magic), where)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for count, member in enumerate(archive, 1):
                     if count > MEMBER_LIMIT:
@@ -296,10 +298,10 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
                     name = _safe_name(member.name)
                     if name is None or member.isdir():
                         continue
-                    inner = _inner(name)
+                    inner = _strip_capture_directory(name)
                     if member.issym() or member.islnk():
-                        (links if LINKS.fullmatch(inner) else other).add(name)
-                    elif member.isreg() and _wanted(inner):
+                        (links if LINK_PATHS.fullmatch(inner) else other).add(name)
+                    elif member.isreg() and _is_relevant_path(inner):
                         data = archive.extractfile(member)
                         text = b"" if data is None else data.read(FILE_LIMIT)
                         kept += len(text)
@@ -307,13 +309,17 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
                             raise TopologyError(
                                 where, f"describes a machine in more than {KEPT_LIMIT >> 20} MiB"
                             )
-                        files[name] = _text(text)
+                        files[name] = _decode_file(text)
                     else:
                         other.add(name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
         raise TopologyError(where, f"is not a tar archive, or is damaged: {e}") from e
     prefixes = sorted(
-        {name[: name.index(CPU_DIR)] for name in files if _inner(name).startswith(CPU_DIR)},
+        {
+            name[: name.index(CPU_DIR)]
+            for name in files
+            if _strip_capture_directory(name).startswith(CPU_DIR)
+        },
         key=lambda p: (p.count("/"), p),
     )
     if not prefixes:
@@ -338,12 +344,14 @@ def _safe_name(name: str) -> str | None:
     return "/".join(parts)
 
 
-def _inner(name: str) -> str:
+def _strip_capture_directory(name: str) -> str:
     """Cut the capture's own directory off; captures have at most one."""
     if name.startswith(("sys/", "proc/", "dev/", "cgroup/")):
         return name
     return name.partition("/")[2]
 
 
-def _wanted(inner: str) -> bool:
-    return NEEDED.fullmatch(inner) is not None or _OWN.fullmatch(inner) is not None
+def _is_relevant_path(inner: str) -> bool:
+    return (
+        CAPTURED_PATHS.fullmatch(inner) is not None or _PROCESS_PATHS.fullmatch(inner) is not None
+    )

@@ -29,7 +29,7 @@ from nri_numa.machine.tree import Tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Partition, PartitionKind, cpus_text
 
-_AnySet = TypeVar("_AnySet", CPUSet, NUMASet)
+_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 _POD_CGROUPS = (
     "kubepods.slice",
@@ -54,11 +54,11 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
     mems: NUMASet | None
     source: str
 
-    def allowed(self, online: CPUSet) -> CPUSet:
+    def allowed_cpus(self, online: CPUSet) -> CPUSet:
         """CPUs that containers can have; a limit that leaves none of those online is none."""
         return online if self.cpus is None else online & self.cpus or online
 
-    def withheld(self, with_memory: NUMASet) -> NUMASet:
+    def withheld_memory_nodes(self, with_memory: NUMASet) -> NUMASet:
         """NUMA nodes whose memory they cannot have; never all: we run, so we have some."""
         left = with_memory if self.mems is None else with_memory & self.mems
         return with_memory - left if left else NUMASet()
@@ -66,38 +66,40 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     """Find the narrowest set that concerns all containers."""
-    own = tree.read("proc/self/cpuset") or ""
+    own = tree.read_file("proc/self/cpuset") or ""
     # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
     own = own if own.startswith("/") and ".." not in own.split("/") else ""
     ours = _PODS_CGROUP.match(own)
-    for mount in USUAL:
+    for mount in USUAL_CPUSET_MOUNTS:
         for cgroup in (ours[1], *_POD_CGROUPS) if ours else _POD_CGROUPS:
             limits = _cgroup_limits(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
             if limits is not None:
                 return limits
     if own:
         for mount in cpuset_mounts(tree):
-            paths, source = _outside(tree, mount, own)
+            paths, source = _cgroups_outside_partition(tree, mount, own)
             for path in paths:
                 limits = _cgroup_limits(tree, f"{mount}{path}", source)
                 if limits is not None:
-                    left = (limits.cpus or NO_CPUS) - valid_cpus(_exclusive(tree, mount))
+                    left = (limits.cpus or NO_CPUS) - valid_cpus(
+                        _find_exclusive_cgroups(tree, mount)
+                    )
                     return replace(limits, cpus=left) if left else limits
-    status = tree.read("proc/self/status") or ""
+    status = tree.read_file("proc/self/status") or ""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    cpus = _parse(CPUSet, fields.get("Cpus_allowed_list"))
+    cpus = _parse_ids(CPUSet, fields.get("Cpus_allowed_list"))
     if cpus is not None and isolated:
-        cpus |= isolated - valid_cpus(partitions(tree, NO_CPUS))
+        cpus |= isolated - valid_cpus(find_partitions(tree, NO_CPUS))
     return UsableIds(
         cpus=cpus,
-        mems=_parse(NUMASet, fields.get("Mems_allowed_list")),
+        mems=_parse_ids(NUMASet, fields.get("Mems_allowed_list")),
         source="/proc/self/status",
     )
 
 
-def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
+def _cgroups_outside_partition(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
     """Our cgroup and those around it, from the first that is in no partition; and who speaks."""
-    paths = list(_upwards(own))
+    paths = list(_cgroup_and_ancestors(own))
     within = [n for n, path in enumerate(paths) if path and is_partition(tree, f"{mount}{path}")]
     if not within:
         return paths, f"our cgroup {own}"
@@ -107,14 +109,14 @@ def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
 
 def _cgroup_limits(tree: Tree, directory: str, source: str) -> UsableIds | None:
     for cpu_file, mem_file in zip(_CPU_FILES, _MEM_FILES, strict=True):
-        cpus = _parse(CPUSet, tree.read(f"{directory}/{cpu_file}"))
+        cpus = _parse_ids(CPUSet, tree.read_file(f"{directory}/{cpu_file}"))
         if cpus:
-            mems = _parse(NUMASet, tree.read(f"{directory}/{mem_file}"))
+            mems = _parse_ids(NUMASet, tree.read_file(f"{directory}/{mem_file}"))
             return UsableIds(cpus=cpus, mems=mems or None, source=source)
     return None
 
 
-def _upwards(path: str) -> Iterator[str]:
+def _cgroup_and_ancestors(path: str) -> Iterator[str]:
     """Give a cgroup and its ancestors; the cpuset controller may not reach down to the leaf."""
     path = path.rstrip("/")
     while path:
@@ -123,7 +125,7 @@ def _upwards(path: str) -> Iterator[str]:
     yield ""
 
 
-def _parse(kind: type[_AnySet], text: str | None) -> _AnySet | None:
+def _parse_ids(kind: type[_IdSetT], text: str | None) -> _IdSetT | None:
     if text is None:
         return None
     try:
@@ -139,25 +141,25 @@ def _parse(kind: type[_AnySet], text: str | None) -> _AnySet | None:
 # out only when that is tried.
 
 
-USUAL: Final = ("sys/fs/cgroup", "sys/fs/cgroup/cpuset")
+USUAL_CPUSET_MOUNTS: Final = ("sys/fs/cgroup", "sys/fs/cgroup/cpuset")
 """Where cpusets are mounted unless proc/mounts says otherwise."""
-_PREFIXES: Final = ("cpuset.", "")
+_CPUSET_FILE_PREFIXES: Final = ("cpuset.", "")
 """Of the files of version 1; without one where it is mounted with ``noprefix``."""
-MOST: Final = 2000
+MAX_CGROUPS: Final = 2000
 """Cgroups that are looked at; a node full of pods has as many, and nothing else has."""
 
-_FILE: Final = re.compile(
+_CONTROL_FILE_PATTERN: Final = re.compile(
     r"(cgroup|cpu|cpuset|cpuacct|memory|io|blkio|pids|hugetlb|rdma|misc|irq|dmem|net_cls|perf_event)"
     r"\.|notify_on_release$|tasks$|release_agent$"
 )
 """Control files; systemd escapes names of units that begin like one (cg_needs_escape)."""
-_STATE: Final = re.compile(r"(root|isolated)(?: invalid(?: \((.*)\))?)?")
+_PARTITION_STATE_PATTERN: Final = re.compile(r"(root|isolated)(?: invalid(?: \((.*)\))?)?")
 
 
 def cpuset_mounts(tree: Tree) -> Iterator[str]:
     """Where cpusets are mounted: as proc/mounts says, else the usual places."""
     found = False
-    for line in (tree.read("proc/mounts") or "").splitlines():
+    for line in (tree.read_file("proc/mounts") or "").splitlines():
         words = line.split()
         if len(words) < 4 or not words[1].startswith("/"):
             continue
@@ -166,10 +168,10 @@ def cpuset_mounts(tree: Tree) -> Iterator[str]:
             found = True
             yield words[1].strip("/")
     if not found:
-        yield from USUAL
+        yield from USUAL_CPUSET_MOUNTS
 
 
-def partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
+def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
     """Find the cgroups that keep CPUs from pods, or were meant to, in the order of their paths.
 
     The cgroup of all pods, and what it lies in, keep nothing from pods. Where no partition beside
@@ -179,16 +181,16 @@ def partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
     """
     found: dict[str, Partition] = {}
     for mount in cpuset_mounts(tree):
-        if tree.read(f"{mount}/cpuset.cpus.effective") is None:
-            here = _exclusive(tree, mount)
+        if tree.read_file(f"{mount}/cpuset.cpus.effective") is None:
+            here = _find_exclusive_cgroups(tree, mount)
         else:
             pods = [f"{mount}/{name}" for name in _POD_CGROUPS]
-            here = _search(tree, mount, _below(tree, mount), apart=pods)
+            here = _search_partitions(tree, mount, _list_child_cgroups(tree, mount), apart=pods)
             if unexplained - valid_cpus(here):
-                here += _search(tree, mount, pods)
+                here += _search_partitions(tree, mount, pods)
         found |= {one.cgroup: one for one in here}
     # A pods' cgroup that is a partition, or lies in one, has these CPUs.
-    around = {path for name in _POD_CGROUPS for path in _upwards(name)}
+    around = {path for name in _POD_CGROUPS for path in _cgroup_and_ancestors(name)}
     return tuple(one for name, one in sorted(found.items()) if name not in around)
 
 
@@ -200,31 +202,35 @@ def valid_cpus(partitions: Collection[Partition]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def _exclusive(tree: Tree, mount: str) -> list[Partition]:
+def _find_exclusive_cgroups(tree: Tree, mount: str) -> list[Partition]:
     """Of version 1: who directly below a mount has CPUs for itself, the pods left out."""
     found: list[Partition] = []
-    for prefix in _PREFIXES:
+    for prefix in _CPUSET_FILE_PREFIXES:
         # Only a hierarchy with cpusets has the file at its root; the root is exclusive always.
-        if tree.read(f"{mount}/{prefix}cpu_exclusive") is None:
+        if tree.read_file(f"{mount}/{prefix}cpu_exclusive") is None:
             continue
         apart = {name.partition("/")[0] for name in _POD_CGROUPS}
-        for directory in _below(tree, mount)[:MOST]:
+        for directory in _list_child_cgroups(tree, mount)[:MAX_CGROUPS]:
             name = directory.removeprefix(f"{mount}/")
-            if name not in apart and tree.read(f"{directory}/{prefix}cpu_exclusive") == "1":
-                cpus = _parse(CPUSet, tree.read(f"{directory}/{prefix}cpus")) or NO_CPUS
+            if name not in apart and tree.read_file(f"{directory}/{prefix}cpu_exclusive") == "1":
+                cpus = _parse_ids(CPUSet, tree.read_file(f"{directory}/{prefix}cpus")) or NO_CPUS
                 found.append(Partition(cgroup=name, kind=PartitionKind.EXCLUSIVE, cpus=cpus))
     return found
 
 
 def is_partition(tree: Tree, directory: str) -> bool:
     """Whether a cgroup has CPUs that those beside it have not."""
-    match = _STATE.fullmatch(tree.read(f"{directory}/cpuset.cpus.partition") or "")
+    match = _PARTITION_STATE_PATTERN.fullmatch(
+        tree.read_file(f"{directory}/cpuset.cpus.partition") or ""
+    )
     if match is not None:
         return match[0] == match[1]
-    return "1" in (tree.read(f"{directory}/{prefix}cpu_exclusive") for prefix in _PREFIXES)
+    return "1" in (
+        tree.read_file(f"{directory}/{prefix}cpu_exclusive") for prefix in _CPUSET_FILE_PREFIXES
+    )
 
 
-def sentence(partition: Partition) -> str:
+def partition_sentence(partition: Partition) -> str:
     """What a partition means for containers."""
     name, kind = partition.cgroup, partition.kind
     if partition.problem:
@@ -236,27 +242,27 @@ def sentence(partition: Partition) -> str:
     return f"{whose} to the cpuset partition {name} ({what}), containers cannot have them"
 
 
-def _search(
+def _search_partitions(
     tree: Tree, mount: str, start: Sequence[str], apart: Collection[str] = ()
 ) -> list[Partition]:
     """Look through cgroups of version 2 and all within them, but those that are ``apart``."""
     waiting, seen = deque(start), 0
     found: list[Partition] = []
-    while waiting and seen < MOST:
+    while waiting and seen < MAX_CGROUPS:
         directory = waiting.popleft()
         if directory in apart:
             continue
         seen += 1
-        state = tree.read(f"{directory}/cpuset.cpus.partition")
+        state = tree.read_file(f"{directory}/cpuset.cpus.partition")
         if state is None:
             continue  # without the controller, and so is everything below
-        match = _STATE.fullmatch(state)
+        match = _PARTITION_STATE_PATTERN.fullmatch(state)
         if match is not None:
             valid = match[0] == match[1]
             # Kernels before 6.7 have one set; what it gave on is that of the cgroups below.
             exclusive = f"{directory}/cpuset.cpus.exclusive.effective" if valid else ""
             names = (exclusive, f"{directory}/cpuset.cpus{'.effective' * valid}")
-            lists = (_parse(CPUSet, tree.read(name)) for name in names if name)
+            lists = (_parse_ids(CPUSet, tree.read_file(name)) for name in names if name)
             found.append(
                 Partition(
                     cgroup=directory.removeprefix(f"{mount}/"),
@@ -265,9 +271,13 @@ def _search(
                     problem="" if valid else match[2] or "the kernel does not say why",
                 )
             )
-        waiting.extend(_below(tree, directory))
+        waiting.extend(_list_child_cgroups(tree, directory))
     return found
 
 
-def _below(tree: Tree, directory: str) -> list[str]:
-    return [f"{directory}/{name}" for name in tree.entries(directory) if not _FILE.match(name)]
+def _list_child_cgroups(tree: Tree, directory: str) -> list[str]:
+    return [
+        f"{directory}/{name}"
+        for name in tree.list_directory(directory)
+        if not _CONTROL_FILE_PATTERN.match(name)
+    ]

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text, text_or_empty
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, text_or_empty
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
 from nri_numa.model.machine import NUMAMemory, Topology
@@ -88,10 +88,10 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
     memory = read_memory(root, topology).numa_nodes
     pages: dict[int, tuple[int, int]] = {}
     for i in memory:
-        stat = dict(_NUMASTAT.findall(tree.read(f"{NODE_DIR}/node{i}/numastat") or ""))
+        stat = dict(_NUMASTAT.findall(tree.read_file(f"{NODE_DIR}/node{i}/numastat") or ""))
         if "local_node" in stat and "other_node" in stat:
             pages[i] = int(stat["local_node"]), int(stat["other_node"])
-    return MachineUsage(cpu_times(tree.read("proc/stat") or ""), memory, pages)
+    return MachineUsage(cpu_times(tree.read_file("proc/stat") or ""), memory, pages)
 
 
 def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
@@ -128,7 +128,7 @@ def read_container(
         found = filter(re.compile(r"\d{1,20}").fullmatch, map(text_or_empty, files))
         used = next(found, "")
         seconds = int(used) / 1e9 if used else None
-    memory, _ = _counted(reader, directory, root, page_size)
+    memory, _ = _read_numa_stat(reader, directory, root, page_size)
     return ContainerUsage(seconds, memory or {})
 
 
@@ -143,7 +143,7 @@ def read_container(
 NUMA_STAT: Final = "memory.numa_stat"
 NUMA_MAPS: Final = "numa_maps"
 
-LIMIT: Final = 0.3
+NUMA_MAPS_CPU_LIMIT_S: Final = 0.3
 """Seconds of CPU time that numa_maps of one container may take: some 10⁵ lines, at 2.5 µs each."""
 _PROCESSES: Final = 1024
 """Processes of one container whose numa_maps are read."""
@@ -155,7 +155,7 @@ _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
 MISSING: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
 
 
-class MemoryPlaces(msgspec.Struct, frozen=True):
+class ContainerMemoryNodes(msgspec.Struct, frozen=True):
     """Where the memory of one container is.
 
     Attributes:
@@ -169,35 +169,37 @@ class MemoryPlaces(msgspec.Struct, frozen=True):
     because: str = ""
 
 
-class Unknown(Exception):
+class UsageUnknown(Exception):
     """What a container has is not known; the message is the reason."""
 
 
-def memory_places(
+def read_container_memory(
     reader: CgroupReader,
     place: CgroupPlace,
     root: str,
     *,
     proc: str = "/proc",
     page_size: int,
-    limit: float = LIMIT,
+    limit: float = NUMA_MAPS_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
-) -> MemoryPlaces:
+) -> ContainerMemoryNodes:
     """Look where the memory of one container is; ``root`` has the cgroup file systems.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
     directory = reader.directory_of(place)
     if not directory or not os.path.isdir(directory):
-        return MemoryPlaces(because="it has no cgroup that can be read")
-    found, why_not = _counted(reader, directory, root, page_size)
+        return ContainerMemoryNodes(because="it has no cgroup that can be read")
+    found, why_not = _read_numa_stat(reader, directory, root, page_size)
     if found is not None:
-        return MemoryPlaces(found, NUMA_STAT)
+        return ContainerMemoryNodes(found, NUMA_STAT)
     until = clock() + limit
     try:
-        return MemoryPlaces(_mapped(directory, proc, lambda: clock() > until), NUMA_MAPS)
-    except Unknown as unknown:
-        return MemoryPlaces(because=f"{why_not}, and {unknown}")
+        return ContainerMemoryNodes(
+            _read_numa_maps(directory, proc, lambda: clock() > until), NUMA_MAPS
+        )
+    except UsageUnknown as unknown:
+        return ContainerMemoryNodes(because=f"{why_not}, and {unknown}")
 
 
 def local_bytes(by_numa_node: Mapping[int, int], home: Container[int]) -> int:
@@ -224,7 +226,7 @@ def mapped_by_numa_node(lines: bytes, found: dict[int, int]) -> None:
             found[int(numa_node)] = found.get(int(numa_node), 0) + int(amount) * unit
 
 
-def _counted(
+def _read_numa_stat(
     reader: CgroupReader, directory: str, root: str, page_size: int
 ) -> tuple[dict[int, int] | None, str]:
     """What memory.numa_stat says; else None, and why not."""
@@ -240,7 +242,7 @@ def _counted(
     why_not = f"its cgroup has no {NUMA_STAT}"
     for path, unified in files:
         try:
-            stat = text(path)
+            stat = read_text(path)
         except OSError as error:
             if error.errno not in MISSING:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
@@ -252,7 +254,7 @@ def _counted(
     return None, why_not
 
 
-def _mapped(directory: str, proc: str, too_long: Callable[[], bool]) -> dict[int, int]:
+def _read_numa_maps(directory: str, proc: str, too_long: Callable[[], bool]) -> dict[int, int]:
     """What numa_maps of the container's processes say together.
 
     Memory that several processes share counts for each of them.
@@ -262,9 +264,9 @@ def _mapped(directory: str, proc: str, too_long: Callable[[], bool]) -> dict[int
     """
     pids = processes_of(directory)
     if not pids:
-        raise Unknown(f"it has no process whose {NUMA_MAPS} could be read")
+        raise UsageUnknown(f"it has no process whose {NUMA_MAPS} could be read")
     if len(pids) > _PROCESSES:
-        raise Unknown(
+        raise UsageUnknown(
             f"{len(pids)} processes are more than the {_PROCESSES} whose {NUMA_MAPS} are read"
         )
     by_process = {pid: _map_of(pid, proc, too_long) for pid in sorted(pids)}
@@ -272,7 +274,7 @@ def _mapped(directory: str, proc: str, too_long: Callable[[], bool]) -> dict[int
     still = processes_of(directory)
     known = [found for pid, found in by_process.items() if found is not None and pid in still]
     if not known:
-        raise Unknown(f"its processes ended while their {NUMA_MAPS} were read")
+        raise UsageUnknown(f"its processes ended while their {NUMA_MAPS} were read")
     return dict(sum(known, Counter()))
 
 
@@ -290,16 +292,18 @@ def _map_of(pid: int, proc: str, too_long: Callable[[], bool]) -> Counter[int] |
                 whole, line_end, rest = (rest + piece).rpartition(b"\n")
                 mapped_by_numa_node(whole + line_end, found)
                 if too_long():
-                    raise Unknown(f"reading {NUMA_MAPS} of its processes took too long")
+                    raise UsageUnknown(f"reading {NUMA_MAPS} of its processes took too long")
             mapped_by_numa_node(rest, found)
     except OSError as error:
         if error.errno in MISSING:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
                 f"{proc}/{pid}/{NUMA_MAPS}"
             ):
-                raise Unknown(f"this kernel has no {NUMA_MAPS}") from error
+                raise UsageUnknown(f"this kernel has no {NUMA_MAPS}") from error
             return None
-        raise Unknown(f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}") from error
+        raise UsageUnknown(
+            f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
+        ) from error
     return found
 
 
@@ -312,12 +316,12 @@ def processes_of(directory: str) -> set[int]:
     found: set[int] = set()
     for count, (path, _, _) in enumerate(os.walk(directory), 1):
         if count > _CGROUPS:
-            raise Unknown(f"more than {_CGROUPS} cgroups are within its own")
+            raise UsageUnknown(f"more than {_CGROUPS} cgroups are within its own")
         try:
             with open(f"{path}/cgroup.procs", "rb") as file:
                 found.update(int(word) for word in file.read().split() if word.isdigit())
         except OSError:
             continue  # a cgroup that went away, or that has threads only
     if 0 in found:
-        raise Unknown("its processes are in a PID namespace not seen from here")
+        raise UsageUnknown("its processes are in a PID namespace not seen from here")
     return found

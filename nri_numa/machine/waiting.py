@@ -17,25 +17,27 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import MISSING, Unknown, cpu_numbers, processes_of
+from nri_numa.machine.usage import MISSING, UsageUnknown, cpu_numbers, processes_of
 from nri_numa.model.machine import Topology
 
-PRESSURE: Final = "cpu.pressure"
-SCHEDSTAT: Final = "schedstat"
+PRESSURE_FILE: Final = "cpu.pressure"
+SCHEDSTAT_FILE: Final = "schedstat"
 
-LIMIT: Final = 0.1
+SCHEDSTAT_CPU_LIMIT_S: Final = 0.1
 """Seconds of CPU time that the threads of one container may take: some thousand, at 25 µs each."""
-THREADS: Final = 2048
+MAX_THREADS_READ: Final = 2048
 """Threads of one container that are read; they are remembered until the next reading."""
 _READ_BYTES: Final = 4096
 
-_SOME: Final = re.compile(r"^some avg10=[\d.]+ avg60=(\d{1,3}(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
-_SCHEDSTAT: Final = re.compile(rb"^(\d{1,20}) (\d{1,20}) (\d{1,20})$", re.ASCII)
+_PRESSURE_LINE: Final = re.compile(
+    r"^some avg10=[\d.]+ avg60=(\d{1,3}(?:\.\d+)?) ", re.MULTILINE | re.ASCII
+)
+_SCHEDSTAT_PATTERN: Final = re.compile(rb"^(\d{1,20}) (\d{1,20}) (\d{1,20})$", re.ASCII)
 
 
-class Waits(msgspec.Struct, frozen=True):
+class CPUWaits(msgspec.Struct, frozen=True):
     """What one reading of one container tells.
 
     Attributes:
@@ -52,15 +54,15 @@ class Waits(msgspec.Struct, frozen=True):
     no_threads: str = ""
 
 
-def waits(
+def read_cpu_waits(
     reader: CgroupReader,
     place: CgroupPlace,
     root: str,
     *,
     proc: str = "/proc",
-    limit: float = LIMIT,
+    limit: float = SCHEDSTAT_CPU_LIMIT_S,
     clock: Callable[[], float] = time.thread_time,
-) -> Waits:
+) -> CPUWaits:
     """Read how much one container waits; ``root`` has the cgroup file systems.
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
@@ -68,18 +70,18 @@ def waits(
     directory = reader.directory_of(place)
     if not directory or not os.path.isdir(directory):
         gone = "it has no cgroup that can be read"
-        return Waits(no_pressure=gone, no_threads=gone)
+        return CPUWaits(no_pressure=gone, no_threads=gone)
     pressure = threads = None
     no_pressure = no_threads = ""
     try:
-        pressure = _pressure(reader, directory, root)
-    except Unknown as unknown:
+        pressure = _read_cpu_pressure(reader, directory, root)
+    except UsageUnknown as unknown:
         no_pressure = str(unknown)
     try:
-        threads = _threads(directory, proc, clock() + limit, clock)
-    except Unknown as unknown:
+        threads = _read_thread_waits(directory, proc, clock() + limit, clock)
+    except UsageUnknown as unknown:
         no_threads = str(unknown)
-    return Waits(pressure, no_pressure, threads, no_threads)
+    return CPUWaits(pressure, no_pressure, threads, no_threads)
 
 
 def tasks_waiting(
@@ -99,80 +101,86 @@ def tasks_waiting(
 
 def pressure_in(pressure: str) -> float | None:
     """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
-    match = _SOME.search(pressure)
+    match = _PRESSURE_LINE.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
 
 
-def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
+def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float:
     if reader.unified:
-        path = f"{directory}/{PRESSURE}"
-        why_not = f"its cgroup has no {PRESSURE}: this kernel has no pressure stall information"
+        path = f"{directory}/{PRESSURE_FILE}"
+        why_not = (
+            f"its cgroup has no {PRESSURE_FILE}: this kernel has no pressure stall information"
+        )
     else:
         # A hybrid has the container in the unified hierarchy too, where its runtime puts it there.
-        path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE}"
-        why_not = f"cgroup v1 has no {PRESSURE}"
+        path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
+        why_not = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
-        found = pressure_in(text(path))
+        found = pressure_in(read_text(path))
     except OSError as error:
         if error.errno in MISSING:
-            raise Unknown(why_not) from error
+            raise UsageUnknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
-        raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
+        raise UsageUnknown(f"{PRESSURE_FILE} cannot be read: {error.strerror}") from error
     if found is None:
-        raise Unknown(f"{PRESSURE} has no pressure of the last minute")
+        raise UsageUnknown(f"{PRESSURE_FILE} has no pressure of the last minute")
     return found
 
 
-def _threads(
+def _read_thread_waits(
     directory: str, proc: str, until: float, clock: Callable[[], float]
 ) -> dict[int, float]:
     pids = processes_of(directory)
     if not pids:
-        raise Unknown("it has no process")
+        raise UsageUnknown("it has no process")
     found: dict[int, float] = {}
     turns = silent = 0
     for pid in sorted(pids):
-        for thread in _listed(proc, pid):
-            if len(found) >= THREADS:
-                raise Unknown(f"it has more than the {THREADS} threads that are read")
-            read = _thread(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT}")
+        for thread in _list_threads(proc, pid):
+            if len(found) >= MAX_THREADS_READ:
+                raise UsageUnknown(f"it has more than the {MAX_THREADS_READ} threads that are read")
+            read = _read_thread_schedstat(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT_FILE}")
             if read is not None:
                 found[thread], times = read
                 turns += times
             elif os.path.exists(f"{proc}/{pid}/task/{thread}/stat"):
                 silent += 1
             if clock() > until:
-                raise Unknown(f"reading {SCHEDSTAT} of its threads took too long")
+                raise UsageUnknown(f"reading {SCHEDSTAT_FILE} of its threads took too long")
     if not found:
-        raise Unknown(
-            f"this kernel has no {SCHEDSTAT} of threads"
+        raise UsageUnknown(
+            f"this kernel has no {SCHEDSTAT_FILE} of threads"
             if silent
-            else f"its processes ended while their {SCHEDSTAT} was read"
+            else f"its processes ended while their {SCHEDSTAT_FILE} was read"
         )
     if not turns:
         # Without sched_info the file is there, and says 0 0 0 of threads that ran.
-        raise Unknown(f"{SCHEDSTAT} of its threads counts nothing")
+        raise UsageUnknown(f"{SCHEDSTAT_FILE} of its threads counts nothing")
     return found
 
 
-def _listed(proc: str, pid: int) -> list[int]:
+def _list_threads(proc: str, pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit())
     except OSError as error:
         if error.errno in MISSING:
             return []
-        raise Unknown(f"threads of process {pid} cannot be listed: {error.strerror}") from error
+        raise UsageUnknown(
+            f"threads of process {pid} cannot be listed: {error.strerror}"
+        ) from error
 
 
-def _thread(path: str) -> tuple[float, int] | None:
+def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
     """Seconds that a thread waited, and how often it ran; None when there is nothing to read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            match = _SCHEDSTAT.match(file.read(_READ_BYTES).strip())
+            match = _SCHEDSTAT_PATTERN.match(file.read(_READ_BYTES).strip())
     except OSError as error:
         if error.errno in MISSING:
             return None
-        raise Unknown(f"{SCHEDSTAT} of a thread cannot be read: {error.strerror}") from error
+        raise UsageUnknown(
+            f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
+        ) from error
     return (int(match[2]) / 1e9, int(match[3])) if match else None
 
 
@@ -203,7 +211,7 @@ def cpu_times(stat: str, schedstat: str) -> CPUTimes:
     )
 
 
-def stolen(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, float]:
+def steal_by_node(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, float]:
     """By NUMA node, the part of its CPUs' time that was stolen meanwhile, from 0 to 1.
 
     A NUMA node of which nothing is known is left out: there is no zero for it. CPUs that were away
@@ -223,12 +231,12 @@ def stolen(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, f
     return found
 
 
-def waiting(
+def runqueue_by_node(
     before: CPUTimes, after: CPUTimes, topology: Topology, seconds: float
 ) -> dict[int, float]:
     """By NUMA node, how many tasks waited for each of its CPUs on average.
 
-    What is not known is left out, as for `stolen`.
+    What is not known is left out, as for `steal_by_node`.
     """
     found: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
@@ -244,7 +252,7 @@ def waiting(
     return found
 
 
-class Smoothed:
+class SmoothedFactors:
     """Capacity factors that follow steal, slowly and in steps.
 
     Half of a change has arrived after ``half_life`` seconds; what is measured must be ``step`` from
@@ -261,7 +269,7 @@ class Smoothed:
         self._steal: dict[int, float] = {}
         self.factors: dict[int, float] = {}
 
-    def take(self, steal: Mapping[int, float], seconds: float) -> bool:
+    def update_steal(self, steal: Mapping[int, float], seconds: float) -> bool:
         """Take what was stolen within the last seconds; whether a factor changed.
 
         A NUMA node that is not in ``steal`` keeps what it has: it is not known to be whole.
@@ -279,7 +287,7 @@ class Smoothed:
                 self.factors[i] = round(max(self._floor, 1 - smooth), 2)
         return self.factors != before
 
-    def keep(self, numa_nodes: frozenset[int] | set[int]) -> None:
+    def retain_nodes(self, numa_nodes: frozenset[int] | set[int]) -> None:
         """Forget NUMA nodes that are none of these."""
         for i in [i for i in self._steal if i not in numa_nodes]:
             del self._steal[i]
@@ -291,11 +299,11 @@ class Smoothed:
 # no cpufreq.
 
 
-MOST: Final = 16
+MAX_CPUS_READ: Final = 16
 """CPUs of a NUMA node that are read, evenly apart; a mean of more costs more and says the same."""
 
 
-def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
+def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
     """By NUMA node, the mean frequency of its CPUs in hertz.
 
     A NUMA node of which nothing is known is left out: there is no zero for it.
@@ -303,14 +311,14 @@ def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
     found: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
-        step = max(1, -(-len(cpus) // MOST))
-        known = [hertz for cpu in cpus[::step] if (hertz := _hertz(tree, cpu))]
+        step = max(1, -(-len(cpus) // MAX_CPUS_READ))
+        known = [hertz for cpu in cpus[::step] if (hertz := _read_cpu_hertz(tree, cpu))]
         if known:
             found[i] = sum(known) / len(known)
     return found
 
 
-def _hertz(tree: Tree, cpu: int) -> float:
+def _read_cpu_hertz(tree: Tree, cpu: int) -> float:
     """Of one CPU; 0 where it is not known (no driver, ``<unknown>``, a CPU that just went away)."""
-    khz = tree.read(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
+    khz = tree.read_file(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
     return int(khz) * 1000.0 if khz.isascii() and khz.isdecimal() and len(khz) < 12 else 0.0

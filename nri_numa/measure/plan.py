@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 
-Loop = Literal["bandwidth", "latency", "compute", "cache", "busy"]
+LoopName = Literal["bandwidth", "latency", "compute", "cache", "busy"]
 
 MIB: Final = 1 << 20
-SMALLEST: Final = 64 * MIB
-LARGEST: Final = 1024 * MIB
-_CACHES: Final = 4
+MIN_BUFFER_BYTES: Final = 64 * MIB
+MAX_BUFFER_BYTES: Final = 1024 * MIB
+_BUFFER_L3_FACTOR: Final = 4
 """A buffer of so many last-level caches is read from memory, and hardly from the cache."""
-RING: Final = 192 * MIB
+MAX_RING_BYTES: Final = 192 * MIB
 """Bytes that the ring of objects has at most: four million take seconds to make."""
-_OF_FREE: Final = 8
+_FREE_DIVISOR: Final = 8
 """One part in so many of what is free on a NUMA node is taken at most."""
 
 
@@ -33,7 +33,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     A NUMA node of None leaves it to the kernel where the memory is.
     """
 
-    loop: Loop
+    loop: LoopName
     cpu: int
     numa_node: int | None = None
     size: int = 0
@@ -55,12 +55,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     unit: str
-    more_is_better: bool = True
-    good: Side
+    higher_is_better: bool = field(name="more_is_better", default=True)
+    good_side: Side = field(name="good")
     bad: Side
 
 
-class NotShown(Struct, frozen=True, kw_only=True):
+class ImpossibleComparison(Struct, frozen=True, kw_only=True):
     """A comparison that this machine cannot show."""
 
     name: str
@@ -68,9 +68,9 @@ class NotShown(Struct, frozen=True, kw_only=True):
     because: str
 
 
-Planned = Comparison | NotShown
+PlannedComparison = Comparison | ImpossibleComparison
 
-_COMPARED: Final = {
+_COMPARISON_TITLES_AND_UNITS: Final = {
     "memory-bandwidth": ("Copying memory: local against remote", "GB/s"),
     "memory-latency": ("One access to memory after the other: local against remote", "ns"),
     "siblings": ("Two programs that calculate: on two cores against on one", "Gflop/s"),
@@ -85,17 +85,17 @@ _COMPARED: Final = {
 }
 """Title and unit by name, in the order in which they are shown."""
 
-Sides = tuple[Side, Side] | str
+ComparisonSides = tuple[Side, Side] | str
 """The good and the bad placement, or why there are none."""
 
 
-def plan(
+def plan_comparisons(
     topology: Topology,
     usable: CPUSet,
     *,
     available: Mapping[int, int],
     l3_bytes: int,
-) -> tuple[Planned, ...]:
+) -> tuple[PlannedComparison, ...]:
     """What to compare on a machine with the CPUs that this process may run on.
 
     ``available`` are bytes that are free by NUMA node, ``l3_bytes`` those of the largest last-level
@@ -103,29 +103,31 @@ def plan(
     """
     usable = usable & topology.online
     found = (
-        *_memory(topology, usable, available, l3_bytes),
-        _siblings(topology, usable),
-        _caches(topology, usable, l3_bytes),
-        _neighbour(usable),
+        *_memory_sides(topology, usable, available, l3_bytes),
+        _sibling_sides(topology, usable),
+        _cache_sides(topology, usable, l3_bytes),
+        _busy_cpu_sides(usable),
     )
     return tuple(
-        NotShown(name=name, title=title, because=sides)
+        ImpossibleComparison(name=name, title=title, because=sides)
         if isinstance(sides, str)
         else Comparison(
             name=name,
             title=title,
             unit=unit,
-            more_is_better=unit != "ns",
-            good=sides[0],
+            higher_is_better=unit != "ns",
+            good_side=sides[0],
             bad=sides[1],
         )
-        for (name, (title, unit)), sides in zip(_COMPARED.items(), found, strict=True)
+        for (name, (title, unit)), sides in zip(
+            _COMPARISON_TITLES_AND_UNITS.items(), found, strict=True
+        )
     )
 
 
-def _memory(
+def _memory_sides(
     topology: Topology, usable: CPUSet, available: Mapping[int, int], l3_bytes: int
-) -> tuple[Sides, Sides]:
+) -> tuple[ComparisonSides, ComparisonSides]:
     memory = topology.memory_nodes
     if len(memory) < 2:
         return (f"this machine has one NUMA node with memory, {numa_text(memory)}",) * 2
@@ -141,29 +143,30 @@ def _memory(
         return ("no CPU that may be used here is on a NUMA node with memory",) * 2
     distance, home, away = min(pairs)
     cpu = min(topology.numa_nodes[home].cpus & usable)
-    wanted = min(max(SMALLEST, _CACHES * l3_bytes), LARGEST)
-    size = min(wanted, min(available.get(i, 0) for i in (home, away)) // _OF_FREE)
-    if size < max(SMALLEST // 4, 2 * l3_bytes):
+    wanted = min(max(MIN_BUFFER_BYTES, _BUFFER_L3_FACTOR * l3_bytes), MAX_BUFFER_BYTES)
+    size = min(wanted, min(available.get(i, 0) for i in (home, away)) // _FREE_DIVISOR)
+    if size < max(MIN_BUFFER_BYTES // 4, 2 * l3_bytes):
         return (
             f"{numa_text(str(home))} and {numa_text(str(away))} have too little free memory: "
-            f"{max(SMALLEST // 4, 2 * l3_bytes) * _OF_FREE // MIB} MiB on each are needed",
+            f"{max(MIN_BUFFER_BYTES // 4, 2 * l3_bytes) * _FREE_DIVISOR // MIB} MiB on each "
+            "are needed",
         ) * 2
 
-    def side(loop: Loop, numa_node: int) -> Side:
+    def memory_side(loop: LoopName, numa_node: int) -> Side:
         return Side(
             placed=f"CPU {cpu} of {numa_text(str(home))}, memory of {numa_text(str(numa_node))}"
             + (f" at distance {-distance}" if numa_node == away else ""),
             workers=(Worker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
         )
 
-    bandwidth = side("bandwidth", home), side("bandwidth", away)
-    if 2 * l3_bytes > RING:
+    bandwidth = memory_side("bandwidth", home), memory_side("bandwidth", away)
+    if 2 * l3_bytes > MAX_RING_BYTES:
         held = f"{l3_bytes // MIB} MiB holds most of what the loop can go through"
         return bandwidth, f"the L3 cache of {held}"
-    return bandwidth, (side("latency", home), side("latency", away))
+    return bandwidth, (memory_side("latency", home), memory_side("latency", away))
 
 
-def _siblings(topology: Topology, usable: CPUSet) -> Sides:
+def _sibling_sides(topology: Topology, usable: CPUSet) -> ComparisonSides:
     cores = [(core, core.cpus & usable) for _, core in sorted(topology.cores.items())]
     pairs = [(core, cpus) for core, cpus in cores if len(cpus) > 1]
     if not pairs:
@@ -180,13 +183,13 @@ def _siblings(topology: Topology, usable: CPUSet) -> Sides:
             ):
                 apart = min(others)
                 return (
-                    _two("compute", first, apart, "two cores"),
-                    _two("compute", first, second, "siblings of one core"),
+                    _two_cpu_side("compute", first, apart, "two cores"),
+                    _two_cpu_side("compute", first, second, "siblings of one core"),
                 )
     return "no NUMA node has two cores of a kind that may be used here"
 
 
-def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
+def _two_cpu_side(loop: LoopName, first: int, second: int, what: str, size: int = 0) -> Side:
     cpus = CPUSet((first, second))
     return Side(
         placed=f"{cpus_text(cpus)}, {what}",
@@ -194,7 +197,7 @@ def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
     )
 
 
-def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Sides:
+def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> ComparisonSides:
     groups = [g for _, g in sorted(topology.l3_groups.items()) if g.cpus & usable]
     if not groups or not l3_bytes:
         return "the kernel reports no L3 cache here"
@@ -219,13 +222,13 @@ def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Sides:
             # Three quarters: one fits, two do not.
             size = l3_bytes * 3 // 4
             return (
-                _two("cache", firsts[0], others[0], "an L3 cache each", size),
-                _two("cache", firsts[0], firsts[1], "one L3 cache", size),
+                _two_cpu_side("cache", firsts[0], others[0], "an L3 cache each", size),
+                _two_cpu_side("cache", firsts[0], firsts[1], "one L3 cache", size),
             )
     return "no NUMA node has two L3 caches, and two cores at one of them, that may be used here"
 
 
-def _neighbour(usable: CPUSet) -> Sides:
+def _busy_cpu_sides(usable: CPUSet) -> ComparisonSides:
     if not usable:
         return "no CPU may be used here"
     cpu = max(usable)  # the lowest ones serve interrupts more often

@@ -9,40 +9,42 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nri_numa.measure.plan import Comparison, NotShown
+from nri_numa.measure.plan import Comparison, ImpossibleComparison
 
 
 class Measured(msgspec.Struct, frozen=True):
     """A comparison with the figures of each round: as many of each side, one at least."""
 
     comparison: Comparison
-    good: tuple[float, ...]
+    good_values: tuple[float, ...] = msgspec.field(name="good")
     bad: tuple[float, ...]
 
     @property
-    def gain(self) -> float:
+    def gain_factor(self) -> float:
         """How many times better the good placement is, by the medians."""
-        good, bad = statistics.median(self.good), statistics.median(self.bad)
-        better, worse = (good, bad) if self.comparison.more_is_better else (bad, good)
+        good, bad = statistics.median(self.good_values), statistics.median(self.bad)
+        better, worse = (good, bad) if self.comparison.higher_is_better else (bad, good)
         return better / worse if worse else float("inf")
 
     @property
-    def clear(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether every round of one placement is better than every round of the other."""
-        return max(self.good) < min(self.bad) or max(self.bad) < min(self.good)
+        return max(self.good_values) < min(self.bad) or max(self.bad) < min(self.good_values)
 
 
-Outcome = Measured | NotShown
+ComparisonOutcome = Measured | ImpossibleComparison
 
 
-def spread(figures: Sequence[float]) -> float:
+def spread_percent(figures: Sequence[float]) -> float:
     """Per cent of the median that the rounds lie apart."""
     middle = statistics.median(figures)
     return 100 * (max(figures) - min(figures)) / middle if middle else 0.0
 
 
-def document(outcomes: Sequence[Outcome], noise: Sequence[str], at: str) -> dict[str, Any]:
-    """All of it as a document, with the sentences of `noisy` and the time of the measurement."""
+def results_document(
+    outcomes: Sequence[ComparisonOutcome], noise: Sequence[str], at: str
+) -> dict[str, Any]:
+    """All of it as a document, with `noise_sentences` and the time of the measurement."""
     return {
         "at": at,
         "comparisons": [
@@ -50,42 +52,44 @@ def document(outcomes: Sequence[Outcome], noise: Sequence[str], at: str) -> dict
                 "name": one.comparison.name,
                 "title": one.comparison.title,
                 "unit": one.comparison.unit,
-                "moreIsBetter": one.comparison.more_is_better,
-                "good": _side(one.comparison.good.placed, one.good),
-                "bad": _side(one.comparison.bad.placed, one.bad),
-                "gain": round(one.gain, 3),
-                "clear": one.clear,
+                "moreIsBetter": one.comparison.higher_is_better,
+                "good": _side_document(one.comparison.good_side.placed, one.good_values),
+                "bad": _side_document(one.comparison.bad.placed, one.bad),
+                "gain": round(one.gain_factor, 3),
+                "clear": one.is_conclusive,
             }
             for one in outcomes
             if isinstance(one, Measured)
         ],
-        "notShown": [msgspec.to_builtins(one) for one in outcomes if isinstance(one, NotShown)],
+        "notShown": [
+            msgspec.to_builtins(one) for one in outcomes if isinstance(one, ImpossibleComparison)
+        ],
         "noise": list(noise),
     }
 
 
-def _side(placed: str, figures: Sequence[float]) -> dict[str, Any]:
+def _side_document(placed: str, figures: Sequence[float]) -> dict[str, Any]:
     return {
         "placed": placed,
-        "median": _short(statistics.median(figures)),
-        "least": _short(min(figures)),
-        "most": _short(max(figures)),
-        "spreadPercent": round(spread(figures), 1),
-        "rounds": [_short(figure) for figure in figures],
+        "median": _four_digits(statistics.median(figures)),
+        "least": _four_digits(min(figures)),
+        "most": _four_digits(max(figures)),
+        "spreadPercent": round(spread_percent(figures), 1),
+        "rounds": [_four_digits(figure) for figure in figures],
     }
 
 
-def _short(value: float) -> float:
+def _four_digits(value: float) -> float:
     """Four digits: more than any of these figures is worth."""
     return float(f"{value:.4g}")
 
 
-def noisy(
+def noise_sentences(
     *,
     load: float,
     cpus: int,
     steal: float | None,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[ComparisonOutcome],
     busy: float | None,
 ) -> tuple[str, ...]:
     """What makes the figures doubtful, as sentences; nothing when the machine was quiet.
@@ -102,8 +106,8 @@ def noisy(
         found.append(f"the host took {steal:.1%} of the CPU time for others (steal)")
     for one in outcomes:
         if isinstance(one, Measured):
-            for side, figures in (("good", one.good), ("bad", one.bad)):
-                if (apart := spread(figures)) > 15:
+            for side, figures in (("good", one.good_values), ("bad", one.bad)):
+                if (apart := spread_percent(figures)) > 15:
                     found.append(
                         f"rounds of {one.comparison.name} ({side} side) differ by {apart:.0f} %"
                     )
@@ -113,14 +117,14 @@ def noisy(
 # --- Figures as a drawing: SVG text with bars that a person can paste. Pure -----------------------
 
 
-_WIDTH: Final = 760
-_LEFT: Final = 16
-_BAR: Final = 18
-_SCALE: Final = 420
+_DRAWING_WIDTH_PX: Final = 760
+_LEFT_MARGIN_PX: Final = 16
+_BAR_HEIGHT_PX: Final = 18
+_MAX_BAR_PX: Final = 420
 """Pixels of the longest bar."""
-GOOD: Final = "#2a6f4e"
-BAD: Final = "#b4532a"
-_INK, _QUIET = "#1b1f23", "#57606a"
+GOOD_COLOR: Final = "#2a6f4e"
+BAD_COLOR: Final = "#b4532a"
+_INK_COLOR, _QUIET_COLOR = "#1b1f23", "#57606a"
 
 
 class Bar(NamedTuple):
@@ -128,8 +132,8 @@ class Bar(NamedTuple):
 
     label: str
     value: float
-    least: float
-    most: float
+    min_value: float
+    max_value: float
     colour: str
 
 
@@ -141,7 +145,7 @@ class Chart(NamedTuple):
     remark: str = ""
 
 
-def drawing(
+def render_charts_svg(
     charts: Sequence[Chart], notes: Iterable[tuple[str, str]], *, title: str, about: str, foot: str
 ) -> str:
     """Draw charts one below the other, then notes in their colours; a chart has one scale.
@@ -151,50 +155,63 @@ def drawing(
     pieces: list[str] = []
     y = 34
     for chart in charts:
-        longest = max((bar.most for bar in chart.bars), default=0) or 1
-        pieces.append(_text(_LEFT, y, chart.title, 14, _INK, bold=True))
+        longest = max((bar.max_value for bar in chart.bars), default=0) or 1
+        pieces.append(_svg_text(_LEFT_MARGIN_PX, y, chart.title, 14, _INK_COLOR, bold=True))
         y += 12
         for bar in chart.bars:
-            length, low, high = (_SCALE * x / longest for x in (bar.value, bar.least, bar.most))
-            middle = y + _BAR / 2
-            pieces.append(
-                f'<rect x="{_LEFT}" y="{y}" width="{length:.1f}" height="{_BAR}" '
-                f'fill="{bar.colour}"/>'
-                f'<path d="M{_LEFT + low:.1f} {middle:.1f}H{_LEFT + high:.1f}" stroke="{_INK}" '
-                'stroke-width="1.5"/>'
+            length, low, high = (
+                _MAX_BAR_PX * x / longest for x in (bar.value, bar.min_value, bar.max_value)
             )
-            pieces.append(_text(_LEFT, y + _BAR + 13, bar.label, 12, _QUIET))
-            y += _BAR + 20
+            middle = y + _BAR_HEIGHT_PX / 2
+            pieces.append(
+                f'<rect x="{_LEFT_MARGIN_PX}" y="{y}" width="{length:.1f}" '
+                f'height="{_BAR_HEIGHT_PX}" fill="{bar.colour}"/>'
+                f'<path d="M{_LEFT_MARGIN_PX + low:.1f} {middle:.1f}'
+                f'H{_LEFT_MARGIN_PX + high:.1f}" stroke="{_INK_COLOR}" stroke-width="1.5"/>'
+            )
+            pieces.append(
+                _svg_text(_LEFT_MARGIN_PX, y + _BAR_HEIGHT_PX + 13, bar.label, 12, _QUIET_COLOR)
+            )
+            y += _BAR_HEIGHT_PX + 20
         if chart.remark:
-            pieces.append(_text(_LEFT + _SCALE + 20, y - 40, chart.remark, 13, _INK, bold=True))
+            pieces.append(
+                _svg_text(
+                    _LEFT_MARGIN_PX + _MAX_BAR_PX + 20,
+                    y - 40,
+                    chart.remark,
+                    13,
+                    _INK_COLOR,
+                    bold=True,
+                )
+            )
         y += 28
     for note, colour in notes:
         for line in note.split("\n"):
-            pieces.append(_text(_LEFT, y, line, 12, colour))
+            pieces.append(_svg_text(_LEFT_MARGIN_PX, y, line, 12, colour))
             y += 15
         y += 6
-    pieces.append(_text(_LEFT, y + 4, foot, 11, _QUIET))
+    pieces.append(_svg_text(_LEFT_MARGIN_PX, y + 4, foot, 11, _QUIET_COLOR))
     height = y + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_DRAWING_WIDTH_PX} {height}" '
+        f'width="{_DRAWING_WIDTH_PX}" height="{height}" font-family="sans-serif" role="img">\n'
         f"<title>{escape(title)}</title>\n"
         f"<desc>{escape(about)}</desc>\n"
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>\n'
+        f'<rect width="{_DRAWING_WIDTH_PX}" height="{height}" fill="#fff"/>\n'
         + "\n".join(pieces)
         + "\n</svg>\n"
     )
 
 
 def gain_text(comparison: Mapping[str, Any]) -> str:
-    """What may be said of a comparison in `document`."""
+    """What may be said of a comparison in `results_document`."""
     if not comparison["clear"]:
         return "no clear difference: the rounds of the two overlap"
     return f"{comparison['gain']:.2f} times as {'much' if comparison['moreIsBetter'] else 'fast'}"
 
 
-def svg(document: Mapping[str, Any]) -> str:
-    """Draw what `nri_numa.measure.results.document` made; two bars with spread for each."""
+def render_results_svg(document: Mapping[str, Any]) -> str:
+    """Draw what `nri_numa.measure.results.results_document` made; two bars with spread for each."""
     charts = []
     for one in document["comparisons"]:
         bars = [
@@ -205,17 +222,17 @@ def svg(document: Mapping[str, Any]) -> str:
                 one[side]["most"],
                 colour,
             )
-            for side, colour in (("good", GOOD), ("bad", BAD))
+            for side, colour in (("good", GOOD_COLOR), ("bad", BAD_COLOR))
         ]
         charts.append(Chart(one["title"], bars, gain_text(one)))
     notes = [
         *(
-            (f"Not shown: {one['title']}\nbecause {one['because']}", _QUIET)
+            (f"Not shown: {one['title']}\nbecause {one['because']}", _QUIET_COLOR)
             for one in document["notShown"]
         ),
-        *((f"Noise: {sentence}", BAD) for sentence in document["noise"]),
+        *((f"Noise: {sentence}", BAD_COLOR) for sentence in document["noise"]),
     ]
-    return drawing(
+    return render_charts_svg(
         charts,
         notes,
         title="What placement gains on this machine",
@@ -224,6 +241,6 @@ def svg(document: Mapping[str, Any]) -> str:
     )
 
 
-def _text(x: float, y: float, text: str, size: int, colour: str, *, bold: bool = False) -> str:
+def _svg_text(x: float, y: float, text: str, size: int, colour: str, *, bold: bool = False) -> str:
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}"{weight}>{escape(text)}</text>'

@@ -19,8 +19,8 @@ import msgspec
 
 from nri_numa.machine import waiting
 from nri_numa.machine.usage import cpu_times
-from nri_numa.measure.plan import Comparison, NotShown, Worker
-from nri_numa.measure.results import Measured, Outcome
+from nri_numa.measure.plan import Comparison, ImpossibleComparison, Worker
+from nri_numa.measure.results import ComparisonOutcome, Measured
 from nri_numa.model.cpuset import CPUSet
 
 READY_S: Final = 300.0
@@ -34,29 +34,31 @@ class WorkerFailed(Exception):
     """A process could not do its work; the message says why."""
 
 
-def run(comparison: Comparison, *, rounds: int, seconds: float) -> Outcome:
+def run_comparison(comparison: Comparison, *, rounds: int, seconds: float) -> ComparisonOutcome:
     """Measure one comparison: so many rounds of each side, of so many seconds each."""
     try:
-        return asyncio.run(_run(comparison, rounds, seconds))
+        return asyncio.run(_run_rounds(comparison, rounds, seconds))
     except (WorkerFailed, OSError) as error:
-        return NotShown(name=comparison.name, title=comparison.title, because=str(error))
+        return ImpossibleComparison(
+            name=comparison.name, title=comparison.title, because=str(error)
+        )
 
 
-async def _run(comparison: Comparison, rounds: int, seconds: float) -> Measured:
+async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> Measured:
     figures: dict[str, list[float]] = {"good": [], "bad": []}
     sides: dict[str, list[tuple[Worker, Process]]] = {"good": [], "bad": []}
     try:
-        for name, side in (("good", comparison.good), ("bad", comparison.bad)):
+        for name, side in (("good", comparison.good_side), ("bad", comparison.bad)):
             for worker in side.workers:
-                sides[name].append((worker, await _started(worker)))
+                sides[name].append((worker, await _start_worker(worker)))
         for _, process in (*sides["good"], *sides["bad"]):
-            line = await _line(process, READY_S)
+            line = await _read_worker_line(process, READY_S)
             if line != "ready":
                 raise WorkerFailed(line.removeprefix("!") or "a process that measures said nothing")
         for number in range(rounds):
             # Who goes first changes: a machine that warms up favours neither.
             for name in ("good", "bad") if number % 2 == 0 else ("bad", "good"):
-                figures[name].append(await _turn(sides[name], seconds))
+                figures[name].append(await _run_side(sides[name], seconds))
     finally:
         for _, process in (*sides["good"], *sides["bad"]):
             with contextlib.suppress(ProcessLookupError):
@@ -65,7 +67,7 @@ async def _run(comparison: Comparison, rounds: int, seconds: float) -> Measured:
     return Measured(comparison, tuple(figures["good"]), tuple(figures["bad"]))
 
 
-async def _started(worker: Worker) -> Process:
+async def _start_worker(worker: Worker) -> Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nri_numa.measure.worker", msgspec.json.encode(worker)),
         stdin=PIPE,
@@ -76,7 +78,7 @@ async def _started(worker: Worker) -> Process:
     )
 
 
-async def _line(process: Process, limit: float) -> str:
+async def _read_worker_line(process: Process, limit: float) -> str:
     assert process.stdout is not None  # noqa: S101  # made with a pipe
     try:
         line = await asyncio.wait_for(process.stdout.readline(), limit)
@@ -88,14 +90,14 @@ async def _line(process: Process, limit: float) -> str:
     return line.decode(errors="replace").rstrip("\n")
 
 
-async def _turn(side: list[tuple[Worker, Process]], seconds: float) -> float:
+async def _run_side(side: list[tuple[Worker, Process]], seconds: float) -> float:
     """Have all of a side run, and add up what they found."""
     for _, process in side:
         assert process.stdin is not None  # noqa: S101  # made with a pipe
         process.stdin.write(f"{seconds}\n".encode())
     total = 0.0
     for worker, process in side:
-        line = await _line(process, seconds + _SLACK_S)
+        line = await _read_worker_line(process, seconds + _SLACK_S)
         try:
             total += float(line) if worker.loop != "busy" else 0.0
         except ValueError as error:
@@ -115,7 +117,7 @@ def l3_bytes(root: str = "/") -> int:
     return found
 
 
-def busy_before(
+def cpu_utilization(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
     """The part of these CPUs' time that is used now; None when the kernel does not say."""
@@ -133,7 +135,7 @@ def busy_before(
     return sum(parts) / len(parts) if parts else None
 
 
-def stolen() -> tuple[int, int] | None:
+def steal_ticks() -> tuple[int, int] | None:
     """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
         ticks = waiting.cpu_times(Path("/proc/stat").read_text(), "").steal.values()

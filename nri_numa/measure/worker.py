@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.machine.usage import local_bytes, mapped_by_numa_node
-from nri_numa.measure.plan import RING, Worker
+from nri_numa.measure.plan import MAX_RING_BYTES, Worker
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)
 _SET_MEMPOLICY: Final = {
@@ -32,9 +32,9 @@ _SET_MEMPOLICY: Final = {
 }
 """Number of the system call by machine, from the kernel's tables; libc has no function for it."""
 
-_CELL: Final = 48
+_CELL_BYTES: Final = 48
 """Bytes of an object with one slot, as the allocator rounds them up."""
-_MATRIX: Final = 192
+_MATRIX_SIZE: Final = 192
 """Rows of a matrix that fits the caches of one core three times."""
 
 
@@ -82,24 +82,24 @@ def check_place(numa_node: int, size: int) -> None:
         )
 
 
-def _numpy() -> Any:
+def _import_numpy() -> Any:
     import numpy
 
     return numpy
 
 
-def bandwidth(size: int) -> Callable[[float], float]:
+def bandwidth_loop(size: int) -> Callable[[float], float]:
     """Copy half of the buffer to its other half; gives 10⁹ bytes read and written a second."""
-    numpy = _numpy()
+    numpy = _import_numpy()
     source = numpy.ones(size // 16)
     target = numpy.zeros(size // 16)
     target[:] = source  # touched: zeros are not there before
-    return _timed(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
+    return _timed_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
 
 
-def cache(size: int) -> Callable[[float], float]:
+def cache_loop(size: int) -> Callable[[float], float]:
     """Read the same bytes in random order of lines; gives 10⁹ bytes a second."""
-    numpy = _numpy()
+    numpy = _import_numpy()
     lines = max(1, size // 64)
     data = numpy.ones((lines, 8))
     # In an order that no prefetcher guesses, so that it matters where a line is.
@@ -108,19 +108,19 @@ def cache(size: int) -> Callable[[float], float]:
     out = numpy.empty((len(part), 8))
     parts = numpy.array_split(order, 8)
 
-    def once() -> None:
+    def gather_once() -> None:
         for some in parts:
             numpy.take(data, some, axis=0, out=out[: len(some)], mode="clip")
 
-    return _timed(once, data.nbytes / 1e9)
+    return _timed_loop(gather_once, data.nbytes / 1e9)
 
 
-def compute(size: int) -> Callable[[float], float]:
+def compute_loop(size: int) -> Callable[[float], float]:
     """Multiply small matrices; gives 10⁹ operations a second."""
-    numpy = _numpy()
-    a = numpy.random.default_rng(1).random((_MATRIX, _MATRIX))
+    numpy = _import_numpy()
+    a = numpy.random.default_rng(1).random((_MATRIX_SIZE, _MATRIX_SIZE))
     b, out = a.copy(), a.copy()
-    return _timed(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX**3 / 1e9)
+    return _timed_loop(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX_SIZE**3 / 1e9)
 
 
 class _Cell:
@@ -129,13 +129,13 @@ class _Cell:
     next: _Cell
 
 
-def latency(size: int) -> Callable[[float], float]:
+def latency_loop(size: int) -> Callable[[float], float]:
     """Follow a ring of objects that lie in random order; gives ns for one step.
 
     Each step waits for the one before, so nothing is fetched ahead. The interpreter's own share is
     in it, on both sides alike.
     """
-    cells = [_Cell() for _ in range(max(2, min(size, RING) // _CELL))]
+    cells = [_Cell() for _ in range(max(2, min(size, MAX_RING_BYTES) // _CELL_BYTES))]
     order = list(range(len(cells)))
     random.Random(1).shuffle(order)  # noqa: S311  # the same ring each time
     for here, there in zip(order, [*order[1:], order[0]], strict=True):
@@ -143,7 +143,7 @@ def latency(size: int) -> Callable[[float], float]:
     at = [cells[0]]
     steps = range(100_000)
 
-    def run(seconds: float) -> float:
+    def follow_ring(seconds: float) -> float:
         cell, count = at[0], 0
         begun = time.perf_counter()
         while (elapsed := time.perf_counter() - begun) < seconds or not count:
@@ -153,27 +153,27 @@ def latency(size: int) -> Callable[[float], float]:
         at[0] = cell
         return 1e9 * elapsed / count
 
-    return run
+    return follow_ring
 
 
-def busy(size: int) -> Callable[[float], float]:
+def burn_cpu(size: int) -> Callable[[float], float]:
     """Take CPU time and nothing else; its figure says nothing."""
-    return _timed(lambda: sum(range(10_000)), 0.0)
+    return _timed_loop(lambda: sum(range(10_000)), 0.0)
 
 
-LOOPS: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
-    "bandwidth": bandwidth,
-    "cache": cache,
-    "compute": compute,
-    "latency": latency,
-    "busy": busy,
+LOOPS_BY_NAME: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
+    "bandwidth": bandwidth_loop,
+    "cache": cache_loop,
+    "compute": compute_loop,
+    "latency": latency_loop,
+    "busy": burn_cpu,
 }
 
 
-def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
+def _timed_loop(once: Callable[[], object], each: float) -> Callable[[float], float]:
     """Repeat for some seconds; gives what was done a second, ``each`` a time."""
 
-    def run(seconds: float) -> float:
+    def run_for_seconds(seconds: float) -> float:
         count = 0
         begun = time.perf_counter()
         while True:
@@ -183,7 +183,7 @@ def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
             if elapsed >= seconds:
                 return each * count / elapsed
 
-    return run
+    return run_for_seconds
 
 
 def main(argument: str) -> int:
@@ -195,9 +195,9 @@ def main(argument: str) -> int:
         os.sched_setaffinity(0, {given.cpu})
         if numa_node is not None:
             bind_memory(numa_node)
-        run = LOOPS[given.loop](size)
+        run = LOOPS_BY_NAME[given.loop](size)
         if numa_node is not None:
-            check_place(numa_node, min(size, RING) // 2)
+            check_place(numa_node, min(size, MAX_RING_BYTES) // 2)
         run(0.0)
     except (CannotError, OSError, MemoryError, ImportError) as error:
         print(f"!{str(error) or 'there is too little memory'}", flush=True)

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-CHARGED: Final = "charged"
+COUNTED_ATTRIBUTE: Final = "charged"
 """Attribute of a NodeResourceTopology, below the prefix; empty where nothing is counted yet."""
 _BYTES: Final = 8
 
 
-def mark(uid: str, container: str) -> str:
+def container_mark(uid: str, container: str) -> str:
     """Eleven characters for one container of a pod.
 
     A container of another pod that had the same ones would end a hold early, and tenants choose
@@ -28,6 +28,6 @@ def mark(uid: str, container: str) -> str:
     return urlsafe_b64encode(blake2b(text, digest_size=_BYTES).digest()).decode().rstrip("=")
 
 
-def marks(containers: Iterable[tuple[str, str]]) -> str:
+def encode_marks(containers: Iterable[tuple[str, str]]) -> str:
     """One text for containers, each by UID of its pod and name, in any order."""
-    return " ".join(sorted({mark(uid, container) for uid, container in containers}))
+    return " ".join(sorted({container_mark(uid, container) for uid, container in containers}))

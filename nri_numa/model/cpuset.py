@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import ClassVar, Self
 
 # ASCII digits only: str.isdigit() also accepts digits of other scripts, which the kernel does not.
-_ITEM = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
+_RANGE_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
 
 
 class ListFormatError(ValueError):
@@ -20,7 +20,7 @@ class ListFormatError(ValueError):
 
 
 @lru_cache(maxsize=1024)
-def _text(bits: int) -> str:
+def _format_id_list(bits: int) -> str:
     # A node has few different sets at any time, and says them in every line it writes.
     parts: list[str] = []
     base = 0
@@ -48,7 +48,7 @@ def ids_of(bits: int) -> Iterator[int]:
         bits ^= low
 
 
-_new = object.__new__
+_new_object = object.__new__
 
 
 class _IdSet:
@@ -76,7 +76,7 @@ class _IdSet:
     @classmethod
     def from_bits(cls, bits: int) -> Self:
         """Wrap an integer whose bit *i* stands for id *i*."""
-        self = _new(cls)
+        self = _new_object(cls)
         self.bits = bits
         return self
 
@@ -91,7 +91,7 @@ class _IdSet:
         if not text:
             return cls.from_bits(0)
         for item in text.split(","):
-            match = _ITEM.fullmatch(item)
+            match = _RANGE_PATTERN.fullmatch(item)
             if match is None:
                 raise ListFormatError(
                     f"{item[:24]!r} is not a number or a range such as 0-3"
@@ -112,7 +112,7 @@ class _IdSet:
         return cls.from_bits(bits)
 
     def __str__(self) -> str:
-        return _text(self.bits)
+        return _format_id_list(self.bits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -154,7 +154,7 @@ class _IdSet:
         return not other.bits & ~self.bits
 
     @property
-    def first(self) -> int:
+    def first_id(self) -> int:
         """The lowest id.
 
         Raises:

@@ -190,9 +190,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
         """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
-        return NUMASet(self.counts(cpus))
+        return NUMASet(self.cpu_count_by_node(cpus))
 
-    def counts(self, cpus: CPUSet) -> dict[int, int]:
+    def cpu_count_by_node(self, cpus: CPUSet) -> dict[int, int]:
         """By NUMA node, how many of these CPUs it has; without those that have none."""
         found = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
         return {i: count for i, count in found.items() if count}
@@ -209,17 +209,17 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def distance(self, a: int, b: int) -> int:
         """SLIT distance from ``a`` to ``b``; where none is known, 10 to itself and 20 to others."""
         try:
-            return self._distances[a][b]
+            return self._distances_by_node[a][b]
         except KeyError:
             return 10 if a == b else 20
 
     @cached_property
-    def _distances(self) -> dict[int, Mapping[int, int]]:
+    def _distances_by_node(self) -> dict[int, Mapping[int, int]]:
         """As the NUMA nodes tell them: every decision asks for some."""
         return {i: n.distances for i, n in self.numa_nodes.items()}
 
     @cached_property
-    def id(self) -> str:
+    def fingerprint(self) -> str:
         """Text that changes when ids, siblings or NUMA membership change; checkpoints carry it."""
         nodes = ";".join(f"{i}={n.cpus}" for i, n in sorted(self.numa_nodes.items()))
         cores = ";".join(str(c.cpus) for _, c in sorted(self.cores.items()))
@@ -257,23 +257,23 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 # --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
 
 
-Ids = CPUSet | NUMASet | str
+IdSetOrText = CPUSet | NUMASet | str
 """A set, or its text in the kernel's list format."""
 
 
-def agree(ids: Ids, singular: str, plural: str) -> str:
+def inflect_for_ids(ids: IdSetOrText, singular: str, plural: str) -> str:
     """The form of a word that goes with a list: ``is`` or ``are``."""
     return singular if str(ids).isdigit() else plural
 
 
-def cpus_text(ids: Ids, *verb: str) -> str:
+def cpus_text(ids: IdSetOrText, *verb: str) -> str:
     """``CPU 3``, ``CPUs 3-5``; with a verb's two forms ``CPU 3 is``, ``CPUs 3-5 are``."""
     text = str(ids)
     text = f"CPU {text}" if text.isdigit() else f"CPUs {text}"
-    return f"{text} {agree(ids, *verb)}" if verb else text
+    return f"{text} {inflect_for_ids(ids, *verb)}" if verb else text
 
 
-def numa_text(ids: Ids, *verb: str) -> str:
+def numa_text(ids: IdSetOrText, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # A digit or not tells one from several: on the way of every request, nothing is counted.
     text = str(ids)
@@ -281,15 +281,15 @@ def numa_text(ids: Ids, *verb: str) -> str:
         text = "no NUMA node"
     else:
         text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
-    return f"{text} {agree(ids, *verb)}" if verb else text
+    return f"{text} {inflect_for_ids(ids, *verb)}" if verb else text
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """``1 CPU``, ``2 CPUs``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def in_words(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
@@ -312,7 +312,7 @@ NO_QUOTA: Final = -1
 """CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
     """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
 
     Attributes:
@@ -348,7 +348,7 @@ def topology_document(
     ``distances`` are in the order of ``numaNodes``; without ``devices`` it says nothing of devices.
     """
     return {
-        "id": topology.id,
+        "id": topology.fingerprint,
         "cpus": {
             "online": str(topology.online),
             "offline": str(topology.present - topology.online),
@@ -367,7 +367,7 @@ def topology_document(
             "cpus": len(topology.online),
             "threadsPerCore": topology.threads_per_core,
         },
-        "sockets": _documents(topology.sockets),
+        "sockets": _documents_by_id(topology.sockets),
         "numaNodes": [
             {
                 "id": n.id,
@@ -382,15 +382,15 @@ def topology_document(
             }
             for _, n in sorted(topology.numa_nodes.items())
         ],
-        "l3Groups": _documents(topology.l3_groups),
-        "cores": _documents(topology.cores),
+        "l3Groups": _documents_by_id(topology.l3_groups),
+        "cores": _documents_by_id(topology.cores),
         "partitions": msgspec.to_builtins([*topology.partitions], enc_hook=str),
         "warnings": list(topology.warnings),
         **({} if devices is None else {"devices": msgspec.to_builtins([*devices])}),
     }
 
 
-def _documents(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
+def _documents_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = msgspec.to_builtins(
         [one for _, one in sorted(by_id.items())], enc_hook=str
     )

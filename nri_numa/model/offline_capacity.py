@@ -24,18 +24,18 @@ import msgspec
 from nri_numa.model.cpuset import CPUSet
 
 OFFLINE_CAPACITY: Final = "offline-capacity"
-DRAINED: Final = "drained"
+DRAINED_ANNOTATION: Final = "drained"
 NUMA_IDS: Final = "numa-ids"
 """Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
 and that this node honours the other two."""
 
-LONGEST: Final = 65536
+MAX_DOCUMENT_BYTES: Final = 65536
 """Bytes of one document; 1,024 NUMA nodes take less than half."""
-LIMIT: Final = 1024
+MAX_NUMA_NODE_ID: Final = 1024
 """NUMA node ids are below it, as in the kernel's largest builds."""
-MOST_CPUS: Final = 65536
+MAX_CPU_ID: Final = 65536
 """CPU ids are below it."""
-LONGEST_VALIDITY: Final = 7 * 86400.0
+MAX_VALIDITY_S: Final = 7 * 86400.0
 """Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
 
 _ZONE: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
@@ -53,67 +53,70 @@ class OfflineCapacity(msgspec.Struct, frozen=True):
 
     Attributes:
         zones: by NUMA node, the part of its CPUs that is there, 0 to 1.
-        until: Unix time in seconds when it ends to be true.
+        expires_at: Unix time in seconds when it ends to be true.
         source: who measured it.
     """
 
     zones: Mapping[int, float] = msgspec.field(default_factory=dict)
-    until: float = 0.0
+    expires_at: float = msgspec.field(name="until", default=0.0)
     source: str = ""
 
 
-def zone(name: object) -> int:
+def parse_zone(name: object) -> int:
     """The id of a NUMA node that is named ``1`` or ``node-1``.
 
     Raises:
         BadCapacity: it is no such name.
     """
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < LIMIT:
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < MAX_NUMA_NODE_ID:
         return name
     found = _ZONE.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
-    if found is None or int(found[1]) >= LIMIT:
+    if found is None or int(found[1]) >= MAX_NUMA_NODE_ID:
         raise BadCapacity(
-            f"{_shown(name)} names no NUMA node, expected 0 to {LIMIT - 1}, or node-0 and so on"
+            f"{_value_text(name)} names no NUMA node, expected 0 to {MAX_NUMA_NODE_ID - 1}, or "
+            "node-0 and so on"
         )
     return int(found[1])
 
 
-def factor(value: object) -> float:
+def parse_factor(value: object) -> float:
     """A capacity factor.
 
     Raises:
         BadCapacity: it is no number from 0 to 1.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadCapacity(f"{_shown(value)} is no number, expected a number from 0 to 1")
+        raise BadCapacity(f"{_value_text(value)} is no number, expected a number from 0 to 1")
     if not 0 <= value <= 1:  # NaN is neither
-        raise BadCapacity(f"{_shown(value)}, expected a number from 0 to 1")
+        raise BadCapacity(f"{_value_text(value)}, expected a number from 0 to 1")
     return float(value)
 
 
-def zones(value: object) -> dict[int, float]:
+def parse_zones(value: object) -> dict[int, float]:
     """Factors by NUMA node.
 
     Raises:
         BadCapacity: with the first mistake.
     """
     if not isinstance(value, Mapping):
-        raise BadCapacity(f"zones: {_shown(value)}, expected a mapping of NUMA nodes to factors")
-    if len(value) > LIMIT:
-        raise BadCapacity(f"zones: has {len(value)} entries, expected {LIMIT} at most")
+        raise BadCapacity(
+            f"zones: {_value_text(value)}, expected a mapping of NUMA nodes to factors"
+        )
+    if len(value) > MAX_NUMA_NODE_ID:
+        raise BadCapacity(f"zones: has {len(value)} entries, expected {MAX_NUMA_NODE_ID} at most")
     found: dict[int, float] = {}
     for name, one in value.items():
         try:
-            i = zone(name)
+            i = parse_zone(name)
             if i in found:
                 raise BadCapacity(f"NUMA node {i} stands there twice")
-            found[i] = factor(one)
+            found[i] = parse_factor(one)
         except BadCapacity as error:
-            raise BadCapacity(f"zones.{_shown(name)}: {error}") from None
+            raise BadCapacity(f"zones.{_value_text(name)}: {error}") from None
     return found
 
 
-def parsed(text: str) -> OfflineCapacity:
+def parse_capacity(text: str) -> OfflineCapacity:
     """Read the text of the annotation ``offline-capacity``; an empty one says nothing.
 
     Raises:
@@ -123,19 +126,23 @@ def parsed(text: str) -> OfflineCapacity:
         return OfflineCapacity()
     document = json_object(text)
     if unknown := sorted(document.keys() - {"zones", "until", "source"}):
-        raise BadCapacity(f"unknown key {_shown(unknown[0])}, expected zones, until and source")
+        raise BadCapacity(
+            f"unknown key {_value_text(unknown[0])}, expected zones, until and source"
+        )
     source = document.get("source", "")
     if not isinstance(source, str) or not _SOURCE.fullmatch(source):
-        raise BadCapacity(f"source: {_shown(source)}, expected a short word")
-    return OfflineCapacity(zones(document.get("zones")), _until(document.get("until")), source)
+        raise BadCapacity(f"source: {_value_text(source)}, expected a short word")
+    return OfflineCapacity(
+        parse_zones(document.get("zones")), _parse_expiry(document.get("until")), source
+    )
 
 
-def text_of(capacity: OfflineCapacity) -> str:
+def format_capacity(capacity: OfflineCapacity) -> str:
     """The text of the annotation; the same for the same content."""
     return json.dumps(
         {
             "zones": {str(i): capacity.zones[i] for i in sorted(capacity.zones)},
-            "until": datetime.fromtimestamp(int(capacity.until), UTC).strftime(
+            "until": datetime.fromtimestamp(int(capacity.expires_at), UTC).strftime(
                 "%Y-%m-%dT%H:%M:%SZ"
             ),
             "source": capacity.source,
@@ -144,7 +151,7 @@ def text_of(capacity: OfflineCapacity) -> str:
     )
 
 
-def numa_nodes(text: str, limit: int = LIMIT) -> frozenset[int]:
+def numa_nodes(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
     """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
 
     Lists of CPUs have the same form and another limit.
@@ -153,14 +160,14 @@ def numa_nodes(text: str, limit: int = LIMIT) -> frozenset[int]:
         BadCapacity: it is no such list, or an id is not below ``limit``.
     """
     found: set[int] = set()
-    if len(text) > LONGEST:
-        raise BadCapacity(f"has {len(text)} bytes, expected {LONGEST} at most")
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise BadCapacity(f"has {len(text)} bytes, expected {MAX_DOCUMENT_BYTES} at most")
     for part in text.split(",") if text.strip() else ():
         match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= limit:
             raise BadCapacity(
-                f"{_shown(part)}, expected ids as a list such as 0-1,4, below {limit}"
+                f"{_value_text(part)}, expected ids as a list such as 0-1,4, below {limit}"
             )
         found.update(range(first, last + 1))
     return frozenset(found)
@@ -177,8 +184,8 @@ def json_object(text: str) -> dict[str, object]:
     Raises:
         BadCapacity: it is none, too long, or not to be read.
     """
-    if len(text) > LONGEST:
-        raise BadCapacity(f"has {len(text)} characters, expected {LONGEST} at most")
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise BadCapacity(f"has {len(text)} characters, expected {MAX_DOCUMENT_BYTES} at most")
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except BadCapacity:
@@ -186,7 +193,7 @@ def json_object(text: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise BadCapacity(f"is no JSON: {str(error)[:100]}") from None
     if not isinstance(document, dict):
-        raise BadCapacity(f"{_shown(document)}, expected a JSON object")
+        raise BadCapacity(f"{_value_text(document)}, expected a JSON object")
     return document
 
 
@@ -194,17 +201,19 @@ def _no_constant(name: str) -> float:
     raise BadCapacity(f"{name}, expected a number from 0 to 1")
 
 
-def _until(value: object) -> float:
+def _parse_expiry(value: object) -> float:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
-        raise BadCapacity(f"until: {_shown(value)}, expected a time such as 2026-11-22T15:00:00Z")
+        raise BadCapacity(
+            f"until: {_value_text(value)}, expected a time such as 2026-11-22T15:00:00Z"
+        )
     try:
         moment = datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
-        raise BadCapacity(f"until: {_shown(value)} is no day of the calendar") from None
+        raise BadCapacity(f"until: {_value_text(value)} is no day of the calendar") from None
     return moment.timestamp()
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """A value of another program in a sentence: short, one line, and nothing a terminal obeys."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

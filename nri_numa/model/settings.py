@@ -17,7 +17,7 @@ from nri_numa.model.workload import BUILT_IN_PERMISSION, KubeletOverride, QoSCla
 ANY_KEY: Final = "*"
 
 
-class Otherwise(StrEnum):
+class DeniedAction(StrEnum):
     """What happens to an annotation that is not permitted."""
 
     REFUSE = "refuse"
@@ -43,7 +43,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     unpaid_cpus: bool = False
     reserved_cpus: bool = False
-    otherwise: Otherwise = Otherwise.REFUSE
+    on_denied: DeniedAction = DeniedAction.REFUSE
 
 
 BUILT_IN: Final = Permission(name=BUILT_IN_PERMISSION)
@@ -60,7 +60,7 @@ class CPUAmount(msgspec.Struct, frozen=True):
     cpus: int = 0
     percent: float | None = None
 
-    def of(self, total: int) -> int:
+    def cpus_of_total(self, total: int) -> int:
         """The number of CPUs on a machine where containers may use ``total``."""
         return self.cpus if self.percent is None else int(total * self.percent / 100)
 
@@ -97,13 +97,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         quota: for everybody together. Lists that a CPU request pays for are counted and never
             refused.
-        idle: siblings kept idle, for all together: no container pays for them.
+        idle_siblings: siblings kept idle, for all together: no container pays for them.
         pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
-            `nri_numa.engine.decision.Machine.floor` works out.
+            `nri_numa.engine.decision.NodeModel.pool_floor` works out.
     """
 
     quota: Quota = Quota(listed=CPUAmount(percent=50))
-    idle: CPUAmount = CPUAmount(percent=25)
+    idle_siblings: CPUAmount = CPUAmount(percent=25)
     namespaces: tuple[NamespaceQuota, ...] = ()
     pool: CPUAmount | None = None
     numa_pool: CPUAmount = CPUAmount(0)
@@ -172,7 +172,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         defaults: annotation key to value, weakest source.
-        oversale: factor on the CPUs of each NUMA node for shared accounting, at least 1.
+        cpu_overcommit: factor on the CPUs of each NUMA node for shared accounting, at least 1.
         capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
         strict_reserved: reserved CPUs leave the shared pool too.
         reserved_memory: bytes by NUMA node that are never promised to containers.
@@ -192,8 +192,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
-        room_moves: movable containers that move at most to make room for one.
-        room_keep: exclusive CPUs and bytes of a request that is to fit at any time.
+        rebalance_moves: movable containers that move at most to make room for one.
+        rebalance_headroom: exclusive CPUs and bytes of a request that is to fit at any time.
         room_budget: bytes in a minute and moves in an hour that this may take.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
@@ -202,7 +202,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, str] = msgspec.field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     strategy: Strategy = Strategy.SPREAD
-    oversale: float = 1.0
+    cpu_overcommit: float = 1.0
     capacity_factor: Mapping[int, float] = msgspec.field(default_factory=dict)
     reserved_cpus: CPUSet = NO_CPUS
     strict_reserved: bool = False
@@ -223,13 +223,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cores: PreferredCores = PreferredCores.ANY
     memory_only_nodes: NUMASet = NO_NUMA_NODES
     memory_tiers: frozenset[int] = frozenset()
-    lift_quota: bool = True
+    disable_cfs_quota: bool = True
     set_environment: bool = True
     permissions: tuple[Permission, ...] = ()
     limits: Limits = msgspec.field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
-    kept_seconds: float = 0.0
-    room_moves: int = 0
-    room_keep: tuple[int, int] = (0, 0)
+    reservation_seconds: float = 0.0
+    rebalance_moves: int = 0
+    rebalance_headroom: tuple[int, int] = (0, 0)
     room_budget: tuple[int, int] = (1 << 30, 12)
     kubelet_reserved: CPUSet = NO_CPUS

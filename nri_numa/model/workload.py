@@ -33,12 +33,12 @@ class MemoryPolicy(StrEnum):
     WEIGHTED_INTERLEAVE = "weighted-interleave"
 
     @property
-    def on_nodes(self) -> bool:
+    def needs_nodes(self) -> bool:
         """Whether it is about certain NUMA nodes; the others name none."""
         return self not in (MemoryPolicy.DEFAULT, MemoryPolicy.LOCAL)
 
     @property
-    def in_turn(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Whether memory comes from its NUMA nodes in turn."""
         return self in (MemoryPolicy.INTERLEAVE, MemoryPolicy.WEIGHTED_INTERLEAVE)
 
@@ -62,15 +62,17 @@ class MemoryPolicies(msgspec.Struct, frozen=True):
     refused: Mapping[MemoryPolicy, str] = msgspec.field(default_factory=dict)
     weights: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def weight(self, mode: MemoryPolicy, numa_node: int) -> int:
+    def interleave_weight(self, mode: MemoryPolicy, numa_node: int) -> int:
         """How many pages come from a NUMA node in its turn."""
         return self.weights.get(numa_node, 1) if mode is MemoryPolicy.WEIGHTED_INTERLEAVE else 1
 
 
-RUNTIMES: Final = "containerd 2.3 or newer, or another runtime with NRI 0.12, and runc 1.4 or newer"
+MIN_RUNTIMES_TEXT: Final = (
+    "containerd 2.3 or newer, or another runtime with NRI 0.12, and runc 1.4 or newer"
+)
 """Who hands a memory policy on."""
 
-SINCE: Final = {
+MIN_KERNEL_VERSIONS: Final = {
     MemoryPolicy.PREFERRED_MANY: (5, 15),
     MemoryPolicy.WEIGHTED_INTERLEAVE: (6, 9),
 }
@@ -148,7 +150,7 @@ class OnFailure(StrEnum):
     """What happens when the request cannot be met."""
 
     REJECT = "reject"
-    WIDEN = "widen"
+    BEST_EFFORT = "widen"
     UNPINNED = "unpinned"
 
 
@@ -168,31 +170,31 @@ class Strategy(StrEnum):
 
     SPREAD = "spread"
     PACK = "pack"
-    MOST_LEFT = "most-left"
+    MOST_MEMORY = "most-left"
 
 
 class Load(msgspec.Struct, frozen=True):
     """How busy a container is, and when.
 
     Attributes:
-        busy: minutes of the day as half-open intervals ``(start, end)``, sorted, not wrapping;
-            ``((0, 1440),)`` is always busy (``high``), ``()`` is never (``low``).
+        busy_intervals: minutes of the day as half-open intervals ``(start, end)``, sorted, not
+            wrapping; ``((0, 1440),)`` is always busy (``high``), ``()`` is never (``low``).
     """
 
-    busy: tuple[tuple[int, int], ...]
+    busy_intervals: tuple[tuple[int, int], ...] = msgspec.field(name="busy")
 
     def overlaps(self, other: Load) -> bool:
         """Say whether both are busy at some same minute."""
-        return any(a < d and c < b for a, b in self.busy for c, d in other.busy)
+        return any(a < d and c < b for a, b in self.busy_intervals for c, d in other.busy_intervals)
 
 
 BUILT_IN_PERMISSION = "the built-in permission"
 
-HIGH = Load(((0, 1440),))
-LOW = Load(())
+LOAD_HIGH = Load(((0, 1440),))
+LOAD_LOW = Load(())
 
 
-MOST_DEVICES: Final = 64
+MAX_CONTAINER_DEVICES: Final = 64
 """Devices of one container that are looked at; one with more has the machine's, not some."""
 
 MOST_CHARACTERS: Final = 4096
@@ -203,7 +205,7 @@ PCI_VARIABLE: Final = "PCIDEVICE_"
 NVIDIA_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CLAIM_VARIABLE: Final = "NRI_NUMA_CLAIM_"
 """How the variable begins by which a container is known to belong to a ResourceClaim of ours."""
-VARIABLES: Final = (PCI_VARIABLE, NVIDIA_VARIABLE, CLAIM_VARIABLE)
+DEVICE_VARIABLES: Final = (PCI_VARIABLE, NVIDIA_VARIABLE, CLAIM_VARIABLE)
 CDI_ANNOTATION: Final = "cdi.k8s.io/"
 
 
@@ -223,7 +225,7 @@ class Mentions(msgspec.Struct, frozen=True, kw_only=True):
         variables: environment variables that device plugins set, by name.
         cdi: names of the Container Device Interface, ``vendor/class=device``.
         claims: names of the variables of our ResourceClaims.
-        unread: how many device files and names there were beyond `MOST_DEVICES`.
+        unread: how many device files and names there were beyond `MAX_CONTAINER_DEVICES`.
     """
 
     nodes: tuple[DeviceNode, ...] = ()
@@ -243,19 +245,21 @@ def mentions_in(
     annotations: Mapping[str, str],
     names: Iterable[str] = (),
 ) -> Mentions:
-    """Read what a container has, at most `MOST_DEVICES` of each sort, and only what is short.
+    """Read what a container has, at most `MAX_CONTAINER_DEVICES` of each sort.
 
     ``names`` are CDI names that the runtime gives beside those in annotations.
     """
     variables: dict[str, str] = {}
     claims: list[str] = []
     for item in environment:
-        if not item.startswith(VARIABLES) or len(item) > MOST_CHARACTERS:
+        if not item.startswith(DEVICE_VARIABLES) or len(item) > MOST_CHARACTERS:
             continue
         name, _, value = item.partition("=")
         if name.startswith(CLAIM_VARIABLE):
             claims.append(name)
-        elif not name.endswith("_INFO") and (name in variables or len(variables) < MOST_DEVICES):
+        elif not name.endswith("_INFO") and (
+            name in variables or len(variables) < MAX_CONTAINER_DEVICES
+        ):
             variables[name] = value  # as in an environment, the last one counts
     cdi = list(names)
     for key, value in annotations.items():
@@ -265,11 +269,12 @@ def mentions_in(
     if not nodes and not variables and not cdi and not claims:
         return NO_MENTIONS
     return Mentions(
-        nodes=tuple(nodes[:MOST_DEVICES]),
+        nodes=tuple(nodes[:MAX_CONTAINER_DEVICES]),
         variables=variables,
-        cdi=tuple(cdi[:MOST_DEVICES]),
-        claims=tuple(claims[:MOST_DEVICES]),
-        unread=max(0, len(nodes) - MOST_DEVICES) + max(0, len(cdi) - MOST_DEVICES),
+        cdi=tuple(cdi[:MAX_CONTAINER_DEVICES]),
+        claims=tuple(claims[:MAX_CONTAINER_DEVICES]),
+        unread=max(0, len(nodes) - MAX_CONTAINER_DEVICES)
+        + max(0, len(cdi) - MAX_CONTAINER_DEVICES),
     )
 
 
@@ -350,7 +355,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False
 
 
-def subject(pod: PodSandbox, container: Container) -> str:
+def container_subject(pod: PodSandbox, container: Container) -> str:
     """The start of a message about a container."""
     return f"pod {pod.full_name}, container {container.name}"
 
@@ -377,7 +382,7 @@ class KnownDevices(msgspec.Struct, frozen=True):
     pod_devices: tuple[DeviceRequest, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def on(self, container: Container) -> Container:
+    def apply_to(self, container: Container) -> Container:
         """The container with them, in the place of what it had."""
         return replace(
             container,
@@ -399,23 +404,24 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
     by_node: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
-class Requested(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one container wants, after annotations, rules and defaults were put together.
 
-    The three sources are resolved by `nri_numa.engine.request.annotations.resolve`; ``given`` names
-    the keys that came from an annotation or a rule, not from the defaults.
+    The three sources are resolved by
+    `nri_numa.engine.request.annotations.resolve_placement_options`; ``explicit_keys`` names the
+    keys that came from an annotation or a rule, not from the defaults.
 
     Attributes:
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
             when not asked for.
         movable: it may be elsewhere later, while it runs, to make room for others.
-        pods_list: ``numacpu`` is given for its whole pod, not for this container.
+        list_is_pods: ``numacpu`` is given for its whole pod, not for this container.
         cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
         sources: key to where its value came from (``annotation numa.kubernetes.io/policy``,
             ``rule 2``, ``default``), for explanations.
         slots: what the kubelet gave it of the extended resource; None where that is nothing.
-        placed: NUMA nodes that the scheduler held for it; see
+        scheduled_nodes: NUMA nodes that the scheduler held for it; see
         `nri_numa.engine.request.annotations`.
     """
 
@@ -431,21 +437,21 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     devices: DeviceUse = DeviceUse.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     movable: bool = False
-    given: frozenset[str] = frozenset()
+    explicit_keys: frozenset[str] = msgspec.field(name="given", default=frozenset())
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    unpaid_cpus: bool = False
+    unrequested_cpus: bool = msgspec.field(name="unpaid_cpus", default=False)
     reserved_cpus: bool = False
-    lenient: bool = False
+    ignores_denied: bool = msgspec.field(name="lenient", default=False)
     permission: str = BUILT_IN_PERMISSION
     listed_cpus: CPUSet = NO_CPUS
     listed_mems: NUMASet = NO_NUMA_NODES
-    pods_list: bool = False
+    list_is_pods: bool = msgspec.field(name="pods_list", default=False)
     slots: Slots | None = None
-    placed: NUMASet = NO_NUMA_NODES
+    scheduled_nodes: NUMASet = msgspec.field(name="placed", default=NO_NUMA_NODES)
 
     @property
-    def leave_alone(self) -> bool:
+    def is_unpinned(self) -> bool:
         """Whether nothing asks for CPUs or memory, so that the container is not bound."""
         if self.numacpu is not None or self.numamem is not None:
             return False
@@ -454,8 +460,8 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.policy is Policy.NONE
             and self.cpus is not CPUMode.EXCLUSIVE
-            and "bind" not in self.given
-            and not ("smt" in self.given and self.smt in (SMT.FULL_CORE, SMT.ISOLATE))
+            and "bind" not in self.explicit_keys
+            and not ("smt" in self.explicit_keys and self.smt in (SMT.FULL_CORE, SMT.ISOLATE))
         )
 
 
@@ -498,7 +504,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
 
     @cached_property
-    def granted(self) -> CPUSet:
+    def granted_cpus(self) -> CPUSet:
         """All granted CPUs."""
         bits = 0
         for cpus in (*self.cpus.values(), *self.pods.values()):
@@ -506,13 +512,13 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return CPUSet.from_bits(bits)
 
     @cached_property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no container has CPUs or memory by a grant."""
         return not (self.cpus or self.mems or self.pods or self.pod_mems)
 
     def cpus_of(self, pod_uid: str, container: str, container_id: str) -> CPUSet:
         """CPUs granted to one container, or to its pod; empty when it shares with everybody."""
-        if not self.granted:
+        if not self.granted_cpus:
             return NO_CPUS
         own = self.cpus.get((pod_uid, container)) or self.cpus.get(("", container_id))
         return own or self.pods.get(pod_uid, NO_CPUS)
@@ -522,7 +528,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         own = self.mems.get((pod_uid, container))
         return own or self.pod_mems.get(pod_uid, NO_NUMA_NODES)
 
-    def without(self, pod_uid: str, container: str, container_id: str) -> KubeletGrants:
+    def without_container(self, pod_uid: str, container: str, container_id: str) -> KubeletGrants:
         """The same without what this container, and its pod as a whole, was granted."""
         holders = (pod_uid, container), ("", container_id)
         return replace(
@@ -535,7 +541,7 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 NO_GRANTS = KubeletGrants()
 
 
-class Pods:
+class PodTable:
     """The pods that the runtime reports, by sandbox id.
 
     A container that is known is compared with what is remembered of it, and of its pod nothing asks
@@ -551,7 +557,7 @@ class Pods:
         self._made: dict[str, PodSandbox] = {}
 
     @classmethod
-    def of(cls, pods: Iterable[PodSandbox]) -> Pods:
+    def from_pods(cls, pods: Iterable[PodSandbox]) -> PodTable:
         """Pods that are made already; of two with one sandbox id the later counts."""
         by_id = {pod.id: pod for pod in pods}
         return cls({pod.id: pod.uid for pod in by_id.values()}, by_id.__getitem__)
@@ -564,7 +570,7 @@ class Pods:
         return pod
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     """What was found wrong with a request, or what there is too little of.
 
     Attributes:
@@ -581,7 +587,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     value: str = ""
     source: str = ""
-    widenable: bool = False
+    allows_best_effort: bool = msgspec.field(name="widenable", default=False)
     alignment: Alignment | None = None
 
 
@@ -626,11 +632,11 @@ class ContainerUpdate(NamedTuple):
     ignore_failure: bool = False
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether it changes nothing at all."""
         return all(value in (None, "") for value in self[1:-1])
 
-    def over(self, earlier: ContainerUpdate) -> ContainerUpdate:
+    def merge_onto(self, earlier: ContainerUpdate) -> ContainerUpdate:
         """Both in one; where both change something, this one counts."""
         rest = {k: v for k, v in earlier._asdict().items() if getattr(self, k) in (None, "")}
         # One of them being required makes the whole required.

@@ -16,16 +16,16 @@ from google.protobuf.message import Message
 from nri_numa.errors import LocalProtocolError
 from nri_numa.model.workload import (
     CDI_ANNOTATION,
+    DEVICE_VARIABLES,
     NO_MENTIONS,
-    VARIABLES,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
     DeviceNode,
     MemoryPolicy,
     Mentions,
-    Pods,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
     mentions_in,
@@ -34,7 +34,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import (
-    NOTHING_GIVEN,
+    EMPTY_RESOURCES,
     Planner,
     RuntimeHandler,
     inferred_qos,
@@ -52,7 +52,7 @@ POD_UID: Final = "io.kubernetes.pod.uid"
 
 def pods_from(
     pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container], *, mentions: bool = False
-) -> Pods:
+) -> PodTable:
     """All pods of a node; each is converted when it is used, which most are not.
 
     The first container of a pod counts where `pod_from` needs one.
@@ -60,18 +60,18 @@ def pods_from(
     messages = {pod.id: pod for pod in pods}
     first: dict[str, pb.Container] = {}
 
-    def make(pod_id: str) -> PodSandbox:
+    def convert_pod(pod_id: str) -> PodSandbox:
         if not first:
             for container in containers:
                 first.setdefault(container.pod_sandbox_id, container)
         return pod_from(messages[pod_id], first.get(pod_id), mentions=mentions)
 
-    return Pods(
+    return PodTable(
         {
             pod_id: pod.uid or pod.labels.get(POD_UID, "") or pod_id
             for pod_id, pod in messages.items()
         },
-        make,
+        convert_pod,
     )
 
 
@@ -83,8 +83,8 @@ def pod_from(
     Its container is read only where the QoS class does not follow from the pod's cgroup, and its
     network namespace only for ``mentions``.
     """
-    labels = _copied(pod.labels)
-    cgroup_parent, cgroups_path, resources, network = "", "", NOTHING_GIVEN, ""
+    labels = _copy_map(pod.labels)
+    cgroup_parent, cgroups_path, resources, network = "", "", EMPTY_RESOURCES, ""
     if pod.HasField("linux"):
         linux = pod.linux
         cgroup_parent, cgroups_path = linux.cgroup_parent, linux.cgroups_path
@@ -101,7 +101,7 @@ def pod_from(
         namespace=pod.namespace or labels.get(POD_NAMESPACE, ""),
         name=pod.name or labels.get(POD_NAME, ""),
         labels=labels,
-        annotations=_copied(pod.annotations),
+        annotations=_copy_map(pod.annotations),
         qos=qos,
         runtime_handler=pod.runtime_handler,
         cgroup_parent=cgroup_parent,
@@ -113,7 +113,7 @@ def pod_from(
 
 def container_from(container: pb.Container, *, mentions: bool = False) -> Container:
     """Convert a container; its name is that of the label where the runtime leaves it empty."""
-    resources, score, cgroups_path = NOTHING_GIVEN, None, ""
+    resources, score, cgroups_path = EMPTY_RESOURCES, None, ""
     if container.HasField("linux"):
         linux = container.linux
         cgroups_path = linux.cgroups_path
@@ -125,17 +125,17 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
         id=container.id,
         pod_id=container.pod_sandbox_id,
         name=container.name or container.labels.get(CONTAINER_NAME, ""),
-        annotations=_copied(container.annotations),
+        annotations=_copy_map(container.annotations),
         resources=resources,
         oom_score_adj=score,
         pid=container.pid,
         cgroups_path=cgroups_path,
-        mentions=mentions_of(container) if mentions else NO_MENTIONS,
+        mentions=device_mentions(container) if mentions else NO_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
     )
 
 
-_SHORT: Final = 512
+_MAX_CACHED_BYTES: Final = 512
 """Bytes of resources that are worth remembering; far longer ones can be sent as well."""
 
 
@@ -149,7 +149,7 @@ def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Res
         # Replicas have the same bytes: comparing them is quicker than looking at each field, and
         # their value is in memory once.
         data = resources.SerializeToString()
-        if len(data) <= _SHORT:
+        if len(data) <= _MAX_CACHED_BYTES:
             return _known_resources(data)
     return _resources_in(resources, update=update)
 
@@ -162,8 +162,12 @@ def _known_resources(data: bytes) -> Resources:
 def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
     # Parts that are missing have the values of empty ones, and read like them.
     cpu, memory = resources.cpu, resources.memory
-    shares, quota, period = _given(cpu, "shares"), _given(cpu, "quota"), _given(cpu, "period")
-    limit = _given(memory, "limit")
+    shares, quota, period = (
+        _optional_number(cpu, "shares"),
+        _optional_number(cpu, "quota"),
+        _optional_number(cpu, "period"),
+    )
+    limit = _optional_number(memory, "limit")
     if update:
         shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
     return Resources(
@@ -181,21 +185,21 @@ def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
     )
 
 
-def _given(message: Message, name: str) -> int | None:
+def _optional_number(message: Message, name: str) -> int | None:
     """A number that may be missing."""
     return getattr(message, name).value if message.HasField(name) else None
 
 
-def _copied(texts: Mapping[str, str]) -> dict[str, str]:
+def _copy_map(texts: Mapping[str, str]) -> dict[str, str]:
     # dict() of a protobuf map goes through its Python side, at twice the time.
     return {key: texts[key] for key in texts}
 
 
-_PCI, _NVIDIA, _CLAIM = (name.encode() for name in VARIABLES)
-_CDI: Final = CDI_ANNOTATION.encode()
+_PCI, _NVIDIA, _CLAIM = (name.encode() for name in DEVICE_VARIABLES)
+_CDI_ANNOTATION_BYTES: Final = CDI_ANNOTATION.encode()
 
 
-def mentions_of(container: pb.Container) -> Mentions:
+def device_mentions(container: pb.Container) -> Mentions:
     """What is said of a container's devices.
 
     Nearly all containers mention nothing, which a search through the message's bytes shows for less
@@ -206,7 +210,7 @@ def mentions_of(container: pb.Container) -> Mentions:
     # What stands in a variable or an annotation stands in here, as UTF-8.
     everything = container.SerializeToString()
     has_variables = _PCI in everything or _NVIDIA in everything or _CLAIM in everything
-    has_names = _CDI in everything
+    has_names = _CDI_ANNOTATION_BYTES in everything
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_MENTIONS
     privileged = any(_allows_all(rule) for rule in linux.resources.devices)
@@ -214,7 +218,7 @@ def mentions_of(container: pb.Container) -> Mentions:
     return mentions_in(
         nodes=[DeviceNode(one.type, one.major, one.minor) for one in files],
         environment=container.env if has_variables else (),
-        annotations=_copied(container.annotations) if has_names else {},
+        annotations=_copy_map(container.annotations) if has_names else {},
         names=[one.name for one in devices],
     )
 
@@ -292,7 +296,7 @@ def add_updates(
     by_id: dict[str, ContainerUpdate] = {}
     for update in every:
         earlier = by_id.get(update[0])
-        by_id[update[0]] = update if earlier is None else update.over(earlier)
+        by_id[update[0]] = update if earlier is None else update.merge_onto(earlier)
     if "" in by_id:
         raise LocalProtocolError("a ContainerUpdate without container_id would change nothing")
     # A changed shared pool is one and the same change for hundreds of containers: made once.
@@ -300,7 +304,7 @@ def add_updates(
     for container_id, update in by_id.items():
         message = messages.get(update[1:])
         if message is None:
-            if update.empty:
+            if update.is_empty:
                 continue
             message = messages[update[1:]] = pb.ContainerUpdate(
                 linux=linux_update(update), ignore_failure=update.ignore_failure or ignore_failure
@@ -350,8 +354,8 @@ def synchronize_response(
 # --- requests ---------------------------------------------------------------------------------
 
 
-def answer(
-    handler: RuntimeHandler, request: ev.Requested | ev.SynchronizeRequested
+def answer_request(
+    handler: RuntimeHandler, request: ev.EventRequested | ev.SynchronizeRequested
 ) -> Message | None:
     """Have a request of the session answered; None is an empty response."""
     mentions = handler.reads_mentions

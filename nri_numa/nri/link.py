@@ -39,8 +39,8 @@ from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from nri_numa.model.machine import counted
-from nri_numa.model.workload import Container, ContainerUpdate, Pods
+from nri_numa.model.machine import count_text
+from nri_numa.model.workload import Container, ContainerUpdate, PodTable
 from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev
@@ -55,14 +55,14 @@ from nri_numa.nri.wire.versions import (
     synchronizes_launched_plugins,
 )
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import received
+from nri_numa.observe.notices import begin_request
 from nri_numa.runtime import (
-    STABLE_SECONDS,
+    STABLE_LINK_S,
     LinkState,
+    PermanentlyRejected,
     Planner,
     PushResult,
-    RefusedForGood,
-    RequestRefused,
+    RequestRejected,
     RuntimeHandler,
     RuntimeLink,
     backoff_delays,
@@ -78,7 +78,7 @@ DEFAULT_REQUEST_TIMEOUT: Final = 2.0
 ACCEPTED_SECONDS: Final = 2.0
 """The longest pause while the runtime's socket accepts connections."""
 
-REGISTRATION: Final = "registration"
+REGISTRATION_STEP: Final = "registration"
 """The call that `AnswerWatch` knows as this."""
 
 QUIET_SECONDS: Final = 0.3
@@ -96,7 +96,7 @@ QUIET_POLL: Final = 0.1
 REMOVAL_SECONDS: Final = 5.0
 """How long after its stop a sandbox may be on its way out with containers still in it."""
 
-PUSH: Final = "second registration"
+PUSH_REGISTRATION_STEP: Final = "second registration"
 """The call that `AnswerWatch` knows as this."""
 
 SETTLE_SECONDS: Final = 0.05
@@ -173,7 +173,7 @@ async def push_one_shot(
                 pass
             case ev.ConfigureRequested(stream):
                 # One harmless bit: zero would mean all events, and make us a validator.
-                mask = Event.REMOVE_POD_SANDBOX.bit
+                mask = Event.REMOVE_POD_SANDBOX.mask_bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested(stream, pods, containers, _):
                 answer = conversion.synchronize_response(plan, pods, containers, mentions=mentions)
@@ -186,8 +186,8 @@ async def push_one_shot(
     connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, on_event)
     try:
         await loop.create_unix_connection(lambda: connection, socket_path)
-        session.register(name, index)
-        connection.flush()
+        session.register_plugin(name, index)
+        connection.flush_session()
         ends: set[asyncio.Future[Any]] = {answered, connection.ended}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
@@ -198,7 +198,7 @@ async def push_one_shot(
     except OSError as error:
         return f"{socket_path}: {error.strerror or error}"
     finally:
-        await connection.aclose("pushed")
+        await connection.close_and_wait("pushed")
 
 
 # --- the link -------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class NRILink(RuntimeLink):
         self._session: PluginSession | None = None
         self._connection: SessionTransport[ev.PluginEvent] | None = None
         self._registration_timer: asyncio.TimerHandle | None = None
-        self._fatal: RefusedForGood | None = None
+        self._fatal: PermanentlyRejected | None = None
         self._active_since: float | None = None
         self._accepted = False
         self._last_request = float("-inf")
@@ -272,7 +272,7 @@ class NRILink(RuntimeLink):
         finally:
             if self._unanswered is not None:
                 self._unanswered.cancel()
-            self._change(LinkState.STOPPED, "")
+            self._set_link_state(LinkState.STOPPED, "")
 
     # ------------------------------------------------------------------ connecting
 
@@ -284,17 +284,17 @@ class NRILink(RuntimeLink):
                 "environment",
                 [f"NRI_PLUGIN_SOCKET: descriptor {descriptor} is no socket ({error.strerror})"],
             ) from error
-        await self._serve(sock)
+        await self._serve_connection(sock)
 
     async def _dial_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
         delays = self._settings.delays()
         while True:
             before = _socket_identity(self._settings.socket_path)
-            ending = await self._serve(None)
+            ending = await self._serve_connection(None)
             since, self._active_since = self._active_since, None
-            self._change(LinkState.DISCONNECTED, ending.detail)
-            if since is not None and loop.time() - since >= STABLE_SECONDS:
+            self._set_link_state(LinkState.DISCONNECTED, ending.detail)
+            if since is not None and loop.time() - since >= STABLE_LINK_S:
                 # At once: a runtime that dropped us listens, and starts containers without us.
                 delays = self._settings.delays()
                 continue
@@ -302,9 +302,9 @@ class NRILink(RuntimeLink):
             if self._accepted:
                 # It is there, and whatever starts before we are back starts unpinned.
                 delay = min(delay, ACCEPTED_SECONDS)
-            await self._pause(delay, before)
+            await self._wait_for_socket(delay, before)
 
-    async def _pause(self, delay: float, before: tuple[int, int] | None) -> None:
+    async def _wait_for_socket(self, delay: float, before: tuple[int, int] | None) -> None:
         """Wait, but not longer than until the runtime has made a new socket."""
         loop = asyncio.get_running_loop()
         end = loop.time() + delay
@@ -314,7 +314,7 @@ class NRILink(RuntimeLink):
             if now is not None and now != before:
                 return
 
-    async def _serve(self, sock: socket.socket | None) -> Ending:
+    async def _serve_connection(self, sock: socket.socket | None) -> Ending:
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         session = PluginSession()
@@ -326,13 +326,13 @@ class NRILink(RuntimeLink):
                 await loop.create_unix_connection(lambda: connection, sock=sock)
         except OSError as error:
             self._accepted = False
-            self.watch.answered(REGISTRATION)
+            self.watch.end_call(REGISTRATION_STEP)
             return Ending(
                 detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
             )
         self._accepted = True
         self._session, self._connection = session, connection
-        self._change(
+        self._set_link_state(
             LinkState.REGISTERING, self._settings.socket_path if sock is None else "inherited"
         )
         self._registration_timer = loop.call_later(
@@ -341,25 +341,25 @@ class NRILink(RuntimeLink):
             f"no answer to the registration within {self._settings.registration_wait:g} s",
         )
         try:
-            session.register(self._settings.name, self._settings.index)
-            self.watch.called(REGISTRATION)
-            connection.flush()
+            session.register_plugin(self._settings.name, self._settings.index)
+            self.watch.start_call(REGISTRATION_STEP)
+            connection.flush_session()
             ending = await connection.wait_closed()
             if ending.by_peer:
-                self.watch.answered(REGISTRATION)
+                self.watch.end_call(REGISTRATION_STEP)
         finally:
             self._cancel_registration_timer()
             self._session = self._connection = None
             for future in self._updates.values():
                 future.cancel()
             self._updates.clear()
-            await connection.aclose("stopped")
+            await connection.close_and_wait("stopped")
         if isinstance(ending.error, RemoteProtocolError):
             self._handler.protocol_broken()
         if isinstance(ending.error, BrokenPipeError):
             detail = (
                 "the runtime had closed the connection before our answer, as it does with a plugin "
-                f"that takes longer than plugin_request_timeout, {self._limit:g} s "
+                f"that takes longer than plugin_request_timeout, {self._response_timeout:g} s "
                 f"({ending.error.strerror})"
             )
             ending = replace(ending, detail=detail)
@@ -368,7 +368,7 @@ class NRILink(RuntimeLink):
         return ending
 
     @property
-    def _limit(self) -> float:
+    def _response_timeout(self) -> float:
         """Seconds that the runtime waits for an answer."""
         given = self.runtime.request_timeout if self.runtime is not None else 0.0
         return given or DEFAULT_REQUEST_TIMEOUT
@@ -384,11 +384,11 @@ class NRILink(RuntimeLink):
         """Answer one event of the session; called by the transport."""
         match event:
             case ev.SynchronizeRequested():
-                self._synchronize(event)
+                self._on_synchronize(event)
             case ev.ConfigureRequested():
-                self._configure(event)
+                self._on_configure(event)
             case ev.ShutdownRequested(stream):  # followed by the end of the socket
-                self._answer(stream, "Shutdown", lambda: None)
+                self._answer_request(stream, "Shutdown", lambda: None)
             case ev.UpdateContainersAnswered():
                 future = self._updates.pop(event.stream, None)
                 if future is not None and not future.done():
@@ -397,25 +397,31 @@ class NRILink(RuntimeLink):
                 # Seen for a bad index or name, which repeats for ever; anything else may pass.
                 if status is not None and "invalid" in status.message:
                     identity = f"{self._settings.index}-{self._settings.name}"
-                    self._fatal = RefusedForGood(f"the runtime refuses plugin {identity}: {status}")
+                    self._fatal = PermanentlyRejected(
+                        f"the runtime refuses plugin {identity}: {status}"
+                    )
                 if status is not None:
-                    self._close(f"registration refused: {status}")
-            case ev.Requested(stream, kind, message):
+                    self._close_connection(f"registration refused: {status}")
+            case ev.EventRequested(stream, kind, message):
                 if kind is Event.STOP_POD_SANDBOX:
                     self._stopped[message.pod.id] = time.monotonic()
                 elif kind is Event.REMOVE_POD_SANDBOX:
                     self._stopped.pop(message.pod.id, None)
                 about = getattr(message, "container", None)
-                received(kind.method, about.id if about else "", event.traceparent, time.time())
-                self._answer(stream, event.method, lambda: conversion.answer(self._handler, event))
+                begin_request(
+                    kind.method_name, about.id if about else "", event.traceparent, time.time()
+                )
+                self._answer_request(
+                    stream, event.method, lambda: conversion.answer_request(self._handler, event)
+                )
 
-    def _answer(
+    def _answer_request(
         self,
         stream: int,
         name: str,
         handle: Callable[[], Message | None],
         otherwise: Message | None = None,
-    ) -> RequestRefused | None:
+    ) -> RequestRejected | None:
         """Run a handler and write its answer, whatever happens in it; returns its refusal.
 
         Without an answer of its own, or after an error, the answer is ``otherwise``.
@@ -424,96 +430,98 @@ class NRILink(RuntimeLink):
         if session is None or self._connection is None:
             return None  # closed by ourselves while events of the same packet were waiting
         started = self._last_request = time.perf_counter()
-        refusal: RequestRefused | None = None
+        refusal: RequestRejected | None = None
         response = otherwise
         try:
             response = handle() or otherwise
-        except RequestRefused as refused:
+        except RequestRejected as refused:
             refusal = refused
         except Exception as error:
-            refusal = self._after_error(name, error)
+            refusal = self._internal_error_answer(name, error)
         if refusal is not None:
-            session.refuse(stream, refusal.message)
+            session.reply_error(stream, refusal.message)
         else:
             try:
                 session.reply(stream, response)
             except LocalProtocolError as error:  # over 4 MiB
                 logger.error("answer dropped", event_name=name, error=str(error))
                 session.reply(stream)
-        self._connection.flush()
+        self._connection.flush_session()
         try:
-            self._handler.replied(name, time.perf_counter() - started)
+            self._handler.on_request_answered(name, time.perf_counter() - started)
         except Exception:
             logger.exception("replied hook failed", event_name=name)
         return refusal
 
-    def _after_error(self, name: str, error: Exception) -> RequestRefused | None:
+    def _internal_error_answer(self, name: str, error: Exception) -> RequestRejected | None:
         """Have the handler decide what an unexpected exception means; empty when that fails."""
         try:
             self._handler.internal_error(name, error)
-        except RequestRefused as refused:
+        except RequestRejected as refused:
             return refused
         except Exception:
             logger.exception("internal_error hook failed", event_name=name)
         return None
 
-    def _configure(self, event: ev.ConfigureRequested) -> None:
+    def _on_configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
         self.runtime = info = event.info
         # Whatever the handler does, the mask must be right: zero would mean everything.
-        refusal = self._answer(
+        refusal = self._answer_request(
             event.stream,
             "Configure",
-            lambda: self._handler.configured(info),
+            lambda: self._handler.on_runtime_configured(info),
             pb.ConfigureResponse(events=self._settings.events),
         )
         if refusal is not None:
-            self._fatal = RefusedForGood(f"configuration refused: {refusal.message}")
-            self._close(f"configuration refused: {refusal.message}")
+            self._fatal = PermanentlyRejected(f"configuration refused: {refusal.message}")
+            self._close_connection(f"configuration refused: {refusal.message}")
             return
         described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
         if self._settings.descriptor is not None and not synchronizes_launched_plugins(info):
-            self.watch.answered(REGISTRATION)  # no Synchronize will come
-            self._change(
+            self.watch.end_call(REGISTRATION_STEP)  # no Synchronize will come
+            self._set_link_state(
                 LinkState.ACTIVE,
                 f"{described}, which does not report running containers to launched plugins",
             )
         else:
-            self._change(LinkState.CONFIGURED, described)
+            self._set_link_state(LinkState.CONFIGURED, described)
 
-    def _synchronize(self, event: ev.SynchronizeRequested) -> None:
-        self.watch.answered(REGISTRATION)
+    def _on_synchronize(self, event: ev.SynchronizeRequested) -> None:
+        self.watch.end_call(REGISTRATION_STEP)
         self._stopped.clear()
         started = time.perf_counter()
-        received(event.method, "", event.traceparent, time.time())
-        refusal = self._answer(
-            event.stream, event.method, lambda: conversion.answer(self._handler, event)
+        begin_request(event.method, "", event.traceparent, time.time())
+        refusal = self._answer_request(
+            event.stream, event.method, lambda: conversion.answer_request(self._handler, event)
         )
         if refusal is not None:
             # Runtimes before NRI 0.7 would keep this connection open and never use it.
-            self._close(f"synchronisation refused: {refusal.message}")
+            self._close_connection(f"synchronisation refused: {refusal.message}")
             return
         seconds = time.perf_counter() - started
-        if seconds > self._limit:
+        if seconds > self._response_timeout:
             # The runtime has given up; before NRI 0.7 it does so without hanging up.
-            self._close(
-                f"synchronisation took {seconds:.1f} s, the runtime waits {self._limit:g} s"
+            self._close_connection(
+                f"synchronisation took {seconds:.1f} s, the runtime waits "
+                f"{self._response_timeout:g} s"
             )
             return
         self._active_since = asyncio.get_running_loop().time()
-        self._change(
+        self._set_link_state(
             LinkState.ACTIVE,
-            f"{counted(len(event.pods), 'pod')} and {counted(len(event.containers), 'container')} "
+            f"{count_text(len(event.pods), 'pod')} and "
+            f"{count_text(len(event.containers), 'container')} "
             "when it was made",
         )
 
-    def _close(self, detail: str) -> None:
+    def _close_connection(self, detail: str) -> None:
         if self._connection is not None:
             self._connection.close(detail)
 
     # ------------------------------------------------------------------ pushing
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that answer no request: by the safe way, one at a time, some time apart."""
         if not updates:
             return PushResult()
@@ -521,16 +529,16 @@ class NRILink(RuntimeLink):
         async with self._push_lock:
             await asyncio.sleep(self._last_push + self._settings.push_interval - loop.time())
             # Read after every wait: the link may have broken, or another runtime come up.
-            detail = self._no_push()
+            detail = self._push_obstacle()
             if not detail and self._push_path is PushPath.ONE_SHOT:
-                detail = await self._wait_until_quiet() or self._no_push()
+                detail = await self._wait_until_quiet() or self._push_obstacle()
             if detail:
                 return PushResult(detail)
             try:
                 if self._push_path is PushPath.UPDATE_CONTAINERS:
                     detail = await self._update_containers(updates)
                 else:
-                    detail = await self._register("push", lambda pods, containers: updates)
+                    detail = await self._register_again("push", lambda pods, containers: updates)
             finally:
                 self._last_push = loop.time()
         return PushResult(detail)
@@ -539,7 +547,7 @@ class NRILink(RuntimeLink):
     def _push_path(self) -> PushPath:
         return push_path(self.runtime) if self.runtime is not None else PushPath.NONE
 
-    def _no_push(self) -> str:
+    def _push_obstacle(self) -> str:
         """Why nothing can be pushed now; empty when something can."""
         if self.state is not LinkState.ACTIVE:
             return f"the link is {self.state.value}"
@@ -547,7 +555,7 @@ class NRILink(RuntimeLink):
             return "no way to push is safe on this runtime (NRI before 0.6.1)"
         return ""
 
-    async def refresh(self) -> str:
+    async def resynchronize_containers(self) -> str:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
 
         Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
@@ -556,18 +564,18 @@ class NRILink(RuntimeLink):
         """
         async with self._push_lock:
             detail = await self._wait_until_quiet()
-            return detail or await self._register("look", self._handler.synchronize)
+            return detail or await self._register_again("look", self._handler.synchronize)
 
     async def _wait_until_quiet(self) -> str:
         loop = asyncio.get_running_loop()
         end = loop.time() + QUIET_WAIT
-        while not self._is_quiet():
+        while not self._is_runtime_idle():
             if loop.time() >= end:
                 return f"pods are started or removed all the time ({QUIET_WAIT:g} s)"
             await asyncio.sleep(QUIET_POLL)
         return ""
 
-    def _is_quiet(self) -> bool:
+    def _is_runtime_idle(self) -> bool:
         """Whether nothing else is under way in the runtime, as far as requests show.
 
         A sandbox that is removed by force is removed right after its stop.
@@ -578,7 +586,7 @@ class NRILink(RuntimeLink):
         self._stopped = {pod: at for pod, at in self._stopped.items() if at > oldest}
         return not self._stopped
 
-    async def _register(self, purpose: str, plan: Planner) -> str:
+    async def _register_again(self, purpose: str, plan: Planner) -> str:
         """Register once more; why it failed, empty when the runtime took the answer."""
         if self._unanswered is not None:
             if not self._unanswered.done():
@@ -586,22 +594,24 @@ class NRILink(RuntimeLink):
             self._unanswered = None
         overdue = False
 
-        def in_time(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+        def plan_in_time(
+            pods: PodTable, containers: Sequence[Container]
+        ) -> Sequence[ContainerUpdate]:
             # What was meant a minute ago must not be written now.
             return () if overdue else plan(pods, containers)
 
         settings = self._settings
         task = asyncio.create_task(
             push_one_shot(
-                in_time,
+                plan_in_time,
                 socket_path=settings.socket_path,
                 name=f"{settings.name}-{purpose}",
                 index=settings.index,
                 mentions=self._handler.reads_mentions,
             )
         )
-        self.watch.called(PUSH)
-        task.add_done_callback(lambda _: self.watch.answered(PUSH))
+        self.watch.start_call(PUSH_REGISTRATION_STEP)
+        task.add_done_callback(lambda _: self.watch.end_call(PUSH_REGISTRATION_STEP))
         try:
             done, _ = await asyncio.wait({task}, timeout=settings.push_timeout)
         except asyncio.CancelledError:
@@ -627,12 +637,12 @@ class NRILink(RuntimeLink):
         stream = session.update_containers(request, timeout=self._settings.push_timeout)
         answer = asyncio.get_running_loop().create_future()
         self._updates[stream] = answer
-        connection.flush()
+        connection.flush_session()
         try:
             done, _ = await asyncio.wait({answer}, timeout=self._settings.push_timeout)
         finally:
             self._updates.pop(stream, None)
-            session.forget(stream)
+            session.abandon_call(stream)
         if not done:
             return f"no answer within {self._settings.push_timeout:g} s"
         if answer.cancelled():

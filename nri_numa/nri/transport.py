@@ -85,15 +85,15 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
             self._session.receive_data(data)
             while not self.is_closing() and (event := self._session.next_event()) is not None:
                 self._on_event(event)
-                self.flush()
+                self.flush_session()
         except RemoteProtocolError as error:
-            self.flush()
+            self.flush_session()
             self.close(f"the peer broke the protocol: {error}", error)
         except Exception as error:  # a bug of ours must not take the loop with it
             logger.exception("connection handling failed")
             self.close(f"internal error: {error!r}", error)
         else:
-            self.flush()
+            self.flush_session()
 
     def eof_received(self) -> bool:
         """A half-closed socket is a closed one."""
@@ -118,7 +118,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def flush(self) -> None:
+    def flush_session(self) -> None:
         """Write what the session has queued."""
         data = self._session.data_to_send()
         if data and self._transport is not None and not self._transport.is_closing():
@@ -135,7 +135,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         else:
             self._transport.close()
 
-    async def aclose(self, detail: str) -> None:
+    async def close_and_wait(self, detail: str) -> None:
         """Close and wait until the socket is closed; at once when it never was open."""
         self.close(detail)
         if self._transport is not None:

@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nri_numa.engine.decision import Admitted, Move, Refused, Resynced, Trace
-from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, group_cpus, group_of
+from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
+from nri_numa.engine.state import (
+    UNPINNED_GROUP,
+    Allocation,
+    Kind,
+    shared_group_cpus,
+    shared_group_key,
+)
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import DecidedRequests, Notices, What
+from nri_numa.observe.notices import NoticeKind, NoticeLog, RequestDecisions
 
 log = get_logger("agent")
 
-RUNNING: Final = "it was running already, so it stays unpinned until its pod is made anew"
+REJECTED_RUNNING_TEXT: Final = (
+    "it was running already, so it stays unpinned until its pod is made anew"
+)
 """Of a refused container that was started while the agent was away."""
 UNDONE_TEXT: Final = (
     "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
     "OCI runtime failed; the runtime's log says which"
 )
-NAMED: Final = 5
+MAX_NAMED_NEIGHBOURS: Final = 5
 """Neighbours of one line that are named; the others are counted."""
 
 
-def fields_of(allocation: Allocation, cpus: str) -> dict[str, object]:
+def log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
     """A container and what it has; ``cpus`` is the kernel list it should have now."""
     return {
         "pod": f"{allocation.namespace}/{allocation.pod}",
@@ -39,20 +47,20 @@ def fields_of(allocation: Allocation, cpus: str) -> dict[str, object]:
     }
 
 
-def neighbours_of(decision: Admitted, topology: Topology) -> str:
+def affected_neighbours(decision: Admitted, topology: Topology) -> str:
     """Whose CPUs a decision changed, with their old and new sets; the first few by name."""
     before, after = decision.trace.pool_before, decision.trace.pool_after
-    takes, own = decision.state.withheld_bits, decision.allocation
-    had = takes & ~(own.cpus | own.idle).bits if own.owned else takes
+    takes, own = decision.state.unavailable_bits, decision.allocation
+    had = takes & ~(own.cpus | own.idle_siblings).bits if own.exclusive else takes
     named: list[str] = []
-    for update in decision.updates[:NAMED]:
+    for update in decision.updates[:MAX_NAMED_NEIGHBOURS]:
         allocation = decision.state.allocations.get(update.container_id)
         if allocation is None:
             continue
-        key = group_of(allocation)
-        key = UNBOUND_GROUP if key is None else key
-        old = group_cpus(key, before, topology, had)
-        new = group_cpus(key, after, topology, takes)
+        key = shared_group_key(allocation)
+        key = UNPINNED_GROUP if key is None else key
+        old = shared_group_cpus(key, before, topology, had)
+        new = shared_group_cpus(key, after, topology, takes)
         named.append(f"{allocation.full_name} {old} -> {new}")
     more = len(decision.updates) - len(named)
     return "; ".join(named) + (f"; and {more} more" if more else "")
@@ -64,12 +72,12 @@ class DecisionLog:
     Most of it is called once the reply has left.
     """
 
-    def __init__(self, metrics: Metrics, notices: Notices, requests: DecidedRequests) -> None:
+    def __init__(self, metrics: Metrics, notices: NoticeLog, requests: RequestDecisions) -> None:
         self._metrics = metrics
         self._notices = notices
         self._requests = requests
 
-    def ignored(self, trace: Trace) -> None:
+    def log_ignored(self, trace: DecisionTrace) -> None:
         """Annotations that are not permitted, and that the operator wants ignored."""
         for what in trace.ignored:
             log.warning(
@@ -79,7 +87,7 @@ class DecisionLog:
                 ignored=what,
             )
 
-    def admitted(self, decision: Admitted, topology: Topology, gap: bool) -> None:
+    def log_admitted(self, decision: Admitted, topology: Topology, gap: bool) -> None:
         """A container was placed, and whose CPUs that moved."""
         updates = len(decision.updates)
         allocation = decision.allocation
@@ -90,7 +98,7 @@ class DecisionLog:
                 container=allocation.container,
                 detail=warning,
             )
-        self.placed(allocation, decision.adjustment.cpus, updates, gap=gap)
+        self.log_placed(allocation, decision.adjustment.cpus, updates, gap=gap)
         if updates:
             trace = decision.trace
             log.info(
@@ -99,40 +107,44 @@ class DecisionLog:
                 pool_before=str(trace.pool_before),
                 pool=str(trace.pool_after),
                 containers=updates,
-                neighbours=neighbours_of(decision, topology),
+                neighbours=affected_neighbours(decision, topology),
             )
 
-    def moved(self, move: Move, where: str, for_whom: str) -> None:
+    def log_moved(self, move: ContainerMove, where: str, for_whom: str) -> None:
         """A container is elsewhere; when its memory is, too, that is a notice of its own."""
         log.info("container moved", container=move.after.full_name, where=where, why=for_whom[1:])
-        if not move.after.leaves:
-            self._notices.about(move.after, What.MOVED, f"moved {where}{for_whom}")
+        if not move.after.migrating_from:
+            self._notices.add_for_allocation(
+                move.after, NoticeKind.MOVED, f"moved {where}{for_whom}"
+            )
 
-    def placed(self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False) -> None:
+    def log_placed(
+        self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False
+    ) -> None:
         """A container has CPUs; ``gap`` where it started while we were away."""
-        if allocation.kind is Kind.UNBOUND and not allocation.preferred:
+        if allocation.kind is Kind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
-        elif allocation.preferred:
+        elif allocation.aligned:
             outcome, reason = "admitted", str(allocation.kind)
         else:
             outcome, reason = "widened", str(allocation.kind)
-        self._metrics.decision(outcome, reason, str(allocation.policy))
-        self._decided(allocation, outcome, cpus)
+        self._metrics.record_decision(outcome, reason, str(allocation.policy))
+        self._record_request_decision(allocation, outcome, cpus)
         log.info(
             "container placed",
             outcome=outcome,
             updates=updates,
             **({"gap": True} if gap else {}),
-            **fields_of(allocation, cpus),
+            **log_fields(allocation, cpus),
         )
 
-    def refused(self, decision: Refused, *, observed: bool) -> None:
+    def log_rejected(self, decision: Rejected, *, observed: bool) -> None:
         """A container was refused, or would have been while only observing."""
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
-        self._metrics.decision("refused", decision.reason, policy)
+        self._metrics.record_decision("refused", decision.reason, policy)
         pod, container = trace.pod, trace.container
-        self._requests.decided(
+        self._requests.record_decision(
             container.id,
             (pod.namespace, pod.name, pod.uid, container.name),
             {"outcome": "refused", "policy": policy, "reason": decision.reason},
@@ -147,12 +159,12 @@ class DecisionLog:
             observed=observed,
         )
 
-    def note_room(self, trace: Trace, text: str) -> None:
+    def note_room(self, trace: DecisionTrace, text: str) -> None:
         """A refused container fits, or would, as a search found out that went on afterwards."""
         pod, name = trace.pod, trace.container.name
         log.info("room found", pod=pod.full_name, container=name, room=text)
-        self._notices.add(
-            What.ROOM,
+        self._notices.add_notice(
+            NoticeKind.ROOM,
             text,
             namespace=pod.namespace,
             pod=pod.name,
@@ -160,14 +172,14 @@ class DecisionLog:
             container=name,
         )
 
-    def notice_refused(self, decision: Refused, *, observed: bool, running: bool) -> None:
+    def notice_refused(self, decision: Rejected, *, observed: bool, running: bool) -> None:
         """A notice of a refusal; none while only observing, when nothing is refused really."""
         if observed:
             return
         trace = decision.trace
-        self._notices.add(
-            What.UNPINNED if running else What.REFUSED,
-            f"{RUNNING}: {decision.message}" if running else decision.message,
+        self._notices.add_notice(
+            NoticeKind.UNPINNED if running else NoticeKind.REJECTED,
+            f"{REJECTED_RUNNING_TEXT}: {decision.message}" if running else decision.message,
             namespace=trace.pod.namespace,
             pod=trace.pod.name,
             pod_uid=trace.pod.uid,
@@ -179,52 +191,54 @@ class DecisionLog:
         """Notices of a container that did not get the best, or got it after its start."""
         if observed:
             return
-        unpinned = allocation.kind is Kind.UNBOUND
-        if not allocation.preferred:
-            what = What.UNPINNED if unpinned else What.WIDENED
-            self._notices.about(allocation, what, allocation.reason)
+        unpinned = allocation.kind is Kind.UNPINNED
+        if not allocation.aligned:
+            what = NoticeKind.UNPINNED if unpinned else NoticeKind.MISALIGNED
+            self._notices.add_for_allocation(allocation, what, allocation.reason)
         if gap and not unpinned:
             message = "started while the agent could not place it; placed afterwards: "
             message += allocation.reason
-            self._notices.about(allocation, What.GAP, message)
+            self._notices.add_for_allocation(allocation, NoticeKind.MISSED_START, message)
 
-    def resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
+    def log_resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
         """A container has another size: CPU in thousandths, memory in bytes, as ``old -> new``."""
-        fields = fields_of(allocation, cpus)
+        fields = log_fields(allocation, cpus)
         for name in ("cpu_milli", "memory_bytes") if before is not None else ():
             old, new = getattr(before, name), getattr(allocation, name)
             if old != new:
                 fields[name] = f"{old} -> {new}"
-        self._decided(allocation, "resized", cpus)
+        self._record_request_decision(allocation, "resized", cpus)
         log.info("container resized", **fields)
 
-    def released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
+    def log_released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""
         had = cpus(allocation)
-        self._decided(allocation, "released", had)
-        log.info("container released", **fields_of(allocation, had))
+        self._record_request_decision(allocation, "released", had)
+        log.info("container released", **log_fields(allocation, had))
 
     def undone(self, allocation: Allocation) -> None:
         """The runtime asked us, and went on to no start: it does not say why to a plugin."""
         self._metrics.undone_creations.inc()
         log.warning(
             "container admitted, and undone by the runtime before its start",
-            **fields_of(allocation, str(allocation.cpus)),
+            **log_fields(allocation, str(allocation.cpus)),
         )
-        self._notices.about(allocation, What.UNDONE, UNDONE_TEXT)
+        self._notices.add_for_allocation(allocation, NoticeKind.UNDONE, UNDONE_TEXT)
 
-    def _decided(self, one: Allocation, outcome: str, cpus: str) -> None:
+    def _record_request_decision(self, one: Allocation, outcome: str, cpus: str) -> None:
         if not self._requests.limit:
             return
         fields = {name: getattr(one, name) for name in ("kind", "mems", "policy", "reason")}
         who = (one.namespace, one.pod, one.pod_uid, one.container)
-        self._requests.decided(one.container_id, who, {"outcome": outcome, "cpus": cpus, **fields})
+        self._requests.record_decision(
+            one.container_id, who, {"outcome": outcome, "cpus": cpus, **fields}
+        )
 
-    def let_go(self, allocation: Allocation) -> None:
+    def log_reservation_released(self, allocation: Allocation) -> None:
         """Its pod kept CPUs of a container that ended, and does no more."""
-        log.info("kept CPUs released", **fields_of(allocation, str(allocation.cpus)))
+        log.info("kept CPUs released", **log_fields(allocation, str(allocation.cpus)))
 
-    def overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
+    def log_overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
         """A request would have changed the cpuset, and did not."""
         log.info(
             "cpuset of a request overridden",
@@ -235,9 +249,9 @@ class DecisionLog:
             id=container.id[:12],
         )
 
-    def corrected(self, allocation: Allocation, cpus: str, problem: str) -> None:
+    def log_corrected(self, allocation: Allocation, cpus: str, problem: str) -> None:
         """The cgroup of a starting container was written, or could not be."""
-        fields = fields_of(allocation, cpus)
+        fields = log_fields(allocation, cpus)
         if problem:
             # Its start goes on; what it really has is read as soon as it runs.
             event = "cgroup of a starting container not written"
@@ -245,12 +259,12 @@ class DecisionLog:
         else:
             log.info("corrected before it runs", **fields)
 
-    def synchronized(self, outcome: Resynced) -> None:
+    def log_synchronized(self, outcome: Resynced) -> None:
         """Notes were compared with the runtime."""
         # Others may have run on exclusive CPUs meanwhile; the undecided are counted when decided.
         other = {*outcome.adopted, *(container.id for _, container in outcome.undecided)}
         narrowed = {u.container_id for u in outcome.updates if u.container_id not in other}
-        gap = len(narrowed.union(outcome.gap))
+        gap = len(narrowed.union(outcome.missed_starts))
         self._metrics.gap_containers.inc(gap)
         self._metrics.drift_found.inc(len(outcome.repaired))
         self._metrics.drift_repaired.inc(len(outcome.repaired))
@@ -264,10 +278,10 @@ class DecisionLog:
             "gone": len(outcome.removed),
             "updates": len(outcome.updates),
         }
-        self._requests.decided("", (), {"outcome": "synchronized", **counts})
+        self._requests.record_decision("", (), {"outcome": "synchronized", **counts})
         log.info("synchronized", **counts)
 
-    def broken(self, sentences: Sequence[str]) -> None:
+    def log_invariant_violations(self, sentences: Sequence[str]) -> None:
         """Broken invariants are counted and said, never a reason to stop."""
         for sentence in sentences:
             self._metrics.invariant_violations.inc()

@@ -6,10 +6,10 @@ line in a terminal says what it says.
 
 Built on the standard library's logging: our loggers stand below ``nri_numa``, one handler writes
 for them and for warnings and errors of other libraries. A line costs nothing below the threshold,
-and its text is made after the reply has left: with a loop (`defer`) the handler keeps records in a
-queue that the loop empties in its next round. A reader that stands still blocks nothing (`Outlet`):
-its lines are kept up to a limit, then dropped and counted, and the count is a line when it reads
-again.
+and its text is made after the reply has left: with a loop (`defer_formatting`) the handler keeps
+records in a queue that the loop empties in its next round. A reader that stands still blocks
+nothing (`Outlet`): its lines are kept up to a limit, then dropped and counted, and the count is a
+line when it reads again.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 
-LIMIT: Final = 512 * 1024
+MAX_QUEUED_BYTES: Final = 512 * 1024
 """Bytes that wait at most."""
-PATIENCE: Final = 5.0
+READER_TIMEOUT_S: Final = 5.0
 """Seconds that a program at its start, or a command, waits once for a reader that stands still."""
 
 
@@ -54,7 +54,7 @@ class Outlet:
     our own, and a socket is sent to with MSG_DONTWAIT.
 
     Attributes:
-        patient: wait for the reader; over when it needs longer than `PATIENCE`.
+        patient: wait for the reader; over when it needs longer than `READER_TIMEOUT_S`.
         dropped: lines given up so far.
     """
 
@@ -73,14 +73,14 @@ class Outlet:
         except (OSError, ValueError, AttributeError):
             self._stream = stream
             return
-        self._write = self._writer(descriptor, mode)
+        self._write = self._open_writer(descriptor, mode)
 
-    def _writer(self, descriptor: int, mode: int) -> Callable[[bytes], int]:
+    def _open_writer(self, descriptor: int, mode: int) -> Callable[[bytes], int]:
         """What writes some of the bytes given, and raises BlockingIOError when it can none."""
         if stat.S_ISSOCK(mode):
             sock = socket.socket(fileno=os.dup(descriptor))
             self._close = sock.close
-            self._poll = _poll(sock.fileno())
+            self._poll = _new_write_poll(sock.fileno())
             return lambda data: sock.send(data, socket.MSG_DONTWAIT)
         if not (stat.S_ISFIFO(mode) or os.isatty(descriptor)):
             return partial(os.write, descriptor)
@@ -90,24 +90,24 @@ class Outlet:
         except OSError:
             # A pipe of another user, or no /proc. There is room for this much when poll(2) says so,
             # unless another process writes at the same moment.
-            self._poll = poll = _poll(descriptor)
+            self._poll = poll = _new_write_poll(descriptor)
 
-            def write(data: bytes) -> int:
+            def write_when_ready(data: bytes) -> int:
                 if not poll.poll(0):
                     raise BlockingIOError
                 return os.write(descriptor, data[: select.PIPE_BUF])
 
-            return write
+            return write_when_ready
         self._close = lambda: os.close(own)
-        self._poll = _poll(own)
+        self._poll = _new_write_poll(own)
         return partial(os.write, own)
 
     @property
-    def blocked(self) -> bool:
+    def has_pending_lines(self) -> bool:
         """Whether lines wait for the reader."""
         return bool(self._waiting)
 
-    def put(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line, or keep it, or drop it; OSError and ValueError: it will never be read."""
         if self._stream is not None:
             self._stream.write(line)
@@ -115,15 +115,15 @@ class Outlet:
             return
         data = line.encode(errors="backslashreplace")
         size = len(data)
-        if self._size + size > LIMIT:
+        if self._size + size > MAX_QUEUED_BYTES:
             self.dropped += 1
             return
         self._waiting.append(data)
         self._size += size
-        self.drain(PATIENCE if self.patient else 0.0)
+        self.drain_lines(READER_TIMEOUT_S if self.patient else 0.0)
         self.patient = self.patient and not self._waiting
 
-    def drain(self, seconds: float = 0.0) -> None:
+    def drain_lines(self, seconds: float = 0.0) -> None:
         """Write what waits, as far as it is read in time; OSError: it never is, and is given up."""
         end = time.monotonic() + seconds
         while self._waiting:
@@ -153,21 +153,21 @@ class Outlet:
         self._close = lambda: None
 
 
-def _poll(descriptor: int) -> select.poll:
+def _new_write_poll(descriptor: int) -> select.poll:
     made = select.poll()
     with contextlib.suppress(OSError):
         made.register(descriptor, select.POLLOUT)
     return made
 
 
-_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
-LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _PRIORITY}
+_SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+LOG_LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _SYSLOG_PRIORITIES}
 
 MAX_VALUE = 4096
 """Characters of one value; a longer one is cut and says so."""
 
-_NAMES = {number: name for name, number in LEVELS.items()}
-_BARE = re.compile(
+_LEVEL_NAMES = {number: name for name, number in LOG_LEVELS.items()}
+_UNQUOTED_VALUE = re.compile(
     r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE}}}", re.ASCII
 ).fullmatch
 _JOURNAL_SOCKET = "/run/systemd/journal/socket"
@@ -197,19 +197,19 @@ class Logger:
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
-        self._emit(logging.DEBUG, event, fields)
+        self._emit_record(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
         """Something an operator may want to know: decisions and changes of state."""
-        self._emit(logging.INFO, event, fields)
+        self._emit_record(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
         """Something works less well than it should."""
-        self._emit(logging.WARNING, event, fields)
+        self._emit_record(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
         """A request failed."""
-        self._emit(logging.ERROR, event, fields)
+        self._emit_record(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
         """A request failed by an unexpected exception; its traceback is part of the line."""
@@ -220,9 +220,9 @@ class Logger:
                 "error": f"{type(error).__name__}: {error}",
                 "traceback": "".join(traceback.format_exception(error)).rstrip(),
             }
-        self._emit(logging.ERROR, event, fields)
+        self._emit_record(logging.ERROR, event, fields)
 
-    def _emit(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+    def _emit_record(self, level: int, event: str, fields: Mapping[str, object]) -> None:
         if not self._logger.isEnabledFor(level):
             return
         # Made here rather than by Logger.log: no line has the caller's file and line number.
@@ -232,9 +232,9 @@ class Logger:
         self._logger.handle(record)
 
 
-_AGAIN: Final = 0.5
+_WRITE_RETRY_S: Final = 0.5
 """Seconds until a reader that stands still is tried again."""
-_LAST: Final = 0.5
+_FINAL_DRAIN_S: Final = 0.5
 """Seconds that it gets at the end."""
 
 
@@ -260,15 +260,17 @@ class _Handler(logging.Handler):
             self.lost += self.outlet.dropped
             self.outlet.close()
         outlet = self.outlet = Outlet(stream)
-        self._said_dropped = self.dropped  # what an earlier reader missed is nothing to this one
+        self._said_dropped = (
+            self.dropped_lines
+        )  # what an earlier reader missed is nothing to this one
         if journal:
-            return lambda level, line: outlet.put(f"<{_PRIORITY[level]}>{line}\n")
-        return lambda _level, line: outlet.put(line + "\n")
+            return lambda level, line: outlet.write_line(f"<{_SYSLOG_PRIORITIES[level]}>{line}\n")
+        return lambda _level, line: outlet.write_line(line + "\n")
 
     def emit(self, record: logging.LogRecord) -> None:
         loop = self.loop
         if loop is None:
-            self._put(record)
+            self._write_record(record)
         elif threading.get_ident() != self.thread:
             self.queue.append(record)
             with contextlib.suppress(RuntimeError):  # the loop is closed; flush() follows
@@ -280,50 +282,52 @@ class _Handler(logging.Handler):
 
     def flush(self) -> None:
         while self.queue:
-            self._put(self.queue.popleft())
+            self._write_record(self.queue.popleft())
 
     @property
-    def dropped(self) -> int:
+    def dropped_lines(self) -> int:
         """Lines that will never be read."""
         return self.lost + (self.outlet.dropped if self.outlet is not None else 0)
 
-    def drain(self, seconds: float = 0.0) -> None:
+    def drain_lines(self, seconds: float = 0.0) -> None:
         """Write what waits for its reader, and say what was dropped meanwhile."""
         if self.outlet is None:
             return
         with contextlib.suppress(OSError):
-            self.outlet.drain(seconds)
-        if not self.outlet.blocked and self.dropped > self._said_dropped:
-            count, self._said_dropped = self.dropped - self._said_dropped, self.dropped
+            self.outlet.drain_lines(seconds)
+        if not self.outlet.has_pending_lines and self.dropped_lines > self._said_dropped:
+            count, self._said_dropped = self.dropped_lines - self._said_dropped, self.dropped_lines
             get_logger("logs").warning("log lines dropped: stderr was not read", count=count)
 
-    def _put(self, record: logging.LogRecord) -> None:
-        event, before = _event(record), self.dropped
+    def _write_record(self, record: logging.LogRecord) -> None:
+        event, before = _event_fields(record), self.dropped_lines
         # A full disk or a closed terminal must not be the reason why a container does not start.
         try:
             self.write(event["level"], self.render(event))
         except (OSError, ValueError):
-            self.lost += self.dropped == before  # else the outlet has counted it
+            self.lost += self.dropped_lines == before  # else the outlet has counted it
         self._try_later()
 
     def _try_later(self) -> None:
         """Try again while the reader stands still."""
-        blocked = self.outlet is not None and self.outlet.blocked
+        blocked = self.outlet is not None and self.outlet.has_pending_lines
         if self.loop is not None and blocked and not self._trying:
             self._trying = True
-            self.loop.call_later(_AGAIN, self._try)
+            self.loop.call_later(_WRITE_RETRY_S, self._retry_write)
 
-    def _try(self) -> None:
+    def _retry_write(self) -> None:
         self._trying = False
-        self.drain()
+        self.drain_lines()
         self._try_later()
 
 
-def _event(record: logging.LogRecord) -> Event:
+def _event_fields(record: logging.LogRecord) -> Event:
     """The head of a line stands before its fields."""
     head: Event = {
         "time": datetime.fromtimestamp(record.created, UTC),
-        "level": _NAMES.get(record.levelno, "error" if record.levelno > logging.ERROR else "info"),
+        "level": _LEVEL_NAMES.get(
+            record.levelno, "error" if record.levelno > logging.ERROR else "info"
+        ),
         "msg": record.msg if hasattr(record, "fields") else record.getMessage(),
     }
     fields: Mapping[str, object] | None = getattr(record, "fields", None)
@@ -359,10 +363,10 @@ class operation:  # used like a function; a class, because every request enters 
 
 def set_level(level: str) -> None:
     """Change the threshold; takes effect at once in every logger."""
-    _root.setLevel(LEVELS[level])
+    _root.setLevel(LOG_LEVELS[level])
 
 
-def setup(
+def setup_logging(
     level: str = "info",
     format: str = "logfmt",  # the configuration's word
     *,
@@ -396,7 +400,7 @@ def setup(
         _sink.render = _render_logfmt_untimed if journal else render_logfmt
 
 
-def defer(loop: AbstractEventLoop | None) -> None:
+def defer_formatting(loop: AbstractEventLoop | None) -> None:
     """Make the text of lines in ``loop``'s next round; None writes them at once again.
 
     From here on nothing waits for the reader.
@@ -407,15 +411,15 @@ def defer(loop: AbstractEventLoop | None) -> None:
     _sink.loop, _sink.thread = loop, threading.get_ident()
 
 
-def flush() -> None:
+def flush_lines() -> None:
     """Write what waits; called before the process ends. Takes half a second at most."""
     _sink.flush()
-    _sink.drain(_LAST)
+    _sink.drain_lines(_FINAL_DRAIN_S)
 
 
-def dropped() -> int:
+def count_dropped_lines() -> int:
     """Lines that could not be written, since the start."""
-    return _sink.dropped
+    return _sink.dropped_lines
 
 
 # --- destinations -------------------------------------------------------------------------------
@@ -425,12 +429,14 @@ def _journal_writer(path: str) -> tuple[Callable[[str, str], None], Callable[[],
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)
 
-    def write(level: str, line: str) -> None:
+    def send_journal_line(level: str, line: str) -> None:
         # Lines hold no line ends, so the journal's simple form serves.
-        fields = f"MESSAGE={line}\nPRIORITY={_PRIORITY[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
+        fields = (
+            f"MESSAGE={line}\nPRIORITY={_SYSLOG_PRIORITIES[level]}\nSYSLOG_IDENTIFIER=nri-numa\n"
+        )
         sock.sendto(fields.encode(), path)
 
-    return write, sock.close
+    return send_journal_line, sock.close
 
 
 def _is_null(stream: TextIO) -> bool:
@@ -456,26 +462,32 @@ def _is_journal(stream: TextIO) -> bool:
 # --- forms --------------------------------------------------------------------------------------
 
 
-def _cut(text: str) -> str:
+def _truncate_value(text: str) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}… ({len(text)} characters)"
 
 
 def render_logfmt(event: Event) -> str:
     """``time=… level=info msg="container pinned" pod=shop/cart-0``."""
-    return f"time={_time(event['time'])} {_render_logfmt_untimed(event)}"
+    return f"time={_timestamp_text(event['time'])} {_render_logfmt_untimed(event)}"
 
 
 def _render_logfmt_untimed(event: Event) -> str:
-    return " ".join(f"{key}={_value(value)}" for key, value in event.items() if key != "time")
+    return " ".join(
+        f"{key}={_logfmt_value(value)}" for key, value in event.items() if key != "time"
+    )
 
 
-def _value(value: object) -> str:
+def _logfmt_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if _BARE(text):
+    if _UNQUOTED_VALUE(text):
         return text
-    return '"' + harmless(_cut(text).replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    return (
+        '"'
+        + escape_unprintable(_truncate_value(text).replace("\\", "\\\\").replace('"', '\\"'))
+        + '"'
+    )
 
 
 def render_json(event: Event) -> str:
@@ -484,7 +496,7 @@ def render_json(event: Event) -> str:
         key: value if isinstance(value, bool | int) or value is None else _json_value(value)
         for key, value in event.items()
     }
-    plain["time"] = _time(event["time"])
+    plain["time"] = _timestamp_text(event["time"])
     text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -492,10 +504,10 @@ def render_json(event: Event) -> str:
 def _json_value(value: object) -> str | float:
     if isinstance(value, float) and math.isfinite(value):
         return value
-    return _cut(str(value))
+    return _truncate_value(str(value))
 
 
-def _time(moment: datetime) -> str:
+def _timestamp_text(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -22,9 +22,9 @@ import msgspec
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.observe import logs
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 
-UNUSED: Final = (
+UNUSED_MODULES: Final = (
     *("gzip", "http.server", "socketserver", "urllib.error", "urllib.request"),
     "wsgiref.simple_server",
 )
@@ -46,7 +46,7 @@ def _import_library() -> None:
     They are 2.5 MiB for ever, and never used here. Where it needs more of them than we know of, it
     is imported as it is.
     """
-    unused = {name: _Unused(name) for name in UNUSED if name not in sys.modules}
+    unused = {name: _Unused(name) for name in UNUSED_MODULES if name not in sys.modules}
     sys.modules.update(unused)
     try:
         import prometheus_client  # noqa: F401
@@ -80,7 +80,7 @@ DURATION_BUCKETS = (
 WRITE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 LATE_BUCKETS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-ROWS: Final = 50
+ROWS_PER_CHUNK: Final = 50
 """Rows between two chances for the event loop: well under a millisecond."""
 
 
@@ -97,22 +97,24 @@ class Registry:
         self.registry = CollectorRegistry(auto_describe=False)
         self._process = ProcessCollector(registry=self.registry)
         self.all: list[Counter | Gauge | Histogram] = []
-        info = self.gauge("build_info", "The running version; always 1.", "version", *build)
+        info = self.new_gauge("build_info", "The running version; always 1.", "version", *build)
         info.labels(version, *build.values()).set(1)
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
+    def new_counter(self, name: str, text: str, *labels: str) -> Counter:
         """Make a counter; ``name`` is without the prefix."""
         made = Counter(f"{self._prefix}_{name}", text, labels, registry=self.registry)
         self.all.append(made)
         return made
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+    def new_gauge(self, name: str, text: str, *labels: str) -> Gauge:
         """Make a gauge; ``name`` is without the prefix."""
         made = Gauge(f"{self._prefix}_{name}", text, labels, registry=self.registry)
         self.all.append(made)
         return made
 
-    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+    def new_histogram(
+        self, name: str, text: str, *labels: str, buckets: Sequence[float]
+    ) -> Histogram:
         """Make a histogram; ``name`` is without the prefix."""
         name = f"{self._prefix}_{name}"
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
@@ -123,12 +125,12 @@ class Registry:
 class ServiceMetrics(Registry):
     """Those of a process that serves beside the agent: publisher, controller, extender."""
 
-    def text(self) -> bytes:
+    def render_metrics(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class Watched(msgspec.Struct, frozen=True):
+class ContainerSeries(msgspec.Struct, frozen=True):
     """What is read of containers in rounds, as many as may be series.
 
     Attributes:
@@ -180,8 +182,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
-    local_memory: Watched | None = None
-    waiting: Watched | None = None
+    local_memory: ContainerSeries | None = None
+    cpu_waiting: ContainerSeries | None = None
 
 
 class Metrics(Registry):
@@ -190,168 +192,172 @@ class Metrics(Registry):
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa", version, python=platform.python_version())
         self.snapshot: Callable[[], Snapshot] = Snapshot
-        self._runtime_info = self.gauge(
+        self._runtime_info = self.new_gauge(
             "runtime_info", "The container runtime we are registered with; 1.", "name", "version"
         )
-        self._requests = self.counter("requests_total", "Requests from the runtime.", "event")
-        self._durations = self.histogram(
+        self._requests = self.new_counter("requests_total", "Requests from the runtime.", "event")
+        self._durations = self.new_histogram(
             "request_duration_seconds",
             "From the whole request read to the answer written.",
             "event",
             buckets=DURATION_BUCKETS,
         )
-        self._decisions = self.counter(
+        self._decisions = self.new_counter(
             "decisions_total",
             "Decisions about containers, by outcome, by the reason of a refusal, and by policy.",
             "outcome",
             "reason",
             "policy",
         )
-        self.internal_errors = self.counter(
+        self.internal_errors = self.new_counter(
             "internal_errors_total", "Mistakes of our own that a request ran into."
         )
-        self.invariant_violations = self.counter(
+        self.invariant_violations = self.new_counter(
             "invariant_violations_total", "Rules that the node state was found to break."
         )
-        self.link_up = self.gauge("link_up", "Whether we are registered with the runtime.")
-        self.link_connects = self.counter("link_connects_total", "Registrations with the runtime.")
-        self.runtime_unanswered = self.gauge(
+        self.link_up = self.new_gauge("link_up", "Whether we are registered with the runtime.")
+        self.link_connects = self.new_counter(
+            "link_connects_total", "Registrations with the runtime."
+        )
+        self.runtime_unanswered = self.new_gauge(
             "runtime_unanswered_seconds",
             "How long the runtime has not answered a registration of ours; 0 when none waits.",
         )
-        self.protocol_errors = self.counter(
+        self.protocol_errors = self.new_counter(
             "protocol_errors_total", "Links closed because the runtime broke the protocol."
         )
-        self.gap_containers = self.counter(
+        self.gap_containers = self.new_counter(
             "gap_containers_total",
             "Containers that started while we were away, found and given their CPUs.",
         )
-        self.start_corrections = self.counter(
+        self.start_corrections = self.new_counter(
             "start_corrections_total",
             "Starting containers whose cgroup was put right before their program ran.",
         )
-        self.undone_creations = self.counter(
+        self.undone_creations = self.new_counter(
             "undone_creations_total",
             "Containers that were admitted and ended without a start: undone by the runtime.",
         )
-        self.moves = self.counter(
+        self.moves = self.new_counter(
             "moves_total",
             "Running containers that moved, by what for: room, keep, or far_pages.",
             "reason",
         )
         for reason in ("room", "keep", "far_pages"):
             self.moves.labels(reason)  # 0 is shown, too
-        self.migrated_bytes = self.counter(
+        self.migrated_bytes = self.new_counter(
             "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
         )
-        self.late_repairs = self.counter(
+        self.late_repairs = self.new_counter(
             "late_repairs_total",
             "Running containers that an update had not reached, found at once and put right.",
         )
-        self.writes_held_up = self.counter(
+        self.writes_held_up = self.new_counter(
             "cgroup_writes_held_up_total",
             "Writes of cpusets that took more than half a second.",
         )
-        self.neighbours = self.gauge(
+        self.neighbours = self.new_gauge(
             "neighbours_on_owned_cpus",
             "Containers that can run on exclusive CPUs of another container, as last seen.",
         )
-        self.neighbours_seen = self.counter(
+        self.neighbours_seen = self.new_counter(
             "neighbours_on_owned_cpus_seen_total",
             "Times that a container was seen to have exclusive CPUs of another container.",
         )
-        self.neighbour_seconds = self.counter(
+        self.neighbour_seconds = self.new_counter(
             "neighbours_on_owned_cpus_seconds_total",
             "How long containers had exclusive CPUs of another container, as far as seen.",
         )
-        self.foreign_on_owned = self.gauge(
+        self.foreign_on_owned = self.new_gauge(
             "foreign_on_owned_cpus",
             "Containers pinned by another component that may run on exclusive CPUs of others.",
         )
-        self.foreign_overlaps = self.counter(
+        self.foreign_overlaps = self.new_counter(
             "foreign_overlaps_total",
             "Times that CPUs of a container pinned by another component became exclusive.",
         )
-        self.unexplained_pins = self.counter(
+        self.unexplained_pins = self.new_counter(
             "unexplained_pins_total",
             "Containers found with a cpuset of unknown origin, treated as another component's pin.",
         )
-        self.claims_disbelieved = self.counter(
+        self.claims_disbelieved = self.new_counter(
             "claims_disbelieved_total",
             "Containers whose assigned annotation was rejected: forged, damaged or outdated.",
         )
-        self.drift_found = self.counter(
+        self.drift_found = self.new_counter(
             "drift_found_total", "Containers whose cgroup was not as decided."
         )
-        self.drift_repaired = self.counter("drift_repaired_total", "Cgroups put right again.")
-        self.drift_fights = self.counter(
+        self.drift_repaired = self.new_counter("drift_repaired_total", "Cgroups put right again.")
+        self.drift_fights = self.new_counter(
             "drift_fights_total",
             "Containers given up because another program keeps rewriting them.",
         )
-        self.kubelet_static = self.gauge(
+        self.kubelet_static = self.new_gauge(
             "kubelet_static",
             "Whether a manager of the kubelet pins containers itself, by its static policy.",
             "manager",
         )
-        self.kubelet_granted = self.gauge(
+        self.kubelet_granted = self.new_gauge(
             "kubelet_granted_cpus", "CPUs that the kubelet's static policy granted exclusively."
         )
-        self.kubelet_state_problems = self.gauge(
+        self.kubelet_state_problems = self.new_gauge(
             "kubelet_state_problems",
             "What is wrong with the kubelet's state files; what they said before still holds.",
         )
-        self.kubelet_contests = self.counter(
+        self.kubelet_contests = self.new_counter(
             "kubelet_contests_total",
             "Containers whose cpuset the kubelet and nri-numa both wrote, by who yielded.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
             self.kubelet_contests.labels(side)  # both are there from the start, for alerts
-        self.checkpoint_write = self.histogram(
+        self.checkpoint_write = self.new_histogram(
             "checkpoint_write_seconds", "Time to make the state durable.", buckets=WRITE_BUCKETS
         )
-        self.checkpoint_errors = self.counter(
+        self.checkpoint_errors = self.new_counter(
             "checkpoint_errors_total", "Writes or reads of the checkpoint that failed."
         )
-        self._reload_worked = self.gauge(
+        self._reload_worked = self.new_gauge(
             "config_last_reload_successful",
             "Whether the configuration that was read last is in force.",
         )
-        self._reloaded_at = self.gauge(
+        self._reloaded_at = self.new_gauge(
             "config_last_reload_success_timestamp_seconds",
             "When a configuration was last put in force, at the start or by a reload; Unix time.",
         )
-        self._lag = self.gauge(
+        self._lag = self.new_gauge(
             "loop_lag_seconds", "Longest gap of the event loop within the last two minutes."
         )
-        self._lag_longest = self.gauge(
+        self._lag_longest = self.new_gauge(
             "loop_lag_longest_seconds", "Longest gap of the event loop since the start."
         )
         self._longest = 0.0
-        self.http_up = self.gauge("http_up", "Whether the HTTP server listens.")
-        self.http_requests = self.counter(
+        self.http_up = self.new_gauge("http_up", "Whether the HTTP server listens.")
+        self.http_requests = self.new_counter(
             "http_requests_total", "HTTP requests by route and status.", "route", "code"
         )
-        self.http_connections = self.gauge("http_connections", "Open connections of HTTP clients.")
-        self.http_dropped = self.counter(
+        self.http_connections = self.new_gauge(
+            "http_connections", "Open connections of HTTP clients."
+        )
+        self.http_dropped = self.new_counter(
             "http_dropped_total",
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
-        self._lines = self.counter(
+        self._lines = self.new_counter(
             "log_lines_dropped_total", "Log lines dropped because stderr was not read."
         )
         self._lines_dropped = 0
 
-    def request(self, event: str, seconds: float) -> None:
+    def record_request(self, event: str, seconds: float) -> None:
         """Count one request of the runtime."""
         self._requests.labels(event).inc()
         self._durations.labels(event).observe(seconds)
 
-    def decision(self, outcome: str, reason: str = "", policy: str = "none") -> None:
+    def record_decision(self, outcome: str, reason: str = "", policy: str = "none") -> None:
         """Count one decision: admitted, widened, unpinned or refused, and the short reason."""
         self._decisions.labels(outcome, reason, policy).inc()
 
-    def connected(self, runtime: str, version: str) -> None:
+    def record_registration(self, runtime: str, version: str) -> None:
         """The link stands."""
         self.link_up.set(1)
         self.link_connects.inc()
@@ -371,9 +377,9 @@ class Metrics(Registry):
             self._longest = recent
             self._lag_longest.set(recent)
 
-    def chunks(self) -> Iterator[bytes]:
+    def render_chunks(self) -> Iterator[bytes]:
         """The answer to a scrape, in pieces that each take well under 5 ms to make."""
-        dropped = logs.dropped()
+        dropped = logs.count_dropped_lines()
         self._lines.inc(dropped - self._lines_dropped)
         self._lines_dropped = dropped
         for one in (self._process, *self.all):
@@ -384,26 +390,26 @@ class Metrics(Registry):
             _node_rows(snapshot),
             _container_rows(snapshot.state),
             _watched_rows(_LOCAL_MEMORY, snapshot.local_memory),
-            _watched_rows(_WAITING, snapshot.waiting),
+            _watched_rows(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
         )
-        while some := list(islice(rows, ROWS)):
+        while some := list(islice(rows, ROWS_PER_CHUNK)):
             yield "".join(some).encode(errors="backslashreplace")
 
-    def text(self) -> str:
+    def render_metrics(self) -> str:
         """The whole answer to a scrape."""
-        return b"".join(self.chunks()).decode()
+        return b"".join(self.render_chunks()).decode()
 
 
 class LateCounts:
     """What is counted where containers get their CPUs after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.late = metrics.histogram(
+        self.late = metrics.new_histogram(
             "late_seconds",
             "From the start of a container until its cgroup had what was decided (CRI mode).",
             buckets=LATE_BUCKETS,
         )
-        self.refused_running = metrics.counter(
+        self.refused_running = metrics.new_counter(
             "refused_running_total",
             "Containers that were refused and started nevertheless (CRI mode).",
         )
@@ -414,7 +420,7 @@ class StealGauges:
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = [
-            metrics.gauge(f"numa_node_{name}", text, "numa_node")
+            metrics.new_gauge(f"numa_node_{name}", text, "numa_node")
             for name, text in (
                 ("measured_capacity_factor", "The capacity factor that follows from steal."),
                 ("steal_ratio", "The part of the CPUs' time that the host gave to others."),
@@ -423,7 +429,7 @@ class StealGauges:
             )
         ]
 
-    def set(self, *measured: Mapping[int, float]) -> None:
+    def update_gauges(self, *measured: Mapping[int, float]) -> None:
         """Capacity factors, steal, waiting tasks and frequency, by NUMA node; as the gauges are."""
         for gauge, values in zip(self._gauges, measured, strict=True):
             gauge.clear()
@@ -434,23 +440,23 @@ class StealGauges:
 # --- rows of Prometheus' text format --------------------------------------------------------------
 
 
-def label(value: str) -> str:
+def escape_label(value: str) -> str:
     """The value of a label, escaped: for the format, and before that for the terminal."""
-    return harmless(value).replace("\\", "\\\\").replace('"', '\\"')
+    return escape_unprintable(value).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _family(name: str, text: str, samples: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _gauge_family_lines(name: str, text: str, samples: Iterable[tuple[str, str]]) -> Iterator[str]:
     """A gauge; each sample has labels as text, and a value."""
     yield f"# HELP nri_numa_{name} {text}\n# TYPE nri_numa_{name} gauge\n"
     for labels, value in samples:
         yield f"nri_numa_{name}{{{labels}}} {value}\n" if labels else f"nri_numa_{name} {value}\n"
 
 
-def _truth(value: bool) -> str:
+def _bool_label(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _of(namespace: str, pod: str, container: str) -> str:
+def _container_labels(namespace: str, pod: str, container: str) -> str:
     """Labels of a container; the values are escaped."""
     return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
 
@@ -458,13 +464,15 @@ def _of(namespace: str, pod: str, container: str) -> str:
 def _node_rows(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.node_name:
         text = "The node by the name that Kubernetes has for it; always 1."
-        yield from _family("node_info", text, [(f'node_name="{label(snapshot.node_name)}"', "1")])
-    yield from _family(
+        yield from _gauge_family_lines(
+            "node_info", text, [(f'node_name="{escape_label(snapshot.node_name)}"', "1")]
+        )
+    yield from _gauge_family_lines(
         "containers",
         "Containers we know, by kind of assignment, and by whether they have what is ideal or a "
         "wider set.",
         (
-            (f'kind="{kind}",preferred="{_truth(preferred)}"', str(count))
+            (f'kind="{kind}",preferred="{_bool_label(preferred)}"', str(count))
             for (kind, preferred), count in sorted(snapshot.container_counts.items())
         ),
     )
@@ -490,7 +498,7 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
     ):
         if value is not None:
             shown = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
-            yield from _family(name, text, [("", shown)])
+            yield from _gauge_family_lines(name, text, [("", shown)])
 
 
 _OF_NUMA_NODE: Final = {
@@ -507,7 +515,7 @@ _OF_NUMA_NODE: Final = {
 
 
 def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
-    yield from _family(
+    yield from _gauge_family_lines(
         "numa_node_cpus",
         "Online CPUs of a NUMA node; each is in one state.",
         (
@@ -518,7 +526,7 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     )
     for name, text in _OF_NUMA_NODE.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
-        yield from _family(f"numa_node_{name}", text, rows)
+        yield from _gauge_family_lines(f"numa_node_{name}", text, rows)
     for index, (name, text) in enumerate(
         (
             ("hugepages_bytes", "Pre-allocated huge pages by page size in bytes."),
@@ -530,21 +538,23 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
             for n in samples
             for size, amounts in sorted(n.hugepages.items())
         )
-        yield from _family(f"numa_node_{name}", text, pages)
+        yield from _gauge_family_lines(f"numa_node_{name}", text, pages)
 
 
 def _container_rows(state: NodeState) -> Iterator[str]:
-    def labels(one: Allocation) -> str:
-        namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
+    def allocation_labels(one: Allocation) -> str:
+        namespace, pod, container = map(escape_label, (one.namespace, one.pod, one.container))
         return (
-            f"{_of(namespace, pod, container)},"
+            f"{_container_labels(namespace, pod, container)},"
             f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
-            f'preferred="{_truth(one.preferred)}"'
+            f'preferred="{_bool_label(one.aligned)}"'
         )
 
     text = "A container and how it is placed; always 1."
-    live = (one for one in state.allocations.values() if not one.ended)
-    return _family("container_info", text, ((labels(one), "1") for one in live))
+    live = (one for one in state.allocations.values() if not one.reserved_at)
+    return _gauge_family_lines(
+        "container_info", text, ((allocation_labels(one), "1") for one in live)
+    )
 
 
 _LOCAL_MEMORY: Final = (
@@ -558,8 +568,8 @@ _LOCAL_MEMORY: Final = (
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
     ),
 )
-"""Names and texts: of the states, and of each value of a `Watched`."""
-_WAITING: Final = (
+"""Names and texts: of the states, and of each value of a `ContainerSeries`."""
+_CPU_WAITING_FAMILIES: Final = (
     (
         "cpu_waiting_containers",
         "Containers by whether it is known how much they wait for CPUs, and exposed.",
@@ -577,15 +587,17 @@ _WAITING: Final = (
 )
 
 
-def _watched_rows(families: Sequence[tuple[str, str]], watched: Watched | None) -> Iterator[str]:
+def _watched_rows(
+    families: Sequence[tuple[str, str]], watched: ContainerSeries | None
+) -> Iterator[str]:
     if watched is None:
         return
     states = ((f'state="{state}"', str(n)) for state, n in sorted(watched.states.items()))
-    yield from _family(*families[0], states)
+    yield from _gauge_family_lines(*families[0], states)
     for index, family in enumerate(families[1:]):
         rows = (
-            (_of(*map(label, name)), f"{value:.4g}")
+            (_container_labels(*map(escape_label, name)), f"{value:.4g}")
             for name, values in watched.values.items()
             if (value := values[index]) is not None
         )
-        yield from _family(*family, rows)
+        yield from _gauge_family_lines(*family, rows)

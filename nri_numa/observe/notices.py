@@ -21,24 +21,24 @@ from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
 
-LIMIT: Final = 256
+MAX_NOTICES: Final = 256
 """Notices kept; a reader that is away for longer than these last misses the oldest."""
-MERGE: Final = 600.0
+MERGE_WINDOW_S: Final = 600.0
 """Seconds after the last repetition in which the next one belongs to the same notice; client-go
 gathers similar Events for as long."""
-LONGEST: Final = 1024
+MAX_MESSAGE_CHARS: Final = 1024
 """Characters of a message; what becomes an Event may have as many bytes."""
-WHO: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
+CONTAINER_ATTRIBUTES: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
 
 
-class What(StrEnum):
+class NoticeKind(StrEnum):
     """What happened."""
 
-    REFUSED = "refused"
-    WIDENED = "widened"
+    REJECTED = "refused"
+    MISALIGNED = "widened"
     UNPINNED = "unpinned"
-    GAP = "gap"
-    LATE = "late"
+    MISSED_START = "gap"
+    UNDELIVERED_UPDATE = "late"
     DRIFT = "drift"
     IGNORED = "ignored"
     MOVED = "moved"
@@ -51,11 +51,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
 
     id: Annotated[str, "Of this notice for good, over restarts too."]
     number: Annotated[int, "Where in the sequence it last changed."]
-    what: Annotated[
+    notice_kind: Annotated[
         str,
         "refused, widened, unpinned, gap, late, drift, ignored, moved, room or undone; more may "
         "come.",
-    ]
+    ] = msgspec.field(name="what")
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]
     namespace: str
@@ -63,14 +63,14 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     pod_uid: str  # of a static pod the hash of its manifest
     container: str
     count: Annotated[int, "How often it happened."]
-    first: Annotated[float, "Seconds since the epoch."]
-    last: Annotated[float, "Seconds since the epoch."]
+    first_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="first")
+    last_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="last")
 
 
 _Key = tuple[str, str, str, str]
 
 
-class Notices:
+class NoticeLog:
     """The latest ``limit`` notices; ``now`` is Unix time in seconds.
 
     Attributes:
@@ -81,7 +81,7 @@ class Notices:
         changed: called after every change.
     """
 
-    def __init__(self, now: Callable[[], float], limit: int = LIMIT) -> None:
+    def __init__(self, now: Callable[[], float], limit: int = MAX_NOTICES) -> None:
         self._now = now
         self._limit = limit
         self._kept: dict[_Key, Notice] = {}
@@ -91,14 +91,16 @@ class Notices:
         self.keep: Callable[[Notice], object] = lambda notice: None
         self.changed: Callable[[], object] = lambda: None
 
-    def restore(self, instance: str, notices: Iterable[Notice] = (), number: int = 0) -> None:
+    def restore_notices(
+        self, instance: str, notices: Iterable[Notice] = (), number: int = 0
+    ) -> None:
         """Go on where an earlier run ended; only before anything is added."""
         self.instance, self.number = instance, number
         for notice in sorted(notices, key=lambda one: one.number)[-self._limit :]:
-            self._kept[_key(notice)] = notice
+            self._kept[_merge_key(notice)] = notice
             self.number = max(self.number, notice.number)
 
-    def add(
+    def add_notice(
         self,
         what: str,
         message: str,
@@ -109,26 +111,30 @@ class Notices:
         container: str,
         reason: str = "",
     ) -> Notice:
-        """Something happened; within `MERGE` seconds of the same it is counted there."""
+        """Something happened; within `MERGE_WINDOW_S` seconds of the same it is counted there."""
         key, at = (pod_uid, container, what, reason), self._now()
         before = self._kept.pop(key, None)
         self.number += 1
         notice = Notice(
             id=f"{self.instance}{self.number:x}",
             number=self.number,
-            what=what,
+            notice_kind=what,
             reason=reason,
-            message=message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…",
+            message=message
+            if len(message) <= MAX_MESSAGE_CHARS
+            else f"{message[: MAX_MESSAGE_CHARS - 1]}…",
             namespace=namespace,
             pod=pod,
             pod_uid=pod_uid,
             container=container,
             count=1,
-            first=at,
-            last=at,
+            first_time=at,
+            last_time=at,
         )
-        if before is not None and abs(at - before.last) < MERGE:
-            notice = replace(notice, id=before.id, count=before.count + 1, first=before.first)
+        if before is not None and abs(at - before.last_time) < MERGE_WINDOW_S:
+            notice = replace(
+                notice, id=before.id, count=before.count + 1, first_time=before.first_time
+            )
         self._kept[key] = notice
         if len(self._kept) > self._limit:
             del self._kept[next(iter(self._kept))]
@@ -137,9 +143,11 @@ class Notices:
         self.changed()
         return notice
 
-    def about(self, one: Allocation, what: str, message: str, *, reason: str = "") -> Notice:
+    def add_for_allocation(
+        self, one: Allocation, what: str, message: str, *, reason: str = ""
+    ) -> Notice:
         """`add` for a container with an allocation."""
-        return self.add(
+        return self.add_notice(
             what,
             message,
             namespace=one.namespace,
@@ -149,14 +157,14 @@ class Notices:
             reason=reason,
         )
 
-    def after(self, number: int = 0) -> list[Notice]:
+    def notices_after(self, number: int = 0) -> list[Notice]:
         """What changed after a number, in the order of the sequence."""
         found = [notice for notice in tuple(self._kept.values()) if notice.number > number]
         return sorted(found, key=lambda one: one.number)
 
 
-def _key(notice: Notice) -> _Key:
-    return notice.pod_uid, notice.container, notice.what, notice.reason
+def _merge_key(notice: Notice) -> _Key:
+    return notice.pod_uid, notice.container, notice.notice_kind, notice.reason
 
 
 class DecidedRequest(msgspec.Struct, rename="camel"):
@@ -167,7 +175,9 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
     traceparent: Annotated[str, "The runtime's span in W3C Trace Context; empty without one."]
     start: Annotated[float, "When it came; seconds since the epoch."]
     number: Annotated[int, "Where in the sequence."] = 0
-    end: Annotated[float, "When it was decided; seconds since the epoch."] = 0.0
+    end_time: Annotated[float, "When it was decided; seconds since the epoch."] = msgspec.field(
+        name="end", default=0.0
+    )
     refused: Annotated[str, "Why it was refused; else empty."] = ""
     attributes: Annotated[dict[str, str | int], "By their names in OpenTelemetry."] = {}
 
@@ -175,12 +185,12 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
 _request: ContextVar[DecidedRequest | None] = ContextVar("_request", default=None)
 
 
-def received(method: str, container_id: str, traceparent: str, at: float) -> None:
+def begin_request(method: str, container_id: str, traceparent: str, at: float) -> None:
     """A request begins; what it defers runs in its context, and is its decision too."""
     _request.set(DecidedRequest(method, container_id, traceparent, at))
 
 
-class DecidedRequests:
+class RequestDecisions:
     """The latest ``limit`` requests that were decided; one that has a number never changes."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -189,21 +199,23 @@ class DecidedRequests:
         self.changed: Callable[[], object] = lambda: None
         self._kept: tuple[DecidedRequest, ...] = ()
 
-    def decided(
+    def record_decision(
         self, container: str, who: Sequence[str], fields: Mapping[str, object], refused: str = ""
     ) -> None:
-        """Something was decided about a container, whose `WHO` this is, or about all."""
+        """A decision about a container, with its `CONTAINER_ATTRIBUTES`, or about all."""
         one = _request.get()
         if self.limit and one is not None and not one.number and one.container_id == container:
             named = {"container.id": container} if container else {}
-            named |= {f"k8s.{name}": value for name, value in zip(WHO, who, strict=False)}
+            named |= {
+                f"k8s.{name}": value for name, value in zip(CONTAINER_ATTRIBUTES, who, strict=False)
+            }
             own = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
             one.attributes, one.refused = {**named, **own}, refused
-            one.end, one.number = self._now(), self.number + 1
+            one.end_time, one.number = self._now(), self.number + 1
             self._kept = (*self._kept[1 - self.limit :], one)
             self.number = one.number
             self.changed()
 
-    def after(self, number: int) -> tuple[DecidedRequest, ...]:
+    def requests_after(self, number: int) -> tuple[DecidedRequest, ...]:
         """Those after a number of the sequence."""
         return tuple([one for one in self._kept if one.number > number])

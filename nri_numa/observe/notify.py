@@ -20,37 +20,37 @@ class Notifier:
         address = environ.get("NOTIFY_SOCKET", "")
         # "@name" is an abstract socket: its real address begins with a zero byte (unix(7)).
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self.watchdog_seconds = _watchdog(environ) if address else None
+        self.watchdog_seconds = _watchdog_interval_s(environ) if address else None
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether a service manager listens."""
         return self._address.startswith(("/", "\0"))
 
-    def ready(self, status: str = "") -> None:
+    def notify_ready(self, status: str = "") -> None:
         """Start-up, or a reload, is finished."""
-        self._send("READY=1", status)
+        self._send_message("READY=1", status)
 
-    def reloading(self) -> None:
+    def notify_reloading(self) -> None:
         """A reload begins; `ready` ends it (Type=notify-reload)."""
         # The manager compares this with its own clock to pair reload and READY.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={now}")
+        self._send_message(f"RELOADING=1\nMONOTONIC_USEC={now}")
 
-    def stopping(self) -> None:
+    def notify_stopping(self) -> None:
         """The service shuts down."""
-        self._send("STOPPING=1")
+        self._send_message("STOPPING=1")
 
-    def status(self, text: str) -> None:
+    def notify_status(self, text: str) -> None:
         """One line for ``systemctl status``."""
-        self._send("", text)
+        self._send_message("", text)
 
-    def watchdog(self) -> None:
+    def notify_watchdog(self) -> None:
         """Still alive; due at least every `watchdog_seconds`."""
-        self._send("WATCHDOG=1")
+        self._send_message("WATCHDOG=1")
 
-    def _send(self, message: str, status: str = "") -> None:
-        if not self.enabled:
+    def _send_message(self, message: str, status: str = "") -> None:
+        if not self.is_enabled:
             return
         if status:
             line = "".join(c if c.isprintable() else " " for c in status)
@@ -65,7 +65,7 @@ class Notifier:
             sock.sendto(message.encode(), self._address)
 
 
-def _watchdog(environ: Mapping[str, str]) -> float | None:
+def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
     """Half of the manager's watchdog time, or None when it does not watch this process."""
     text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not (text.isascii() and text.isdigit()) or int(text) == 0:

@@ -17,17 +17,17 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
-from nri_numa.engine.decision import Trace
-from nri_numa.engine.explain.explanation import Basis, Grounds, basis_of
+from nri_numa.engine.decision import DecisionTrace
+from nri_numa.engine.explain.explanation import ExplanationInput, StoredExplanation, basis_of
 from nri_numa.model.cpuset import NUMASet
 
-LONGEST: Final = 300
+MAX_VALUE_CHARS: Final = 300
 """Characters kept of a value that comes from a pod; a list of CPUs may be much longer."""
-LONGEST_STEP: Final = 1000
+MAX_STEP_CHARS: Final = 1000
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):
-    basis: Basis
+    basis: ExplanationInput
     alignment: Alignment | None
 
 
@@ -36,56 +36,61 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
 # without the fields that it does not know.
 
 
-def _plain(value: object) -> str | None:
+def _encode_set(value: object) -> str | None:
     # What is no set is the distance of a problem, which the machine knows.
     return str(value) if isinstance(value, NUMASet) else None
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=_encode_set).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptTrace:
+class PackedTrace:
     """A packed trace; equal to itself only, so that it can stand for its decision."""
 
     data: bytes
 
 
-def keep(trace: Trace) -> KeptTrace:
+def pack_trace(trace: DecisionTrace) -> PackedTrace:
     """Pack a trace; names, ids, labels and annotations are not kept."""
-    packed = _Packed(_shortened(basis_of(trace)), trace.alignment)
-    return KeptTrace(compress(_encode(packed), 1))
+    packed = _Packed(_truncate_basis(basis_of(trace)), trace.alignment)
+    return PackedTrace(compress(_encode(packed), 1))
 
 
-def unpack(
-    kept: KeptTrace, who: tuple[str, str, str], distance: Callable[[int, int], int]
-) -> Grounds:
+def unpack_trace(
+    kept: PackedTrace, who: tuple[str, str, str], distance: Callable[[int, int], int]
+) -> StoredExplanation:
     """What was kept of a decision about ``who``: namespace, pod and container.
 
     ``distance`` is the SLIT distance between two NUMA nodes. The basis is None where another
     version wrote the trace, and this one does not know its form.
     """
 
-    def made(kind: type, value: Any) -> object:
+    def decode_set(kind: type, value: Any) -> object:
         return NUMASet.parse(value) if kind is NUMASet else distance
 
     try:
-        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=made)
+        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=decode_set)
     except (msgspec.MsgspecError, zlib_error):
-        return Grounds(*who, None, None)
-    return Grounds(*who, packed.basis, packed.alignment)
+        return StoredExplanation(*who, None, None)
+    return StoredExplanation(*who, packed.basis, packed.alignment)
 
 
-def _cut(text: str, longest: int = LONGEST) -> str:
+def _truncate_text(text: str, longest: int = MAX_VALUE_CHARS) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _shortened(basis: Basis) -> Basis:
+def _truncate_basis(basis: ExplanationInput) -> ExplanationInput:
     asked = basis.requested
     return replace(
         basis,
         requested=None
         if asked is None
-        else {key: (_cut(value), _cut(source)) for key, (value, source) in asked.items()},
-        steps=tuple([_cut(step, LONGEST_STEP) for step in basis.steps]),
+        else {
+            key: (_truncate_text(value), _truncate_text(source))
+            for key, (value, source) in asked.items()
+        },
+        decision_steps=tuple(
+            [_truncate_text(step, MAX_STEP_CHARS) for step in basis.decision_steps]
+        ),
     )

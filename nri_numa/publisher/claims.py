@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from nri_numa.dra.claims import pruned
+from nri_numa.dra.claims import prune_claim
 from nri_numa.dra.handover import HandoverServer
 from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.requests import Request, Resource, Result, Verb
+from nri_numa.kube.requests import APIRequest, OutcomeKind, Resource, Verb
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
-EVERY: Final = 0.1
+POLL_INTERVAL_S: Final = 0.1
 """Seconds between two looks for questions; one `listdir` of a small directory costs 10 µs."""
 
 
@@ -35,30 +35,30 @@ class ClaimServer:
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            await self.step()
-            await asyncio.sleep(EVERY)
+            await self.answer_pending()
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def step(self) -> None:
+    async def answer_pending(self) -> None:
         """Answer what is asked now."""
-        if (text := self._handover.registered()) != self._registered:
+        if (text := self._handover.read_registration_marker()) != self._registered:
             self._registered = text
             self._driver_registered()
-        for id, question in self._handover.questions():
-            answer = await self._answer(question)
+        for id, question in self._handover.pending_requests():
+            answer = await self._fetch_claim(question)
             try:
-                self._handover.answer(id, answer)
+                self._handover.write_answer(id, answer)
             except OSError as error:
-                self._say(f"dra.handover: {error.filename}: {error.strerror or error}")
+                self._report_problem(f"dra.handover: {error.filename}: {error.strerror or error}")
             else:
                 if "problem" not in answer:
                     self._said = ""
 
-    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    async def _fetch_claim(self, question: dict[str, Any]) -> dict[str, Any]:
         namespace, name = question.get("namespace"), question.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str) and namespace and name):
             return {"problem": "the question names no claim"}
-        outcome = await self._api.do(
-            Request(
+        outcome = await self._api.execute(
+            APIRequest(
                 output="claims",
                 verb=Verb.GET,
                 resource=Resource.CLAIMS,
@@ -66,12 +66,12 @@ class ClaimServer:
                 name=name,
             )
         )
-        if outcome.result is not Result.DONE:
-            self._say(outcome.text)
+        if outcome.result is not OutcomeKind.SUCCEEDED:
+            self._report_problem(outcome.text)
             return {"problem": outcome.text}
-        return {"claim": pruned(outcome.documents[0])}
+        return {"claim": prune_claim(outcome.documents[0])}
 
-    def _say(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         if problem != self._said:
             log.warning("a claim is not handed over", problem=problem)
         self._said = problem

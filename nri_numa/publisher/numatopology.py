@@ -11,24 +11,26 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nri_numa.kube.requests import Resource
-from nri_numa.model.offline_capacity import MOST_CPUS, list_of, numa_nodes
-from nri_numa.publisher.outbox import AppliedObject, owner
+from nri_numa.model.offline_capacity import MAX_CPU_ID, list_of, numa_nodes
+from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.web.responses import Assignment, TopologyDocument, Zones
 
 Object = dict[str, Any]
 
 API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
-KIND: Final = "Numatopology"
-STATIC: Final = "static"
+NUMATOPOLOGY_KIND: Final = "Numatopology"
+STATIC_POLICY: Final = "static"
 """The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
-NONE: Final = "none"
-_OWN: Final = ("exclusive", "kubelet")
+NO_POLICY: Final = "none"
+_EXCLUSIVE_KINDS: Final = ("exclusive", "kubelet")
 """Kinds of containers that share their CPUs with no other."""
-_NAMED: Final = ("explicit", "foreign")
+_LISTED_KINDS: Final = ("explicit", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
 
 
-def contents(topology: TopologyDocument, assignments: Iterable[Assignment], found: Zones) -> Object:
+def build_spec(
+    topology: TopologyDocument, assignments: Iterable[Assignment], found: Zones
+) -> Object:
     """The object's ``spec``.
 
     Free CPUs are those that no container has, no more on each NUMA node than one container could
@@ -38,13 +40,17 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
     """
     containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
     reserved = _cpus_of(topology["cpus"]["reserved"])
-    own = reserved | {cpu for one in containers if one.kind in _OWN for cpu in _cpus(one)}
-    named = {cpu for one in containers if one.kind in _NAMED for cpu in _cpus(one)}
-    free = _free(topology, own, named, found)
+    own = reserved | {
+        cpu for one in containers if one.kind in _EXCLUSIVE_KINDS for cpu in _assigned_cpus(one)
+    }
+    named = {cpu for one in containers if one.kind in _LISTED_KINDS for cpu in _assigned_cpus(one)}
+    free = _free_cpus(topology, own, named, found)
     cpus = _cpus_of(topology["cpus"]["online"])
     return {
         "policies": {
-            "CPUManagerPolicy": STATIC if found.ready and not found.shares else NONE,
+            "CPUManagerPolicy": (
+                STATIC_POLICY if found.ready and not found.defaults_to_shared else NO_POLICY
+            ),
             "TopologyManagerPolicy": found.policy,
         },
         "resReserved": {"cpu": "0"},
@@ -56,11 +62,11 @@ def contents(topology: TopologyDocument, assignments: Iterable[Assignment], foun
             for core in topology["cores"]
             for cpu in sorted(_cpus_of(core["cpus"]))
         },
-        "podAllocations": _pods(containers),
+        "podAllocations": _pod_allocations(containers),
     }  # fmt: skip
 
 
-def _free(
+def _free_cpus(
     topology: TopologyDocument, own: frozenset[int], named: set[int], found: Zones
 ) -> set[int]:
     of = {
@@ -79,14 +85,14 @@ def _free(
 
 
 def _cpus_of(text: str) -> frozenset[int]:
-    return numa_nodes(text, MOST_CPUS)  # CPUs are listed in the same form
+    return numa_nodes(text, MAX_CPU_ID)  # CPUs are listed in the same form
 
 
-def _cpus(one: Assignment) -> frozenset[int]:
-    return _cpus_of(one.cpus) | _cpus_of(one.pinned) | _cpus_of(one.idle)
+def _assigned_cpus(one: Assignment) -> frozenset[int]:
+    return _cpus_of(one.cpus) | _cpus_of(one.foreign_cpus) | _cpus_of(one.idle_siblings)
 
 
-def _pods(containers: Iterable[Assignment]) -> list[Object]:
+def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
     """Every pod, so that the scheduler lets go of what it keeps for those that came."""
     pods: dict[str, Object] = {}
     for one in containers:
@@ -99,40 +105,43 @@ def _pods(containers: Iterable[Assignment]) -> list[Object]:
                 "containerAllocations": [],
             },
         )
-        cpus = _cpus_of(one.cpus) | _cpus_of(one.pinned)
-        if cpus and one.kind in (*_OWN, *_NAMED):
+        cpus = _cpus_of(one.cpus) | _cpus_of(one.foreign_cpus)
+        if cpus and one.kind in (*_EXCLUSIVE_KINDS, *_LISTED_KINDS):
             allocations = {"cpu": list_of(cpus)}
             pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
     return list(pods.values())
 
 
-def silent(spec: Object) -> Object:
+def stale_spec(spec: Object) -> Object:
     """The same for an agent that does not answer any more: nothing that a container could have."""
-    policies = {**spec["policies"], "CPUManagerPolicy": NONE}
+    policies = {**spec["policies"], "CPUManagerPolicy": NO_POLICY}
     cpu = {**spec["numares"]["cpu"], "allocatable": ""}
     return {**spec, "policies": policies, "numares": {"cpu": cpu}}
 
 
-class NumatopologyOutput(AppliedObject):
+class NumatopologyOutput(AppliedObjectOutput):
     """The Numatopology of one Node; fields that Volcano's own exporter owns are not taken."""
 
     resource = Resource.NUMATOPOLOGIES
-    complaint = "the Numatopology is not written"
-    undefined = "Volcano brings its definition"
-    instead = "stop that, or leave publish.numatopology off"
+    failure_text = "the Numatopology is not written"
+    missing_definition_hint = "Volcano brings its definition"
+    alternative = "stop that, or leave publish.numatopology off"
 
     def __init__(self, node: str) -> None:
         super().__init__("numatopology", node)
 
-    def want(self, spec: Object | None) -> None:
+    def set_desired(self, spec: Object | None) -> None:
         """It should be this; None when the agent has said nothing for a while."""
-        self._wanted = spec or (self._wanted and silent(self._wanted))
+        self._wanted = spec or (self._wanted and stale_spec(self._wanted))
 
-    def _body(self) -> Object:
-        metadata = {"name": self._node, "ownerReferences": [owner(self._node, self._owner_uid)]}
+    def _build_object(self) -> Object:
+        metadata = {
+            "name": self._node,
+            "ownerReferences": [node_owner_reference(self._node, self._owner_uid)],
+        }
         return {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": NUMATOPOLOGY_KIND,
             "metadata": metadata,
             "spec": self._wanted,
         }

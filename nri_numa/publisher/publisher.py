@@ -18,56 +18,56 @@ from msgspec.structs import replace
 
 from nri_numa import __version__, service
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.dra.handover import HandoverServer, write
+from nri_numa.dra.handover import HandoverServer, write_file_atomically
 from nri_numa.errors import ConfigError
-from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, text_of, uid_of
-from nri_numa.kube.requests import Outcome, Request, Resource, Result
+from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, text_of, uid_of
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import numatopology, slices, wanted
 from nri_numa.publisher.claims import ClaimServer
 from nri_numa.publisher.numatopology import NumatopologyOutput
-from nri_numa.publisher.outbox import Output, pause
+from nri_numa.publisher.outbox import Output, backoff_seconds
 from nri_numa.publisher.outputs import (
-    CapacityOutput,
+    CapacityHandoverOutput,
     EventOutput,
-    HandoverOutput,
-    NodeOutput,
-    PodOutput,
+    NodeCapacityOutput,
+    NodeMetadataOutput,
+    PodAnnotationOutput,
 )
 from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
-from nri_numa.publisher.topology import GUARANTEED, UNLISTED, TopologyOutput
+from nri_numa.publisher.topology import GUARANTEED_QOS, UNLISTED_ZONE_ID, TopologyOutput
 from nri_numa.publisher.traces import SpanSender
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.web.responses import (
     Assignments,
     Notices,
     NUMAInfo,
-    Slots,
+    SlotsDocument,
     TopologyDocument,
     ZonePod,
     Zones,
 )
-from nri_numa.web.server import Site
+from nri_numa.web.server import RouteServer
 
 log = get_logger("publish")
 
-BURST: Final = 10
+REQUEST_BURST: Final = 10
 """Requests to the API server at once after a quiet time."""
-SETTLE: Final = 1.0
+DEBOUNCE_S: Final = 1.0
 """Seconds in which several changes of the agent are read as one: a pod's containers, say."""
-SOONER: Final = 0.7
+TOPOLOGY_DEBOUNCE_S: Final = 0.7
 """The same where schedulers read what is free: within a second, the wait for a turn included."""
-COUNTED: Final = 5.0
+DEVICE_RECOUNT_S: Final = 5.0
 """Seconds until devices are counted again, where the agent counts them: the kubelet's book changes
 without the agent's."""
-SILENT: Final = 4
+AGENT_MAX_FAILURES: Final = 4
 """Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
-AGAIN: Final = 60.0
+NODE_RECHECK_S: Final = 60.0
 """Seconds after an outage within which it is looked at whether the Node is another one."""
-BOUND: Final = 60.0
+BOUND_POD_TIMEOUT_S: Final = 60.0
 """Seconds for which a pod is named that has its node and no sandbox: one that never starts must not
 keep the node's numbers from the scheduler for ever."""
-SKEW: Final = 60.0
+CLOCK_SKEW_LIMIT_S: Final = 60.0
 """Seconds that our clock may differ from the API server's before it is said."""
 
 
@@ -76,30 +76,30 @@ class PublishMetrics(WriterMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_publish", version)
-        self.dropped = self.counter(
+        self.dropped = self.new_counter(
             "dropped_total",
             "What will never be written: refused as invalid, its namespace ending, or no place.",
             "output",
         )
-        self.old = self.counter(
+        self.old = self.new_counter(
             "old_notices_total",
             "Notices of the agent that were an hour old when they were first seen.",
         )
-        self.waiting = self.gauge("waiting", "What is still to be written.", "output")
-        self.output_up = self.gauge(
+        self.waiting = self.new_gauge("waiting", "What is still to be written.", "output")
+        self.output_up = self.new_gauge(
             "output_up", "Whether what is not written to the API server can be sent.", "output"
         )
-        self.last_success = self.gauge(
+        self.last_success = self.new_gauge(
             "last_success_timestamp_seconds",
             "When the API server last did what it was asked; 0 before the first time.",
         )
-        self.agent_up = self.gauge("agent_up", "Whether the agent's socket answers.")
-        self.clock_skew = self.gauge(
+        self.agent_up = self.new_gauge("agent_up", "Whether the agent's socket answers.")
+        self.clock_skew = self.new_gauge(
             "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
         )
 
 
-class BoundPods(Watched):
+class BoundPods(WatchHandler):
     """Guaranteed pods that have this node, from their binding on; the agent knows their sandboxes.
 
     A scheduler that drops what it set aside for pods when the object names them has to find those
@@ -108,28 +108,28 @@ class BoundPods(Watched):
 
     def __init__(self, api: KubeAPI, node: str, changed: Callable[[], object]) -> None:
         fields = f"spec.nodeName={node},status.phase=Pending"
-        self.watch = Watch(api, Resource.PODS.path(), self, fields=fields, key=uid_of)
+        self.watch = Watch(api, Resource.PODS.api_path(), self, fields=fields, key=uid_of)
         self._changed = changed
         self._pods: dict[str, tuple[float, ZonePod]] = {}
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         """A pod is there, and none of its containers runs."""
         uid, qos = uid_of(document), text_of(document, "status", "qosClass")
-        if qos == GUARANTEED and uid not in self._pods:
+        if qos == GUARANTEED_QOS and uid not in self._pods:
             namespace = text_of(document, "metadata", "namespace")
             pod = ZonePod(namespace=namespace, name=name_of(document), qos=qos)
             self._pods[uid] = time.monotonic(), pod
             self._changed()
-            asyncio.get_running_loop().call_later(BOUND, self._changed)
+            asyncio.get_running_loop().call_later(BOUND_POD_TIMEOUT_S, self._changed)
 
-    def removed(self, key: str) -> None:
+    def on_delete_key(self, key: str) -> None:
         """It runs, or will not."""
         if self._pods.pop(key, None) is not None:
             self._changed()
 
-    def named_in(self, found: Zones) -> Zones:
+    def add_to_zones(self, found: Zones) -> Zones:
         """The agent's document with these pods too, but for those that do not come to start."""
-        since = time.monotonic() - BOUND
+        since = time.monotonic() - BOUND_POD_TIMEOUT_S
         known = {(one.namespace, one.name) for one in found.pods}
         more = {(pod.namespace, pod.name): pod for at, pod in self._pods.values() if at > since}
         late = tuple(pod for who, pod in sorted(more.items()) if who not in known)
@@ -137,7 +137,7 @@ class BoundPods(Watched):
 
 
 class Publisher:
-    """One node's publisher; `settle` is `SETTLE` but for tests.
+    """One node's publisher; `settle` is `DEBOUNCE_S` but for tests.
 
     Raises:
         ConfigError: there is no socket to read.
@@ -150,7 +150,7 @@ class Publisher:
         *,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
-        settle: float = SETTLE,
+        settle: float = DEBOUNCE_S,
     ) -> None:
         if not config.http.socket:
             problem = "http.socket: is empty; nri-numa publish reads the agent there"
@@ -159,10 +159,14 @@ class Publisher:
         self._publish = publish
         self._prefix = prefix
         self._wall, self._jitter = wall, jitter
-        self._settle = min(settle, SOONER) if publish.node_resource_topology else settle
+        self._settle = (
+            min(settle, TOPOLOGY_DEBOUNCE_S) if publish.node_resource_topology else settle
+        )
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
-        self._api = KubeAPI(publish.credentials, "nri-numa-publish", wall=wall, skewed=self._skewed)
+        self._api = KubeAPI(
+            publish.credentials, "nri-numa-publish", wall=wall, skewed=self._on_clock_skew
+        )
         # What is written, the most important first.
         self._topology = self._node = self._pods = self._capacity = self._numatopology = None
         self._slices = self._claims = self._events = self._handover = self._bound = None
@@ -178,17 +182,17 @@ class Publisher:
                 validity=validity,
                 touch=publish.node_resource_topology_touch,
             )
-            self._topology.renew(wall())
+            self._topology.renew_validity(wall())
         if publish.node_annotations or publish.node_labels:
-            self._node = NodeOutput(
+            self._node = NodeMetadataOutput(
                 node, prefix, annotations=publish.node_annotations, labels=publish.node_labels
             )
         if publish.pod_annotation:
-            self._pods = PodOutput(node, prefix)
+            self._pods = PodAnnotationOutput(node, prefix)
             if self._topology is not None:
                 self._bound = BoundPods(self._api, node, self._bound_changed.set)
         if publish.capacity:
-            self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
+            self._capacity = NodeCapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
             self._numatopology = NumatopologyOutput(node)
         if config.dra.enabled:
@@ -205,7 +209,7 @@ class Publisher:
             self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, up)
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
-            self._handover = HandoverOutput(node, prefix, interval)
+            self._handover = CapacityHandoverOutput(node, prefix, interval)
         possible = (
             *(self._topology, self._node, self._pods, self._capacity, self._numatopology),
             *(self._slices, self._events, self._handover),
@@ -218,11 +222,11 @@ class Publisher:
             self.metrics,
             "publish",
             rate=publish.rate,
-            burst=BURST,
+            burst=REQUEST_BURST,
             clock=time.monotonic,
             jitter=jitter,
         )
-        self._writer.written, self._writer.again = self._written, self._again
+        self._writer.written, self._writer.again = self._on_written, self._schedule_recheck
         self.queue, self._wake = self._writer.queue, self._writer.wake
         self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
@@ -231,14 +235,14 @@ class Publisher:
         self._unlisted_said = False
         self._skew_said = False
         self._address = split_address(publish.address)
-        self.probes = Site(
+        self.probes = RouteServer(
             self._address[0] if self._address else "",
             version=__version__,
-            metrics=self.metrics.text,
+            metrics=self.metrics.render_metrics,
             not_ready=lambda: self.problem,
         )
         for output in outputs:
-            self._count(output)
+            self._update_output_metrics(output)
 
     @property
     def problem(self) -> str:
@@ -252,8 +256,8 @@ class Publisher:
             OSError: the address cannot be had.
         """
         if self._address is not None:
-            self.probes.listen(self._address[1])
-        tasks = [self._follow(), self._writer.run(), self._resync()]
+            self.probes.listen_on_port(self._address[1])
+        tasks = [self._follow_agent(), self._writer.run(), self._run_resyncs()]
         if self._topology is not None:
             tasks.append(self._read_zones_again())
         if self._bound is not None:
@@ -273,66 +277,71 @@ class Publisher:
 
     # --- the agent's side -------------------------------------------------------------------------
 
-    def left(self) -> dict[str, object]:
+    def pending_summary(self) -> dict[str, object]:
         """What stays unwritten."""
-        return {"waiting": self.queue.waiting()}
+        return {"waiting": self.queue.pending_count()}
 
-    async def _follow(self) -> None:
+    async def _follow_agent(self) -> None:
         failures = 0
         while True:
             try:
-                async for changed in self._source.changes():
+                async for changed in self._source.watch_changes():
                     # A sandbox and its containers come one after another, and are one write.
                     await asyncio.sleep(self._settle)
-                    await self._read(changed)
+                    await self._read_agent_documents(changed)
                     failures = 0
-                    self._agent_answers("")
+                    self._on_agent_state("")
             except AgentUnavailable as error:
-                self._agent_answers(str(error))
+                self._on_agent_state(str(error))
             # It may be another process by now, of another machine state.
             self._machine_read, self._serial, self._number_known = False, -1, False
             failures += 1
-            if failures == SILENT:
+            if failures == AGENT_MAX_FAILURES:
                 for output in (self._topology, self._numatopology):
                     if output is not None:
-                        output.want(None)
+                        output.set_desired(None)
                         self._wake.set()
-            await asyncio.sleep(min(10.0, pause(failures, self._jitter())))
+            await asyncio.sleep(min(10.0, backoff_seconds(failures, self._jitter())))
 
-    async def _read(self, changed: Changed) -> None:
+    async def _read_agent_documents(self, changed: Changed) -> None:
         """Read what changed, and want what follows from it."""
         if self._spans is not None:
             self._spans.wake.set()
         await self._read_zones()
         if self._node is not None and not self._machine_read:
-            info = await self._source.read(NUMAInfo)
-            topology = await self._source.read(TopologyDocument)
-            with _as_expected():
+            info = await self._source.read_document(NUMAInfo)
+            topology = await self._source.read_document(TopologyDocument)
+            with _expect_topology_keys():
                 labels = wanted.node_labels(self._prefix, topology)
             annotations = wanted.node_annotations(self._prefix, info)
             if self._handover is not None:
                 annotations |= wanted.numa_ids(self._prefix, topology)
-            self._node.want(annotations, labels)
+            self._node.set_desired(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
-            found = await self._source.read(Slots)
+            found = await self._source.read_document(SlotsDocument)
             free = sum(one.free for one in found.numa_nodes)
             # Nothing new comes to a node that would not pin it; what is there goes on counting.
-            self._capacity.want(found.exclusive + (free if found.ready else 0))
+            self._capacity.set_desired(found.exclusive + (free if found.ready else 0))
         if self._numatopology is not None:
-            topology = await self._source.read(TopologyDocument)
-            listed = await self._source.read(Assignments)
-            zones = await self._source.read(Zones)
+            topology = await self._source.read_document(TopologyDocument)
+            listed = await self._source.read_document(Assignments)
+            zones = await self._source.read_document(Zones)
             if zones.serial == listed.serial:  # else a change came between, and is read next
-                with _as_expected():
-                    spec = numatopology.contents(topology, listed.containers, zones)
-                self._numatopology.want(spec)
+                with _expect_topology_keys():
+                    spec = numatopology.build_spec(topology, listed.containers, zones)
+                self._numatopology.set_desired(spec)
         if self._slices is not None:
-            zones, slots = await self._source.read(Zones), await self._source.read(Slots)
-            self._slices.want(slices.devices(zones, slots, self._driver, lists=self._lists))
+            zones, slots = (
+                await self._source.read_document(Zones),
+                await self._source.read_document(SlotsDocument),
+            )
+            self._slices.set_desired(
+                slices.build_slice_devices(zones, slots, self._driver, lists=self._lists)
+            )
         if self._pods is not None and changed.serial != self._serial:
-            listed = await self._source.read(Assignments)
-            self._pods.want(listed.containers)
+            listed = await self._source.read_document(Assignments)
+            self._pods.set_desired(listed.containers)
             self._serial = listed.serial
         if self._events is not None and not (
             self._number_known and changed.notices == self._number
@@ -344,33 +353,35 @@ class Publisher:
         if self._topology is None:
             return
         async with self._zones_turn:  # an older answer must not come after a newer one
-            found = await self._source.read(Zones)
+            found = await self._source.read_document(Zones)
             self._counted = found.devices_problem is not None
-            self._topology.want(found if self._bound is None else self._bound.named_in(found))
+            self._topology.set_desired(
+                found if self._bound is None else self._bound.add_to_zones(found)
+            )
         self._wake.set()
-        if not self._unlisted_said and any(zone.id == UNLISTED for zone in found.zones):
+        if not self._unlisted_said and any(zone.id == UNLISTED_ZONE_ID for zone in found.zones):
             self._unlisted_said = True
             log.warning(
                 "NUMA node left out of the NodeResourceTopology",
-                numa_node=UNLISTED,
+                numa_node=UNLISTED_ZONE_ID,
                 why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
             )
 
     def _driver_registered(self) -> None:
         if self._slices is not None:
-            self._slices.recheck(time.monotonic())
+            self._slices.schedule_rechecks(time.monotonic())
             self._wake.set()
 
     async def _read_notices(self, events: EventOutput) -> None:
-        found = await self._source.read(Notices, f"/v1/notices?after={self._number}")
+        found = await self._source.read_document(Notices, f"/v1/notices?after={self._number}")
         if found.instance != self._instance and self._number:
-            found = await self._source.read(Notices, "/v1/notices?after=0")
-        old = events.old
-        events.want(found.notices, self._wall())
-        self.metrics.old.inc(events.old - old)
+            found = await self._source.read_document(Notices, "/v1/notices?after=0")
+        old = events.expired_count
+        events.add_notices(found.notices, self._wall())
+        self.metrics.old.inc(events.expired_count - old)
         self._instance, self._number, self._number_known = found.instance, found.number, True
 
-    def _agent_answers(self, problem: str) -> None:
+    def _on_agent_state(self, problem: str) -> None:
         self.metrics.agent_up.set(not problem)
         if problem and problem != self._agent_problem:
             log.warning("the agent does not answer", problem=problem)
@@ -380,21 +391,21 @@ class Publisher:
 
     # --- the API server's side --------------------------------------------------------------------
 
-    def _written(self, request: Request, outcome: Outcome) -> None:
+    def _on_written(self, request: APIRequest, outcome: Outcome) -> None:
         for output in self.queue.outputs:
-            self._count(output)
-        if outcome.result in (Result.DONE, Result.EXISTS):
+            self._update_output_metrics(output)
+        if outcome.result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self.metrics.last_success.set(self._wall())
         if self._handover is not None and request.output == self._handover.name:
             self._hand_over(self._handover)
 
-    def _hand_over(self, handover: HandoverOutput) -> None:
+    def _hand_over(self, handover: CapacityHandoverOutput) -> None:
         """Write the agent's file where it is not there or says something else."""
         file, document = self._handover_file, handover.document
         if not document or (document == self._handed and os.path.exists(file)):
             return
         try:
-            write(file, document)
+            write_file_atomically(file, document)
         except OSError as error:
             where = f"offlineCapacity.file: {error.filename}"
             handover.problem = f"{where}: {error.strerror or error}"
@@ -402,24 +413,24 @@ class Publisher:
             log.info("capacity handed to the agent", document=document)
             self._handed = document
 
-    def _again(self) -> None:
+    def _schedule_recheck(self) -> None:
         # The Node may be another one by now; not all nodes of a cluster look in the same moment.
-        asyncio.get_running_loop().call_later(AGAIN * self._jitter(), self._look_again)
+        asyncio.get_running_loop().call_later(NODE_RECHECK_S * self._jitter(), self._recheck_node)
 
-    def _look_again(self) -> None:
+    def _recheck_node(self) -> None:
         if self._topology is not None:
-            self._topology.resync()
+            self._topology.schedule_resync()
             self._wake.set()
 
-    def _count(self, output: Output) -> None:
-        self.metrics.waiting.labels(output.name).set(output.waiting())
+    def _update_output_metrics(self, output: Output) -> None:
+        self.metrics.waiting.labels(output.name).set(output.pending_count())
         dropped = self.metrics.dropped.labels(output.name)
         dropped.inc(output.dropped)
         output.dropped = 0
 
-    def _skewed(self, seconds: float) -> None:
+    def _on_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
-        wrong = abs(seconds) > SKEW
+        wrong = abs(seconds) > CLOCK_SKEW_LIMIT_S
         if wrong and not self._skew_said:
             log.warning(
                 "this node's clock differs from the API server's",
@@ -429,15 +440,15 @@ class Publisher:
             )
         self._skew_said = wrong
 
-    async def _resync(self) -> None:
+    async def _run_resyncs(self) -> None:
         period = parse_duration(self._publish.resync)
         while True:
             # Not all nodes of a cluster in the same moment.
             await asyncio.sleep(period * (0.9 + 0.2 * self._jitter()))
             self._machine_read = False
             if self._topology is not None:
-                self._topology.renew(self._wall())
-            self.queue.resync()
+                self._topology.renew_validity(self._wall())
+            self.queue.schedule_resync()
             with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
                 await self._read_zones()
             self._wake.set()
@@ -446,7 +457,7 @@ class Publisher:
         """When a pod is bound, and now and then where devices are counted."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COUNTED):
+                async with asyncio.timeout(DEVICE_RECOUNT_S):
                     await self._bound_changed.wait()
             if self._bound_changed.is_set() or self._counted:
                 self._bound_changed.clear()
@@ -455,7 +466,7 @@ class Publisher:
 
 
 @contextlib.contextmanager
-def _as_expected() -> Iterator[None]:
+def _expect_topology_keys() -> Iterator[None]:
     """What is read here of the agent's topology is in it."""
     try:
         yield
@@ -463,16 +474,16 @@ def _as_expected() -> Iterator[None]:
         raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
 
 
-def run(config: AgentConfig, node: str) -> int:
+def run_publisher(config: AgentConfig, node: str) -> int:
     """Run for the Node of this name until SIGTERM; the result is the exit code.
 
     Raises:
         ConfigError: there is no socket to read.
     """
 
-    def make() -> Publisher:
+    def create_publisher() -> Publisher:
         publisher = Publisher(config, node)
         log.info("publishing", version=__version__, node=node, socket=config.http.socket)
         return publisher
 
-    return service.run(make, log, address="publish.address")
+    return service.run_service(create_publisher, log, address="publish.address")

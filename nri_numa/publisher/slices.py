@@ -13,30 +13,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.dra.claims import CPU, MEMORY, NUMA_NODE, PAGES, device_name
-from nri_numa.kube.requests import Request, Resource
-from nri_numa.publisher.outbox import AppliedObject, owner
+from nri_numa.dra.claims import (
+    CPU_CAPACITY,
+    HUGEPAGES_CAPACITY_PREFIX,
+    MEMORY_CAPACITY,
+    NUMA_NODE,
+    device_name,
+)
+from nri_numa.kube.requests import APIRequest, Resource
+from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.publisher.topology import page_resource
-from nri_numa.text import HUGEPAGES
-from nri_numa.web.responses import Slots, Zone, Zones
+from nri_numa.text import HUGEPAGES_PREFIX
+from nri_numa.web.responses import SlotsDocument, Zone, Zones
 
 API_VERSION: Final = "resource.k8s.io/v1"
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Standard; a list of them needs DRAListTypeAttributes (KEP-5491, alpha)."""
-MOST_DEVICES: Final = 128
-MOST_WITH_LISTS: Final = 64
+MAX_DEVICES: Final = 128
+MAX_DEVICES_WITH_LISTS: Final = 64
 """Devices of a slice in which one has a list (KEP-5491)."""
-MOST_VALUES: Final = 16
+MAX_LIST_VALUES: Final = 16
 """Of a list here; more PCIe roots has no NUMA node that we know of."""
-AGAIN: Final = (1.0, 5.0, 30.0)
+RECHECK_DELAYS_S: Final = (1.0, 5.0, 30.0)
 """Seconds after the kubelet took the driver at which the slice is looked at: whether its deletion
 comes before or after that is not said anywhere."""
-MERGED: Final = 5.0
+MERGE_INTERVAL_S: Final = 5.0
 """Seconds between two writes that differ in what is free."""
 
 
-def devices(
-    zones: Zones, slots: Slots, driver: str, *, lists: bool = False
+def build_slice_devices(
+    zones: Zones, slots: SlotsDocument, driver: str, *, lists: bool = False
 ) -> list[dict[str, Any]]:
     """The devices of this Node, ordered by NUMA node; where no CPUs can be had there is none.
 
@@ -46,17 +52,17 @@ def devices(
     A claim that is allocated goes on counting against the capacity, so the CPUs of containers with
     claims are in it. Those of containers that ask by annotation are not.
     """
-    counted = {one.id: one.held + (one.free if slots.ready else 0) for one in slots.numa_nodes}
+    counted = {one.id: one.allocated + (one.free if slots.ready else 0) for one in slots.numa_nodes}
     return [
-        _device(zone, counted.get(zone.id, 0), zones.threads_per_core, driver, lists)
+        _build_device(zone, counted.get(zone.id, 0), zones.threads_per_core, driver, lists)
         for zone in sorted(zones.zones, key=lambda one: one.id)
         # Without any to give away there is nothing to offer, and a capacity below its own least
         # request is invalid.
         if counted.get(zone.id, 0) > 0
-    ][: MOST_WITH_LISTS if lists else MOST_DEVICES]
+    ][: MAX_DEVICES_WITH_LISTS if lists else MAX_DEVICES]
 
 
-def _device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> dict[str, Any]:
+def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         NUMA_NODE: {"int": zone.id},
         f"{driver}/smt": {"bool": threads > 1},
@@ -69,16 +75,21 @@ def _device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> di
     if len(zone.pcie_roots) == 1:
         attributes[PCIE_ROOT] = {"string": zone.pcie_roots[0]}
     elif zone.pcie_roots and lists:
-        attributes[PCIE_ROOT] = {"strings": list(zone.pcie_roots[:MOST_VALUES])}
+        attributes[PCIE_ROOT] = {"strings": list(zone.pcie_roots[:MAX_LIST_VALUES])}
     capacity = {
         # A request that names no amount takes all there is, unless a default says otherwise.
-        f"{driver}/{CPU}": {"value": str(cpus), "requestPolicy": _whole(cpus)},
-        f"{driver}/{MEMORY}": _amount(zone.memory_allocatable_bytes),
+        f"{driver}/{CPU_CAPACITY}": {
+            "value": str(cpus),
+            "requestPolicy": _cpu_request_policy(cpus),
+        },
+        f"{driver}/{MEMORY_CAPACITY}": _bytes_capacity(zone.memory_allocatable_bytes),
     }
     for pages in zone.huge_pages:
         if pages.allocatable_bytes:
-            name = f"{driver}/{page_resource(pages.size_bytes)}".replace(HUGEPAGES, PAGES)
-            capacity[name] = _amount(pages.allocatable_bytes)
+            name = f"{driver}/{page_resource(pages.size_bytes)}".replace(
+                HUGEPAGES_PREFIX, HUGEPAGES_CAPACITY_PREFIX
+            )
+            capacity[name] = _bytes_capacity(pages.allocatable_bytes)
     return {
         "name": device_name(zone.id),
         "attributes": attributes,
@@ -87,22 +98,22 @@ def _device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> di
     }
 
 
-def _whole(most: int) -> dict[str, Any]:
+def _cpu_request_policy(most: int) -> dict[str, Any]:
     """Whole CPUs, one by default. A range must have room for one step (KEP-5075)."""
     if most < 2:
         return {"default": "1", "validValues": ["1"]}
     return {"default": "1", "validRange": {"min": "1", "step": "1"}}
 
 
-def _amount(size: int) -> dict[str, Any]:
+def _bytes_capacity(size: int) -> dict[str, Any]:
     return {"value": str(size), "requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
 
 
-class SliceOutput(AppliedObject):
+class SliceOutput(AppliedObjectOutput):
     """The ResourceSlice of one Node; no other process has business with our driver's devices."""
 
     resource = Resource.SLICES
-    complaint = "the ResourceSlice is without effect"
+    failure_text = "the ResourceSlice is without effect"
 
     def __init__(self, node: str, driver: str) -> None:
         # Applying what is there already changes nothing, so there is no look before.
@@ -111,33 +122,35 @@ class SliceOutput(AppliedObject):
         self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
         self._checks: list[float] = []
 
-    def want(self, found: list[dict[str, Any]]) -> None:
+    def set_desired(self, found: list[dict[str, Any]]) -> None:
         """These are the devices."""
         self._wanted = found
 
-    def recheck(self, now: float) -> None:
+    def schedule_rechecks(self, now: float) -> None:
         """The kubelet took the driver, and may have deleted the slice."""
-        self._checks = [now + after for after in AGAIN]
+        self._checks = [now + after for after in RECHECK_DELAYS_S]
 
-    def _due(self, now: float) -> Request | None:
+    def _next_request(self, now: float) -> APIRequest | None:
         if self._checks and self._checks[0] <= now:
             self._checks = [at for at in self._checks if at > now]
             self._sent = None
-        return super()._due(now)
+        return super()._next_request(now)
 
-    def next_due(self) -> float:
+    def next_due_at(self) -> float:
         """When the next request may be made."""
-        if self._wanted is None or self.waiting():
-            return super().next_due()
+        if self._wanted is None or self.pending_count():
+            return super().next_due_at()
         return max(self.hold_until, min(self._checks, default=float("inf")))
 
-    def _body(self) -> dict[str, Any]:
+    def _build_object(self) -> dict[str, Any]:
         return {
             "apiVersion": API_VERSION,
             "kind": "ResourceSlice",
             "metadata": {
                 "name": self._object,
-                "ownerReferences": [{**owner(self._node, self._owner_uid), "controller": True}],
+                "ownerReferences": [
+                    {**node_owner_reference(self._node, self._owner_uid), "controller": True}
+                ],
             },
             "spec": {
                 "driver": self._driver,
@@ -147,8 +160,8 @@ class SliceOutput(AppliedObject):
             },
         }
 
-    def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
-        self.hold_until = now + MERGED
+    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
+        self.hold_until = now + MERGE_INTERVAL_S
         found = (document.get("spec") or {}).get("devices") or []
         if not all(one.get("allowMultipleAllocations") for one in found):
             self.problem = (

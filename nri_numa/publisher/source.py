@@ -9,18 +9,18 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
-from nri_numa.web.responses import Assignments, NUMAInfo, Slots, TopologyDocument, Zones
+from nri_numa.web.responses import Assignments, NUMAInfo, SlotsDocument, TopologyDocument, Zones
 
-HEARTBEAT: Final = 60.0
+READ_TIMEOUT_S: Final = 60.0
 """Seconds without a word on the stream after which the agent is given up; it says something every
 fifteen."""
-MOST: Final = 64 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 """Bytes of one answer; the list of 10,000 containers has six million."""
 
-PATHS: Final[dict[type, str]] = {
+PATH_BY_DOCUMENT: Final[dict[type, str]] = {
     Assignments: "/v1/assignments",
     NUMAInfo: "/v2/system/numa/info",
-    Slots: "/v1/slots",
+    SlotsDocument: "/v1/slots",
     TopologyDocument: "/v1/topology",
     Zones: "/v1/zones",
 }
@@ -52,7 +52,7 @@ class AgentSource:
             await self._session.close()
 
     @asynccontextmanager
-    async def _answer(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+    async def _open_response(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
         """The body of the answer to a GET.
 
         Raises:
@@ -62,7 +62,9 @@ class AgentSource:
             self._session = aiohttp.ClientSession(
                 "http://localhost",
                 connector=aiohttp.UnixConnector(self._socket),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=HEARTBEAT),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=10.0, sock_read=READ_TIMEOUT_S
+                ),
             )
         try:
             async with self._session.get(path) as response:
@@ -80,13 +82,13 @@ class AgentSource:
             text = str(error) or type(error).__name__
             raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
 
-    async def changes(self) -> AsyncIterator[Changed]:
+    async def watch_changes(self) -> AsyncIterator[Changed]:
         """Where the agent is, and then each change, until it does not answer any more.
 
         Raises:
             AgentUnavailable: it does not.
         """
-        async with self._answer("/v1/events") as body:
+        async with self._open_response("/v1/events") as body:
             rest = b""
             while chunk := await body.readany():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -95,16 +97,18 @@ class AgentSource:
                     yield msgspec.json.decode(line[6:], type=Changed)
         raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
-    async def read(self, kind: type[T], path: str = "") -> T:
+    async def read_document(self, kind: type[T], path: str = "") -> T:
         """One document; those that have a path of their own are read there.
 
         Raises:
             AgentUnavailable: there is none, or it is another one.
         """
-        async with self._answer(path or PATHS[kind]) as body:
+        async with self._open_response(path or PATH_BY_DOCUMENT[kind]) as body:
             data = bytearray()
             async for piece in body.iter_any():
                 data += piece
-                if len(data) > MOST:
-                    raise AgentUnavailable(f"{self._socket}: answers with more than {MOST} bytes")
+                if len(data) > MAX_ANSWER_BYTES:
+                    raise AgentUnavailable(
+                        f"{self._socket}: answers with more than {MAX_ANSWER_BYTES} bytes"
+                    )
             return msgspec.json.decode(data, type=kind)

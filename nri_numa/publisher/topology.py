@@ -18,64 +18,64 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
-from nri_numa.model.charged import CHARGED, marks
-from nri_numa.publisher.outbox import AppliedObject, owner
+from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
+from nri_numa.model.charged import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.publisher.wanted import micro_time
-from nri_numa.text import HUGEPAGES
+from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import Zone, Zones
 
 Object = dict[str, Any]
 
 API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
-KIND: Final = "NodeResourceTopology"
-FREED: Final = "freed"
-"""Annotation below the prefix that counts how often something was given back; see `TOUCH`."""
-RENEWED: Final = "renewed"
-VALID: Final = "valid-seconds"
+TOPOLOGY_KIND: Final = "NodeResourceTopology"
+RELEASE_COUNT_ANNOTATION: Final = "freed"
+"""Annotation below the prefix: how often CPUs were released; see `RELEASE_TOUCH_DELAY_S`."""
+RENEWED_ANNOTATION: Final = "renewed"
+VALIDITY_ANNOTATION: Final = "valid-seconds"
 """Annotations below the prefix where the object has a validity: another text after each renewal,
 and after how many seconds of the same text the object should not be believed."""
-UNLISTED: Final = 64
+UNLISTED_ZONE_ID: Final = 64
 """No zone has this id: the plugin has 64 places and looks only whether an id is above 64, so
 ``node-64`` ends kube-scheduler with an index out of range. It passes over higher ids."""
-SMALLEST_MOST: Final = 8
+MIN_MAX_NUMA_NODES: Final = 8
 """The plugin takes eight NUMA nodes where nothing is said, as the kubelet does; with less than
 there are it gives scores below zero, and the scheduler then fails the pod's whole cycle."""
-GUARANTEED: Final = "Guaranteed"
-AGENT: Final = "agent"
-SILENT: Final = "not-ready"
+GUARANTEED_QOS: Final = "Guaranteed"
+AGENT_ATTRIBUTE: Final = "agent"
+NOT_READY_VALUE: Final = "not-ready"
 """The attribute that says whether containers are being placed, and what it says if not."""
-MEASURED_FACTOR: Final = "measured-factor"
-AFTER_MOVING: Final = "exclusive-cpus-after-moving"
+MEASURED_FACTOR_ATTRIBUTE: Final = "measured-factor"
+EXCLUSIVE_AFTER_MOVES_ATTRIBUTE: Final = "exclusive-cpus-after-moving"
 ZONE_ATTRIBUTES: Final = (
     "free-exclusive-cpus", "shared-cpus", "free-cpu-milli", "threads-per-core", "capacity-factor",
-    MEASURED_FACTOR, AFTER_MOVING,
+    MEASURED_FACTOR_ATTRIBUTE, EXCLUSIVE_AFTER_MOVES_ATTRIBUTE,
 )  # fmt: skip
 """Of each zone, below the prefix; factors only where they are not 1."""
-FINGERPRINT: Final = "nodeTopologyPodsFingerprint"
-METHOD: Final = "nodeTopologyPodsFingerprintMethod"
-EXCLUSIVE: Final = "with-exclusive-resources"
+FINGERPRINT_ATTRIBUTE: Final = "nodeTopologyPodsFingerprint"
+FINGERPRINT_METHOD_ATTRIBUTE: Final = "nodeTopologyPodsFingerprintMethod"
+EXCLUSIVE_FINGERPRINT_METHOD: Final = "with-exclusive-resources"
 """The method that counts Guaranteed pods only, whose requests are taken from one NUMA node."""
-MANAGER: Final = "nri-numa-publish"
+FIELD_MANAGER: Final = "nri-numa-publish"
 """Owns our fields."""
-TOUCH: Final = 7.0
+RELEASE_TOUCH_DELAY_S: Final = 7.0
 """Seconds after which the object is changed again when something was given back. The write wakes
 pods that the plugin refused, but it looks at the object only once in its cacheResyncPeriodSeconds
 (5 is its documents' least); what was woken before that is refused from old numbers, and nothing
 would wake it again."""
-PRUNE: Final = "failed to prune fields"
+PRUNE_FAILURE_TEXT: Final = "failed to prune fields"
 """In the API server's words when an entry of managedFields is of a version that lacks our fields.
 Applying never works again until these entries are taken away."""
-_VERSION: Final = "pfp0v001"
-_OURS: Final = ("f:zones", "f:attributes")
-_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
+_FINGERPRINT_VERSION: Final = "pfp0v001"
+_MANAGED_FIELDS: Final = ("f:zones", "f:attributes")
+_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
 
 
-def contents(prefix: str, found: Zones) -> Object:
+def build_topology_contents(prefix: str, found: Zones) -> Object:
     """Attributes and zones of the object."""
     zones = {zone.id: zone for zone in found.zones}
-    listed = [i for i in range(_listed(zones)) if i != UNLISTED]
-    counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED]
+    listed = [i for i in range(_listed_zone_count(zones)) if i != UNLISTED_ZONE_ID]
+    counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED_QOS]
     devices = found.devices_problem
     attributes = {
         "topologyManagerPolicy": found.policy,
@@ -83,25 +83,25 @@ def contents(prefix: str, found: Zones) -> Object:
         # As the kubelet's own exporters say them; absent where its managers pin nothing.
         "cpuManagerPolicy": found.cpu_manager_policy,
         "memoryManagerPolicy": found.memory_manager_policy,
-        "topologyManagerMaxNUMANodes": max(SMALLEST_MOST, len(listed)),
-        FINGERPRINT: fingerprint(counted),
-        METHOD: EXCLUSIVE,
-        f"{prefix}/{AGENT}": "ready" if found.ready else SILENT,
+        "topologyManagerMaxNUMANodes": max(MIN_MAX_NUMA_NODES, len(listed)),
+        FINGERPRINT_ATTRIBUTE: pods_fingerprint(counted),
+        FINGERPRINT_METHOD_ATTRIBUTE: EXCLUSIVE_FINGERPRINT_METHOD,
+        f"{prefix}/{AGENT_ATTRIBUTE}": "ready" if found.ready else NOT_READY_VALUE,
         # What the whole node can give, where an agent says it.
         f"{prefix}/free-exclusive-cpus": found.free_exclusive_cpus,
         # Tells a NUMA node without devices from one whose devices are not known.
         f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
         # Which containers the numbers count; empty for none, which tells it from not saying it.
-        f"{prefix}/{CHARGED}": None
-        if found.charged is None
-        else marks((one.pod_uid, one.name) for one in found.charged),
+        f"{prefix}/{COUNTED_ATTRIBUTE}": None
+        if found.counted_containers is None
+        else encode_marks((one.pod_uid, one.name) for one in found.counted_containers),
     }
     sockets = sorted({zone.socket for zone in found.zones if zone.socket is not None})
     return {
-        "attributes": _attributes(attributes),
+        "attributes": _attribute_list(attributes),
         "zones": [
             *(
-                _zone(prefix, zones[i], found, listed)
+                _build_zone(prefix, zones[i], found, listed)
                 if i in zones
                 else {"name": f"node-{i}", "type": "Node"}
                 for i in listed
@@ -111,12 +111,12 @@ def contents(prefix: str, found: Zones) -> Object:
     }
 
 
-def _attributes(values: Mapping[str, object]) -> list[Object]:
+def _attribute_list(values: Mapping[str, object]) -> list[Object]:
     """Those that have a value."""
     return [{"name": name, "value": str(it)} for name, it in values.items() if it is not None]
 
 
-def _listed(zones: Mapping[int, Zone]) -> int:
+def _listed_zone_count(zones: Mapping[int, Zone]) -> int:
     """How many NUMA nodes are listed: the plugin takes the id for the place in the list.
 
     So a missing id is an empty zone. Memory far away (NUMA node 252 of a machine whose CPUs are on
@@ -128,14 +128,14 @@ def _listed(zones: Mapping[int, Zone]) -> int:
     return count
 
 
-def silent(prefix: str, what: Object) -> Object:
+def stale_document(prefix: str, what: Object) -> Object:
     """The same for an agent that does not answer any more: its last numbers, not ready."""
-    name = f"{prefix}/{AGENT}"
+    name = f"{prefix}/{AGENT_ATTRIBUTE}"
     kept = [one for one in what["attributes"] if one["name"] != name]
-    return {**what, "attributes": [*kept, {"name": name, "value": SILENT}]}
+    return {**what, "attributes": [*kept, {"name": name, "value": NOT_READY_VALUE}]}
 
 
-def steady(found: Zones) -> Zones:
+def without_volatile_amounts(found: Zones) -> Zones:
     """What of the agent's document does not follow the kernel's free memory up and down."""
     return replace(
         found,
@@ -143,7 +143,7 @@ def steady(found: Zones) -> Zones:
             replace(
                 zone,
                 memory_available_bytes=0,
-                exclusive_cpus_after_moving=None,
+                exclusive_cpus_after_moves=None,
                 huge_pages=tuple(replace(pages, available_bytes=0) for pages in zone.huge_pages),
             )
             for zone in found.zones
@@ -151,17 +151,17 @@ def steady(found: Zones) -> Zones:
     )
 
 
-def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Object:
+def _build_zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Object:
     values: dict[str, object] = {
         "free-exclusive-cpus": zone.free_exclusive_cpus,
-        AFTER_MOVING: zone.exclusive_cpus_after_moving,
+        EXCLUSIVE_AFTER_MOVES_ATTRIBUTE: zone.exclusive_cpus_after_moves,
         "shared-cpus": zone.shared_cpus,
         "free-cpu-milli": zone.cpu_available_milli,
         "threads-per-core": found.threads_per_core,
     }
     for key, factor in (
         ("capacity-factor", zone.capacity_factor),
-        (MEASURED_FACTOR, zone.measured_factor),
+        (MEASURED_FACTOR_ATTRIBUTE, zone.measured_capacity_factor),
     ):
         if factor != 1:
             values[key] = f"{factor:.6f}".rstrip("0").rstrip(".")
@@ -172,13 +172,13 @@ def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Obje
         "name": f"node-{zone.id}",
         "type": "Node",
         **parent,
-        "attributes": _attributes({f"{prefix}/{key}": value for key, value in values.items()}),
+        "attributes": _attribute_list({f"{prefix}/{key}": value for key, value in values.items()}),
         "costs": [{"name": f"node-{i}", "value": value} for i, value in costs],
-        "resources": list(_resources(zone, shares=found.shares)),
+        "resources": list(_zone_resources(zone, shares=found.defaults_to_shared)),
     }
 
 
-def _resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
+def _zone_resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
     """What of each resource there is, may be had, and is left.
 
     CPUs are those that a container may have exclusively, as a Guaranteed one with a policy and a
@@ -191,16 +191,16 @@ def _resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
             left = zone.cpu_available_milli // 1000
         else:
             allocatable, left = zone.exclusive_cpus, zone.free_exclusive_cpus
-        yield _amounts("cpu", zone.cpus, allocatable, left)
+        yield _resource_amounts("cpu", zone.cpus, allocatable, left)
     if zone.memory_bytes:
-        yield _amounts(
+        yield _resource_amounts(
             "memory",
             zone.memory_bytes,
             zone.memory_allocatable_bytes,
             zone.memory_available_bytes,
         )
         for pages in zone.huge_pages:
-            yield _amounts(
+            yield _resource_amounts(
                 page_resource(pages.size_bytes),
                 pages.capacity_bytes,
                 pages.allocatable_bytes,
@@ -208,12 +208,12 @@ def _resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
             )
     for devices in zone.devices:
         # The kubelet names the healthy ones only.
-        yield _amounts(
+        yield _resource_amounts(
             devices.resource, devices.allocatable, devices.allocatable, devices.available
         )
 
 
-def _amounts(resource: str, capacity: int, allocatable: int, left: int) -> Object:
+def _resource_amounts(resource: str, capacity: int, allocatable: int, left: int) -> Object:
     """Numbers in order, whatever they were made of: 0 ≤ available ≤ allocatable ≤ capacity.
 
     With oversale more can be allocated than there is; that is the capacity then.
@@ -230,26 +230,30 @@ def _amounts(resource: str, capacity: int, allocatable: int, left: int) -> Objec
 def page_resource(size: int) -> str:
     """Name of huge pages of a size in bytes, as Kubernetes writes it: ``hugepages-2Mi``."""
     power = 0
-    while power < len(_SUFFIXES) - 1 and size and size % 1024 == 0:
+    while power < len(_BINARY_SUFFIXES) - 1 and size and size % 1024 == 0:
         size, power = size // 1024, power + 1
-    return f"{HUGEPAGES}{size}{_SUFFIXES[power]}"
+    return f"{HUGEPAGES_PREFIX}{size}{_BINARY_SUFFIXES[power]}"
 
 
-def body(node: str, uid: str, annotations: dict[str, str], what: Object) -> Object:
+def build_topology_object(node: str, uid: str, annotations: dict[str, str], what: Object) -> Object:
     """The whole object, as it is applied; `uid` is the Node's as it is now."""
-    metadata = {"name": node, "annotations": annotations, "ownerReferences": [owner(node, uid)]}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, **what}
+    metadata = {
+        "name": node,
+        "annotations": annotations,
+        "ownerReferences": [node_owner_reference(node, uid)],
+    }
+    return {"apiVersion": API_VERSION, "kind": TOPOLOGY_KIND, "metadata": metadata, **what}
 
 
-def rose(before: Object | None, after: Object) -> bool:
+def has_more_available(before: Object | None, after: Object) -> bool:
     """Whether somewhere more is available than before; yes where nothing is known of before."""
     if before is None:
         return True
-    old = _available(before)
-    return any(amount > old.get(key, 0) for key, amount in _available(after).items())
+    old = _available_by_resource(before)
+    return any(amount > old.get(key, 0) for key, amount in _available_by_resource(after).items())
 
 
-def _available(what: Object) -> dict[tuple[str, str], int]:
+def _available_by_resource(what: Object) -> dict[tuple[str, str], int]:
     return {
         (zone["name"], one["name"]): int(one["available"])
         for zone in what["zones"]
@@ -257,7 +261,7 @@ def _available(what: Object) -> dict[tuple[str, str], int]:
     }
 
 
-class TopologyOutput(AppliedObject):
+class TopologyOutput(AppliedObjectOutput):
     """The NodeResourceTopology of one Node.
 
     Another owner of its zones (NFD's topology updater, the resource topology exporter, koordlet, an
@@ -267,13 +271,13 @@ class TopologyOutput(AppliedObject):
         force: take the fields from other owners.
         validity: seconds after which readers may not believe it where it is not renewed; 0 for
             none.
-        touch: change it again where something was given back, see `TOUCH`.
+        touch: change it again where something was given back, see `RELEASE_TOUCH_DELAY_S`.
     """
 
     resource = Resource.TOPOLOGIES
-    complaint = "the NodeResourceTopology is not written"
-    undefined = "apply config/kubernetes/publish-topology/crd.yaml"
-    instead = (
+    failure_text = "the NodeResourceTopology is not written"
+    missing_definition_hint = "apply config/kubernetes/publish-topology/crd.yaml"
+    alternative = (
         "stop that, or leave publish.nodeResourceTopology off, or set "
         "publish.nodeResourceTopologyForce"
     )
@@ -290,18 +294,18 @@ class TopologyOutput(AppliedObject):
         super().__init__("topology", node, force=force)
         self._touch = touch
         self._prefix, self._validity, self._renewed = prefix, validity, ""
-        self._key = f"{prefix}/{FREED}"
+        self._key = f"{prefix}/{RELEASE_COUNT_ANNOTATION}"
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
         self._object_uid = ""
         self._silent = self._object_read = self._reset = self._cured = False
         self._freed, self._touch_at = 0, float("inf")
 
-    def renew(self, wall: float) -> None:
+    def renew_validity(self, wall: float) -> None:
         """It holds since this Unix time in seconds; written where it has a validity."""
         self._renewed = micro_time(wall)
 
-    def want(self, found: Zones | None) -> None:
+    def set_desired(self, found: Zones | None) -> None:
         """This is what the agent says; None when it has said nothing for a while.
 
         Free memory goes up and down by itself: it is taken over when something else changed, and
@@ -310,54 +314,62 @@ class TopologyOutput(AppliedObject):
         self._silent = found is None
         if found is None:
             if self._wanted is not None:
-                self._wanted, self._steady = silent(self._prefix, self._wanted), None
-        elif (still := steady(found)) != self._steady:
-            self._steady, self._wanted = still, contents(self._prefix, found)
+                self._wanted, self._steady = stale_document(self._prefix, self._wanted), None
+        elif (still := without_volatile_amounts(found)) != self._steady:
+            self._steady, self._wanted = still, build_topology_contents(self._prefix, found)
 
-    def _body(self) -> Object:
+    def _build_object(self) -> Object:
         annotations = {self._key: str(self._freed)}
         if self._validity:
-            annotations[f"{self._prefix}/{RENEWED}"] = self._renewed
-            annotations[f"{self._prefix}/{VALID}"] = f"{self._validity:.0f}"
-        return body(self._node, self._owner_uid, annotations, self._wanted)
+            annotations[f"{self._prefix}/{RENEWED_ANNOTATION}"] = self._renewed
+            annotations[f"{self._prefix}/{VALIDITY_ANNOTATION}"] = f"{self._validity:.0f}"
+        return build_topology_object(self._node, self._owner_uid, annotations, self._wanted)
 
-    def waiting(self) -> int:
+    def pending_count(self) -> int:
         """1 while it is not known to be there as it should, and whose it is."""
         looks = self._silent or self._wanted is not None
-        return int(looks and not self._object_read) or super().waiting()
+        return int(looks and not self._object_read) or super().pending_count()
 
-    def next_due(self) -> float:
+    def next_due_at(self) -> float:
         """When the next request may be made."""
-        return super().next_due() if self.waiting() else max(self.hold_until, self._touch_at)
+        return (
+            super().next_due_at() if self.pending_count() else max(self.hold_until, self._touch_at)
+        )
 
-    def _due(self, now: float) -> Request | None:
+    def _next_request(self, now: float) -> APIRequest | None:
         """The Node's UID first, then who owns the object, then the object."""
         if not self._owner_uid and self._wanted is not None:
             return self._read_node()
         if not self._object_read:
-            return self._request(Verb.GET, self.resource, self._object)
+            return self._new_request(Verb.GET, self.resource, self._object)
         if self._reset:
             clean = [{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]
-            return self._request(
-                Verb.PATCH, self.resource, self._object, form=Form.JSON, body=clean
+            return self._new_request(
+                Verb.PATCH, self.resource, self._object, form=ContentType.JSON, body=clean
             )
         if self._touch_at <= now:
             self._freed, self._touch_at = self._freed + 1, float("inf")
-        return self._apply()
+        return self._apply_request()
 
-    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
         result = outcome.result
         about = request.resource is self.resource
-        if about and request.verb is Verb.GET and result in (Result.DONE, Result.MISSING):
+        if (
+            about
+            and request.verb is Verb.GET
+            and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
+        ):
             self._read_object(outcome.documents[0] if outcome.documents else {}, now, jitter)
-        elif result is Result.DONE and request.form is Form.JSON:
+        elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False
-        elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
+        elif (
+            result is OutcomeKind.FAILED and PRUNE_FAILURE_TEXT in outcome.text and not self._cured
+        ):
             self._reset = self._cured = True
         else:
-            if result not in (Result.DONE, Result.FAILED, Result.FORBIDDEN):
+            if result not in (OutcomeKind.SUCCEEDED, OutcomeKind.FAILED, OutcomeKind.FORBIDDEN):
                 self._object_read = self._reset = False
-            super()._done(request, outcome, now, jitter)
+            super()._on_outcome(request, outcome, now, jitter)
 
     def _read_object(self, document: Mapping[str, Any], now: float, jitter: float) -> None:
         metadata = document.get("metadata") or {}
@@ -366,18 +378,18 @@ class TopologyOutput(AppliedObject):
         if freed.isdecimal() and len(freed) < 16:
             self._freed = max(self._freed, int(freed))
         managed = metadata.get("managedFields") or ()
-        others = owners(managed)
+        others = other_field_managers(managed)
         if others and not self._force:
             self._object_read = False
-            self._contested(others, now, jitter)
+            self._on_conflict(others, now, jitter)
         elif self._wanted is None and managed and not others and "zones" in document:
             # An earlier publisher of ours left it, perhaps with `ready` in it.
             left = {key: document.get(key) or [] for key in ("attributes", "zones")}
-            self._wanted = silent(self._prefix, left)
+            self._wanted = stale_document(self._prefix, left)
 
-    def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
-        if self._touch and rose(self._applied_last, request.body):
-            self._touch_at = now + TOUCH
+    def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
+        if self._touch and has_more_available(self._applied_last, request.body):
+            self._touch_at = now + RELEASE_TOUCH_DELAY_S
         self._applied_last = request.body
         uid = document["metadata"].get("uid", "")
         if self._object_uid and uid != self._object_uid:
@@ -385,33 +397,34 @@ class TopologyOutput(AppliedObject):
             self._owner_uid = ""
         self._object_uid = uid
 
-    def resync(self) -> None:
+    def schedule_resync(self) -> None:
         """Look at the Node and at the object again, and apply it once more."""
-        super().resync()
+        super().schedule_resync()
         self._steady, self._object_read, self._cured = None, False, False
 
 
-def owners(managed: Iterable[Mapping[str, Any]]) -> list[str]:
+def other_field_managers(managed: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names of other owners of zones or attributes, in ``metadata.managedFields``."""
     return sorted(
         {
             str(one.get("manager", ""))
             for one in managed
-            if one.get("manager") != MANAGER
-            and any(field in (one.get("fieldsV1") or {}) for field in _OURS)
+            if one.get("manager") != FIELD_MANAGER
+            and any(field in (one.get("fieldsV1") or {}) for field in _MANAGED_FIELDS)
         }
     )
 
 
-def fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+def pods_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
     """The text for pods, each by namespace and name, in any order."""
     hashes = sorted(xxh64(name.encode(), xxh64(namespace.encode(), 0)) for namespace, name in pods)
-    return f"{_VERSION}{xxh64(b''.join(one.to_bytes(8, 'little') for one in hashes), 0):016x}"
+    joined = b"".join(one.to_bytes(8, "little") for one in hashes)
+    return f"{_FINGERPRINT_VERSION}{xxh64(joined, 0):016x}"
 
 
 # --- xxHash, 64 bits: github.com/Cyan4973/xxHash, doc/xxhash_spec.md -----------------------------
 
-_MASK: Final = (1 << 64) - 1
+_UINT64_MASK: Final = (1 << 64) - 1
 _P1: Final = 0x9E3779B185EBCA87
 _P2: Final = 0xC2B2AE3D27D4EB4F
 _P3: Final = 0x165667B19E3779F9
@@ -425,36 +438,40 @@ def xxh64(data: bytes, seed: int) -> int:
     if len(data) >= 32:
         lanes = [seed + _P1 + _P2, seed + _P2, seed, seed - _P1]
         for at in range(0, len(data) - 31, 32):
-            lanes = [_round(lane, _word(data, at + 8 * n)) for n, lane in enumerate(lanes)]
+            lanes = [
+                _xxh64_round(lane, _read_uint(data, at + 8 * n)) for n, lane in enumerate(lanes)
+            ]
         at += 32
-        found = sum(_rotate(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True))
+        found = sum(
+            _rotate_left_64(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)
+        )
         for lane in lanes:
-            found = ((found ^ _round(0, lane)) * _P1 + _P4) & _MASK
+            found = ((found ^ _xxh64_round(0, lane)) * _P1 + _P4) & _UINT64_MASK
     else:
         found = seed + _P5
     found += len(data)
     while at + 8 <= len(data):
-        found = _rotate(found ^ _round(0, _word(data, at)), 27) * _P1 + _P4
+        found = _rotate_left_64(found ^ _xxh64_round(0, _read_uint(data, at)), 27) * _P1 + _P4
         at += 8
     if at + 4 <= len(data):
-        found = _rotate(found ^ (_word(data, at, 4) * _P1), 23) * _P2 + _P3
+        found = _rotate_left_64(found ^ (_read_uint(data, at, 4) * _P1), 23) * _P2 + _P3
         at += 4
     for byte in data[at:]:
-        found = _rotate(found ^ (byte * _P5), 11) * _P1
-    found &= _MASK
-    found = ((found ^ (found >> 33)) * _P2) & _MASK
-    found = ((found ^ (found >> 29)) * _P3) & _MASK
+        found = _rotate_left_64(found ^ (byte * _P5), 11) * _P1
+    found &= _UINT64_MASK
+    found = ((found ^ (found >> 33)) * _P2) & _UINT64_MASK
+    found = ((found ^ (found >> 29)) * _P3) & _UINT64_MASK
     return found ^ (found >> 32)
 
 
-def _word(data: bytes, at: int, size: int = 8) -> int:
+def _read_uint(data: bytes, at: int, size: int = 8) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-def _rotate(number: int, by: int) -> int:
-    number &= _MASK
-    return (number << by | number >> (64 - by)) & _MASK
+def _rotate_left_64(number: int, by: int) -> int:
+    number &= _UINT64_MASK
+    return (number << by | number >> (64 - by)) & _UINT64_MASK
 
 
-def _round(lane: int, word: int) -> int:
-    return _rotate(lane + word * _P2, 31) * _P1 & _MASK
+def _xxh64_round(lane: int, word: int) -> int:
+    return _rotate_left_64(lane + word * _P2, 31) * _P1 & _UINT64_MASK

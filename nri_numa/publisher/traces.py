@@ -97,11 +97,15 @@ class SpanSender:
 
     async def _send(self) -> None:
         exporter = self._exporter = self._exporter or self._open()
-        found = await self._source.read(DecidedRequests, f"/v1/requests?after={self._number}")
+        found = await self._source.read_document(
+            DecidedRequests, f"/v1/requests?after={self._number}"
+        )
         if found.instance != self._instance and self._number:
             self._number = 0
-            found = await self._source.read(DecidedRequests, "/v1/requests?after=0")
-        if spans := [span for one in found.requests if (span := self._span(one, found.instance))]:
+            found = await self._source.read_document(DecidedRequests, "/v1/requests?after=0")
+        if spans := [
+            span for one in found.requests if (span := self._build_span(one, found.instance))
+        ]:
             # The exporter waits for the receiver, in a thread for which nothing else waits.
             result = await asyncio.to_thread(exporter.export, spans)
             if result.name != "SUCCESS":
@@ -110,7 +114,7 @@ class SpanSender:
             self._dropped(found.requests[0].number - self._number - 1)
         self._instance, self._number = found.instance, found.number
 
-    def _span(self, one: DecidedRequest, instance: str) -> ReadableSpan | None:
+    def _build_span(self, one: DecidedRequest, instance: str) -> ReadableSpan | None:
         """None where the runtime does not sample the trace that it is part of."""
         from opentelemetry import trace
         from opentelemetry.sdk.trace import ReadableSpan
@@ -132,5 +136,5 @@ class SpanSender:
             kind=trace.SpanKind.SERVER,
             status=trace.Status(code, one.refused or None),
             start_time=round(one.start * 1e9),
-            end_time=round(one.end * 1e9),
+            end_time=round(one.end_time * 1e9),
         )

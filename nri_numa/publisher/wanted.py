@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nri_numa.model.offline_capacity import MOST_CPUS, NUMA_IDS, list_of, numa_nodes
+from nri_numa.model.offline_capacity import MAX_CPU_ID, NUMA_IDS, list_of, numa_nodes
 from nri_numa.observe.notices import Notice
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 from nri_numa.web.responses import Assignment, NUMAInfo
 
 Object = dict[str, Any]
 
-LONGEST_NOTE: Final = 1024
+MAX_NOTE_BYTES: Final = 1024
 """Bytes of an Event's note; the API server refuses more."""
-LONGEST_NAME: Final = 253
-PINNED: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
+MAX_EVENT_NAME_CHARS: Final = 253
+PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
 """Kinds of containers that we or the kubelet's managers gave something."""
 
-REASONS: Final = {
+EVENT_REASONS: Final = {
     "refused": ("PlacementRefused", "Warning"),
     "widened": ("PlacedWider", "Normal"),
     "unpinned": ("NotPinned", "Warning"),
@@ -56,7 +56,7 @@ def numa_ids(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """The shape of a machine, for node selectors."""
     counts, listed = topology["counts"], topology["numaNodes"]
-    with_cpus = [len(numa_nodes(one["cpus"], MOST_CPUS)) for one in listed if one["cpus"]]
+    with_cpus = [len(numa_nodes(one["cpus"], MAX_CPU_ID)) for one in listed if one["cpus"]]
     return {
         f"{prefix}/sockets": str(counts["sockets"]),
         f"{prefix}/numa-nodes": str(counts["numaNodes"]),
@@ -89,14 +89,14 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
     for one in assignments:
         # One with numamem alone has its memory bound, and runs on the shared pool, which changes.
         memory_alone = one.kind == "unbound" and one.mems
-        if one.kind not in PINNED and not memory_alone:
+        if one.kind not in PINNED_KINDS and not memory_alone:
             continue
         uids[one.namespace, one.pod] = one.pod_uid
         pods[one.namespace, one.pod][one.container] = {
-            "cpus": "" if memory_alone else one.pinned or one.cpus,
+            "cpus": "" if memory_alone else one.foreign_cpus or one.cpus,
             "mems": one.mems,
             "policy": one.policy,
-            "preferred": one.preferred,
+            "preferred": one.aligned,
             "reason": one.reason,
         }
     return {
@@ -108,12 +108,14 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
 def event_name(pod: str, id: str) -> str:
     """The same for the same id, whichever process writes it: so it is made once."""
     end = f".{id}"
-    return pod[: LONGEST_NAME - len(end)].rstrip("-.") + end
+    return pod[: MAX_EVENT_NAME_CHARS - len(end)].rstrip("-.") + end
 
 
-def event(notice: Notice, prefix: str, node: str) -> Object:
+def build_event(notice: Notice, prefix: str, node: str) -> Object:
     """An Event of events.k8s.io/v1; the prefix names the reporting controller."""
-    reason, kind = REASONS.get(notice.what, (f"NUMA{notice.what[:100].title()}", "Warning"))
+    reason, kind = EVENT_REASONS.get(
+        notice.notice_kind, (f"NUMA{notice.notice_kind[:100].title()}", "Warning")
+    )
     text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message
     made = pod_event(
         notice.namespace,
@@ -121,7 +123,7 @@ def event(notice: Notice, prefix: str, node: str) -> Object:
         # For a static pod the hash of its manifest, by which kubectl and the kubelet know it.
         notice.pod_uid,
         id=notice.id,
-        at=notice.first,
+        at=notice.first_time,
         text=text,
         reportingController=f"{prefix}/nri-numa",
         reportingInstance=node[:128],
@@ -131,7 +133,7 @@ def event(notice: Notice, prefix: str, node: str) -> Object:
     )
     if notice.container:
         made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
-    return {**made, **series(notice)}
+    return {**made, **event_series(notice)}
 
 
 def pod_event(
@@ -144,25 +146,25 @@ def pod_event(
         "kind": "Event",
         "metadata": {"name": event_name(name, id), "namespace": namespace},
         "eventTime": micro_time(at),
-        "note": _note(text),
+        "note": _truncate_note(text),
         "regarding": {**regarding, "uid": uid},
         **fields,
     }
 
 
-def series(notice: Notice) -> Object:
+def event_series(notice: Notice) -> Object:
     """What of an Event changes when it happens again; nothing the first time."""
     if notice.count < 2:
         return {}
-    return {"series": {"count": notice.count, "lastObservedTime": micro_time(notice.last)}}
+    return {"series": {"count": notice.count, "lastObservedTime": micro_time(notice.last_time)}}
 
 
-def _note(text: str) -> str:
+def _truncate_note(text: str) -> str:
     # One line that moves no cursor, whatever prints it: kubectl, a bridge to chat, a log.
-    data = harmless(text).encode()
-    if len(data) <= LONGEST_NOTE:
+    data = escape_unprintable(text).encode()
+    if len(data) <= MAX_NOTE_BYTES:
         return data.decode()
-    return data[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"
+    return data[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "…"
 
 
 def micro_time(seconds: float) -> str:

@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from nri_numa.config import AgentConfig
 from nri_numa.kube.api import KubeAPI, name_of
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of, mapping
+from nri_numa.kube.requests import (
+    APIRequest,
+    Outcome,
+    OutcomeKind,
+    Resource,
+    Verb,
+    annotations_of,
+    mapping_or_empty,
+)
 from nri_numa.model.offline_capacity import NUMA_IDS
 from nri_numa.observe.logs import get_logger
 
@@ -28,16 +36,20 @@ async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
     api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
     outcomes: list[Outcome] = []
     try:
-        listed = await api.do(Request(output="withdraw", verb=Verb.LIST, resource=Resource.NODES))
+        listed = await api.execute(
+            APIRequest(output="withdraw", verb=Verb.LIST, resource=Resource.NODES)
+        )
         outcomes.append(listed)
         for node in listed.documents:
             for request in _requests(node, config, kinds):
-                outcomes.append(await api.do(request))
-                log.info("withdrawn", target=request.target, result=outcomes[-1].result.value)
+                outcomes.append(await api.execute(request))
+                log.info("withdrawn", target=request.target_text, result=outcomes[-1].result.value)
     finally:
         await api.close()
     # A Node that is gone has nothing left.
-    failed = [one for one in outcomes if one.result not in (Result.DONE, Result.MISSING)]
+    failed = [
+        one for one in outcomes if one.result not in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
+    ]
     for outcome in failed:
         log.error("not withdrawn", problem=outcome.text)
     return len(failed)
@@ -45,13 +57,13 @@ async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
 
 def _requests(
     node: Mapping[str, Any], config: AgentConfig, kinds: frozenset[str]
-) -> Iterator[Request]:
+) -> Iterator[APIRequest]:
     """What takes it off one Node; nothing where it is not there."""
     resource, key = config.device_plugin.resource_name, f"{config.annotation_prefix}/{NUMA_IDS}"
     parts = {
         part: {resource: None}
         for part in ("capacity", "allocatable")
-        if resource in mapping(mapping(node.get("status")).get(part))
+        if resource in mapping_or_empty(mapping_or_empty(node.get("status")).get(part))
     }
     if CAPACITY in kinds and parts:
         yield _patch(Resource.NODE_STATUS, node, {"status": parts})
@@ -59,6 +71,6 @@ def _requests(
         yield _patch(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 
-def _patch(resource: Resource, node: Mapping[str, Any], body: object) -> Request:
+def _patch(resource: Resource, node: Mapping[str, Any], body: object) -> APIRequest:
     name = name_of(node)
-    return Request(output="withdraw", verb=Verb.PATCH, resource=resource, name=name, body=body)
+    return APIRequest(output="withdraw", verb=Verb.PATCH, resource=resource, name=name, body=body)

@@ -8,14 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.requests import WHOLE, Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.requests import (
+    SERVER_WIDE_RESULTS,
+    APIRequest,
+    Outcome,
+    OutcomeKind,
+    Resource,
+    Verb,
+)
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.publisher.outbox import Output, OutputQueue
 
-LEAST: Final = 0.05
+MIN_PAUSE_S: Final = 0.05
 """Seconds of the shortest pause while nothing may be sent."""
-PAUSED: Final = 1.0
+PAUSED_RECHECK_S: Final = 1.0
 """Seconds until it is looked at again whether this process may write."""
 
 
@@ -24,14 +31,14 @@ class WriterMetrics(ServiceMetrics):
 
     def __init__(self, prefix: str, version: str) -> None:
         super().__init__(prefix, version)
-        self.requests = self.counter(
+        self.requests = self.new_counter(
             "requests_total",
             "Requests to the API server, by what they were for, verb and result.",
             "output",
             "verb",
             "result",
         )
-        self.api_up = self.gauge("api_up", "Whether the last request reached the API server.")
+        self.api_up = self.new_gauge("api_up", "Whether the last request reached the API server.")
 
 
 class Writer:
@@ -63,7 +70,7 @@ class Writer:
         self._api, self._metrics, self._log = api, metrics, get_logger(service)
         self._clock, self._jitter = clock, jitter
         self.may: Callable[[], bool] = lambda: True
-        self.written: Callable[[Request, Outcome], object] = lambda request, outcome: None
+        self.written: Callable[[APIRequest, Outcome], object] = lambda request, outcome: None
         self.again: Callable[[], object] = lambda: None
         self._said: set[tuple[str, str]] = set()
         self._complaints: dict[str, str] = {}
@@ -72,26 +79,30 @@ class Writer:
         """Write until cancelled."""
         while True:
             may, now = self.may(), self._clock()
-            request = self.queue.next(now) if may else None
+            request = self.queue.next_request(now) if may else None
             if request is None:
-                wait = max(LEAST, self.queue.wait(now)) if may else PAUSED
+                wait = (
+                    max(MIN_PAUSE_S, self.queue.seconds_until_request(now))
+                    if may
+                    else PAUSED_RECHECK_S
+                )
                 self.wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait if wait < float("inf") else None):
                         await self.wake.wait()
                 continue
-            outcome = await self._api.do(request)
-            self.queue.done(request, outcome, self._clock(), self._jitter())
-            self.answered(request, outcome)
+            outcome = await self._api.execute(request)
+            self.queue.on_outcome(request, outcome, self._clock(), self._jitter())
+            self.record_outcome(request, outcome)
             self.written(request, outcome)
-            self.complain()
+            self.report_output_problems()
 
-    def answered(self, request: Request, outcome: Outcome) -> None:
+    def record_outcome(self, request: APIRequest, outcome: Outcome) -> None:
         """Count and log what came of a request, also of one that was no output's."""
         result, log = outcome.result, self._log
         self._metrics.requests.labels(request.output, request.verb.value, result.value).inc()
-        self._metrics.api_up.set(result not in WHOLE)
-        if result in WHOLE:
+        self._metrics.api_up.set(result not in SERVER_WIDE_RESULTS)
+        if result in SERVER_WIDE_RESULTS:
             if not self.problem:
                 log.warning("the API server cannot be used for now", problem=outcome.text)
             self.problem = outcome.text
@@ -100,12 +111,14 @@ class Writer:
             log.info("the API server answers again")
             self.again()
         self.problem = ""
-        log.debug("request", target=request.target, verb=request.verb.value, result=result.value)
+        log.debug(
+            "request", target=request.target_text, verb=request.verb.value, result=result.value
+        )
         key = request.verb.value, request.resource.plural
-        if result in (Result.DONE, Result.EXISTS):
+        if result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self._said.discard(key)
-        elif result in (Result.FORBIDDEN, Result.INVALID, Result.FAILED) or (
-            result is Result.MISSING
+        elif result in (OutcomeKind.FORBIDDEN, OutcomeKind.INVALID, OutcomeKind.FAILED) or (
+            result is OutcomeKind.MISSING
             and request.verb is Verb.GET
             and request.resource is Resource.NODES
         ):
@@ -113,12 +126,12 @@ class Writer:
             level("not written", result=result.value, problem=outcome.text)
             self._said.add(key)
 
-    def complain(self) -> None:
+    def report_output_problems(self) -> None:
         """Log the problems of outputs, each once."""
         for output in self.queue.outputs:
             problem, before = output.problem, self._complaints.get(output.name, "")
             if problem and problem != before:
-                self._log.warning(output.complaint, problem=problem)
+                self._log.warning(output.failure_text, problem=problem)
             elif before and not problem:
                 self._log.info("written again", output=output.name)
             self._complaints[output.name] = problem

@@ -11,25 +11,29 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.engine.request.annotations import CONTAINERS, PLACED, placed_text
-from nri_numa.engine.whole import ExpectedContainer, containers_text
+from nri_numa.engine.request.annotations import (
+    CONTAINERS_KEY,
+    SCHEDULED_NODES_KEY,
+    format_scheduled_nodes,
+)
+from nri_numa.engine.whole import ExpectedContainer, format_containers
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
 from nri_numa.kube.requests import KubeError, Resource
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import Short
-from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import Unfit
+from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.protocol import Binding
+from nri_numa.scheduler.protocol import BindingArgs
 from nri_numa.scheduler.watcher import LONGEST_PAUSE, PodWatcher
 
 log = get_logger("scheduler")
 
-_LARGEST: Final = 200_000
+_MAX_ANNOTATION_BYTES: Final = 200_000
 """Bytes of an annotation; 256 KiB are all that a pod may have, and the API server does not check it
 here."""
-_TIMEOUT: Final = "the API server did not answer in time"
+_API_TIMEOUT_TEXT: Final = "the API server did not answer in time"
 
 
 class Binder:
@@ -38,8 +42,8 @@ class Binder:
     def __init__(
         self,
         api: KubeAPI,
-        nodes: Nodes,
-        candidates: CandidateIndex,
+        nodes: SchedulerCache,
+        candidates: VerdictCache,
         reader: PodReader,
         pods: PodWatcher,
         config: AgentConfig,
@@ -47,13 +51,13 @@ class Binder:
     ) -> None:
         self._api, self._nodes, self._candidates = api, nodes, candidates
         self._reader, self._pods, self._clock = reader, pods, clock
-        self._annotation = f"{config.annotation_prefix}/{PLACED}"
-        self._containers = f"{config.annotation_prefix}/{CONTAINERS}"
+        self._annotation = f"{config.annotation_prefix}/{SCHEDULED_NODES_KEY}"
+        self._containers = f"{config.annotation_prefix}/{CONTAINERS_KEY}"
         self._timeout = parse_duration(config.scheduler.bind_timeout)
 
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
 
-    async def bind(self, binding: Binding) -> str:
+    async def bind(self, binding: BindingArgs) -> str:
         """Give a pod its node; the result is why not, empty when it has it."""
         known = self._running.get(binding.uid)
         if known is not None:
@@ -62,7 +66,7 @@ class Binder:
             if node == binding.node or not problem:
                 return problem or ("" if node == binding.node else f"is on {node} already")
             return await self.bind(binding)
-        task = asyncio.create_task(self._bind(binding), name=f"bind {binding.name}")
+        task = asyncio.create_task(self._bind_pod(binding), name=f"bind {binding.name}")
         self._running[binding.uid] = binding.node, task
         task.add_done_callback(lambda _: self._running.pop(binding.uid, None))
         return await asyncio.shield(task)
@@ -71,83 +75,87 @@ class Binder:
         """Wait for the bindings that are under way; each ends by its time-outs."""
         await asyncio.gather(*(task for _, task in self._running.values()), return_exceptions=True)
 
-    async def _bind(self, binding: Binding) -> str:
+    async def _bind_pod(self, binding: BindingArgs) -> str:
         deadline = asyncio.get_running_loop().time() + self._timeout
         try:
             async with asyncio.timeout_at(deadline):
-                await self._api.renew()
-                request = self._reader.remembered(binding.uid)
+                await self._api.refresh_credentials()
+                request = self._reader.cached_request(binding.uid)
                 if request is None:
-                    request = self._reader.request(await self._api.ask("GET", _path(binding)))
+                    request = self._reader.read_pod_request(
+                        await self._api.request_json("GET", _binding_path(binding))
+                    )
                     if request.uid != binding.uid:
                         pod = f"{binding.namespace}/{binding.name}"
                         return f"pod {pod} is another one by now"
-                if not request.nothing:
+                if not request.is_unconstrained:
                     await self._pods.read_node(binding.node)
         except KubeError as error:
             return str(error)[:500]
         except TimeoutError:
-            return _TIMEOUT
+            return _API_TIMEOUT_TEXT
         annotations: dict[str, str] = {}
-        earlier = self._nodes.holds.get(binding.uid)
-        if not request.nothing:
+        earlier = self._nodes.assumed_pods.get(binding.uid)
+        if not request.is_unconstrained:
             # From here to the hold nothing waits, so no other binding comes between.
             if earlier is not None:
-                self._nodes.release(binding.uid)
-            problem = self._hold(request, binding, annotations)
+                self._nodes.forget_pod(binding.uid)
+            problem = self._assume_pod(request, binding, annotations)
             if problem:
                 if earlier is not None:
-                    self._nodes.hold(earlier)
+                    self._nodes.assume_pod(earlier)
                 return problem
-        problem, code = await self._post(binding, annotations, deadline)
+        problem, code = await self._create_binding(binding, annotations, deadline)
         if 400 <= code < 500 and code != 409:
             # It was not written for certain.
-            self._nodes.release(binding.uid)
+            self._nodes.forget_pod(binding.uid)
             if earlier is not None and code != 404:
-                self._nodes.hold(earlier)
+                self._nodes.assume_pod(earlier)
         elif problem:
-            problem = await self._after_doubt(binding, problem, earlier, sure=code == 409)
+            problem = await self._confirm_binding(binding, problem, earlier, sure=code == 409)
         if not problem:
             pod, placed = f"{binding.namespace}/{binding.name}", annotations.get(self._annotation)
             log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
         return problem
 
-    def _hold(self, request: PodRequest, binding: Binding, annotations: dict[str, str]) -> str:
+    def _assume_pod(
+        self, request: PodRequest, binding: BindingArgs, annotations: dict[str, str]
+    ) -> str:
         """Hold what the pod needs, and fill in what its binding says; the result is why not."""
-        if request.wrong:
-            return request.wrong
-        found = self._candidates.verdict(request, binding.node)
-        if isinstance(found, Short):
-            return found.text(found.most)
-        places = {name: numa_nodes for name, numa_nodes in found.places if numa_nodes}
-        text = placed_text(places)
-        if places and len(text) <= _LARGEST:
+        if request.invalid_reason:
+            return request.invalid_reason
+        found = self._candidates.evaluate_node(request, binding.node)
+        if isinstance(found, Unfit):
+            return found.reason_text(found.best_amount)
+        places = {name: numa_nodes for name, numa_nodes in found.numa_nodes if numa_nodes}
+        text = format_scheduled_nodes(places)
+        if places and len(text) <= _MAX_ANNOTATION_BYTES:
             annotations[self._annotation] = text
         coming = {
             one.container: ExpectedContainer(
-                milli=1000 * one.exclusive or one.milli,
+                milli=1000 * one.exclusive_cpus or one.shared_milli,
                 memory=dict(one.amounts).get("memory", 0),
-                ends=one.ends,
+                is_init=one.is_init,
             )
             for one in request.containers
         }
-        if len(coming) > 1 and len(text := containers_text(coming)) <= _LARGEST:
+        if len(coming) > 1 and len(text := format_containers(coming)) <= _MAX_ANNOTATION_BYTES:
             annotations[self._containers] = text
         now = self._clock()
-        self._nodes.hold(
-            Hold(
+        self._nodes.assume_pod(
+            AssumedPod(
                 request=request,
                 node=binding.node,
-                places=places,
-                charge=found.charge,
-                since=now,
-                until=now + LONGEST_PAUSE,
+                numa_nodes=places,
+                charge=found.pod_charge,
+                assumed_at=now,
+                expires_at=now + LONGEST_PAUSE,
             )
         )
         return ""
 
-    async def _post(
-        self, binding: Binding, annotations: dict[str, str], deadline: float
+    async def _create_binding(
+        self, binding: BindingArgs, annotations: dict[str, str], deadline: float
     ) -> tuple[str, int]:
         """Write the binding; why it was not, and the status code of the answer."""
         metadata: dict[str, Any] = {"name": binding.name, "uid": binding.uid}
@@ -161,15 +169,15 @@ class Binder:
         }
         try:
             async with asyncio.timeout_at(deadline):
-                await self._api.ask("POST", f"{_path(binding)}/binding", document)
+                await self._api.request_json("POST", f"{_binding_path(binding)}/binding", document)
         except KubeError as error:
             return f"{error.code}: {str(error)[:500]}" if error.code else str(error), error.code
         except TimeoutError:
-            return _TIMEOUT, 0
+            return _API_TIMEOUT_TEXT, 0
         return "", 0
 
-    async def _after_doubt(
-        self, binding: Binding, problem: str, earlier: Hold | None, *, sure: bool
+    async def _confirm_binding(
+        self, binding: BindingArgs, problem: str, earlier: AssumedPod | None, *, sure: bool
     ) -> str:
         """After a binding that may have been written or not: read the pod.
 
@@ -178,10 +186,10 @@ class Binder:
         """
         try:
             async with asyncio.timeout(self._timeout):
-                pod = await self._api.ask("GET", _path(binding))
+                pod = await self._api.request_json("GET", _binding_path(binding))
         except KubeError as error:
             if error.code == 404:
-                self._nodes.release(binding.uid)
+                self._nodes.forget_pod(binding.uid)
             return problem
         except TimeoutError:
             return problem  # held until the watch or the limit decides
@@ -190,11 +198,11 @@ class Binder:
             return ""
         if same and not node and not sure:
             return problem
-        self._nodes.release(binding.uid)
+        self._nodes.forget_pod(binding.uid)
         if same and earlier is not None and earlier.node == node:
-            self._nodes.hold(earlier)  # it is where it was sent before
+            self._nodes.assume_pod(earlier)  # it is where it was sent before
         return problem
 
 
-def _path(binding: Binding) -> str:
-    return Resource.PODS.path(binding.namespace, binding.name)
+def _binding_path(binding: BindingArgs) -> str:
+    return Resource.PODS.api_path(binding.namespace, binding.name)

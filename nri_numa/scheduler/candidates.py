@@ -13,21 +13,21 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fits, Short, Verdict, Work, fit, narrowest
-from nri_numa.scheduler.node_room import NOTHING_KNOWN, NodeRoom, Unreadable
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.fit import Fit, Unfit, Verdict, Work, evaluate_fit, min_score_key
+from nri_numa.scheduler.node_room import NO_RESOURCES, NodeResources, UnreadableTopology
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 
-NO_OBJECT: Final = "no NodeResourceTopology says what its NUMA nodes have"
-SILENT: Final = "its agent does not place containers now"
-NOT_READABLE: Final = "its NodeResourceTopology cannot be read"
-_ROOMS: Final = 1000
+NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
+AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"
+UNREADABLE_TEXT: Final = "its NodeResourceTopology cannot be read"
+_MAX_CACHED_NODES: Final = 1000
 """Rooms that are gone whose verdicts may be remembered for one kind of pods."""
-_REQUESTS: Final = 32
+_MAX_CACHED_REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
 _MAX_VERDICTS: Final = 60_000
 """Verdicts of all these, some 20 MB."""
-_LEAST_WORK: Final = 300
+_MIN_EVALUATION_COST: Final = 300
 """Work (`nri_numa.scheduler.fit.Work`) that a narrow filter may always do, 3 to 5 ms; of more than
 600 nodes it may do half a unit for each."""
 _MAX_FITS: Final = 100
@@ -44,27 +44,27 @@ STEP_WORK: Final = 100
 
 T = TypeVar("T")
 Scores = list[tuple[str, int]]
-Steps = Generator[None, None, T]
+Cooperative = Generator[None, None, T]
 """An answer in steps, between which other things may be done."""
 
 
-class Filtered(Struct):
+class FilterResult(Struct):
     """The outcome of a filter.
 
     Attributes:
-        fits: in the order of the question; of a narrow filter those that suit best.
+        feasible: in the order of the question; of a narrow filter those that suit best.
         failed: reason by node, where waiting or preemption may help.
-        hopeless: reason by node, where neither does.
+        unresolvable: reason by node, where neither does.
         by_sums: nodes that passed without having been judged in full.
     """
 
-    fits: list[str] = field(default_factory=list)
+    feasible: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    hopeless: dict[str, str] = field(default_factory=dict)
+    unresolvable: dict[str, str] = field(default_factory=dict)
     by_sums: int = 0
 
 
-class CandidateIndex:
+class VerdictCache:
     """Verdicts of nodes for pods. Each distinct room is judged once for equal pods.
 
     Args:
@@ -75,7 +75,7 @@ class CandidateIndex:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: SchedulerCache,
         strategy: Strategy,
         *,
         unknown_fits: bool = False,
@@ -83,110 +83,110 @@ class CandidateIndex:
     ) -> None:
         self._nodes, self._strategy = nodes, strategy
         self._unknown_fits, self._narrow = unknown_fits, narrow
-        self._known: dict[tuple[object, ...], dict[NodeRoom, Verdict]] = {}
+        self._known: dict[tuple[object, ...], dict[NodeResources, Verdict]] = {}
         self._first = 0
 
-    def verdict(self, request: PodRequest, node: str, work: Work | None = None) -> Verdict:
+    def evaluate_node(self, request: PodRequest, node: str, work: Work | None = None) -> Verdict:
         """Whether a node has room for a pod now, and where; what it cost is added to ``work``."""
-        (found,) = finish(self._verdicts(request, (node,), inf, work or Work()))
+        (found,) = run_to_end(self._evaluate_nodes(request, (node,), inf, work or Work()))
         assert found is not None  # noqa: S101  # a single node is always judged
         return found
 
-    def filter(self, request: PodRequest, names: Sequence[str]) -> Filtered:
+    def filter_nodes(self, request: PodRequest, names: Sequence[str]) -> FilterResult:
         """Which nodes have room, and why the others have not."""
-        return finish(self.filtering(request, names, inf))
+        return run_to_end(self.filter_steps(request, names, inf))
 
-    def filtering(
+    def filter_steps(
         self, request: PodRequest, names: Sequence[str], limit: float = MAX_QUESTION_WORK
-    ) -> Steps[Filtered]:
+    ) -> Cooperative[FilterResult]:
         """The same in steps.
 
         A narrow filter leaves it at the best of those judged so far where a hundred have room, or
         some have after enough work. The next question of a pod alike goes on from there. Where none
         has, nodes beyond the limit pass by sums alone.
         """
-        if request.nothing:
-            return Filtered(fits=list(names))
-        if request.wrong:
-            return Filtered(hopeless=dict.fromkeys(names, request.wrong))
-        if again := self._again(request, names):
-            return Filtered(fits=[again])
-        result = Filtered()
+        if request.is_unconstrained:
+            return FilterResult(feasible=list(names))
+        if request.invalid_reason:
+            return FilterResult(unresolvable=dict.fromkeys(names, request.invalid_reason))
+        if again := self._assumed_node(request, names):
+            return FilterResult(feasible=[again])
+        result = FilterResult()
         grades: list[int] = []
-        groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
-        narrow = self._narrow and request.ours
-        enough = max(_LEAST_WORK, len(names) / 2) if narrow else inf
+        groups: dict[tuple[object, ...], list[tuple[str, Unfit]]] = {}
+        narrow = self._narrow and request.has_placement_request
+        enough = max(_MIN_EVALUATION_COST, len(names) / 2) if narrow else inf
         most = _MAX_FITS if narrow else inf
-        verdicts = yield from self._verdicts(request, names, enough, Work(limit), most)
+        verdicts = yield from self._evaluate_nodes(request, names, enough, Work(limit), most)
         for name, found in zip(names, verdicts, strict=True):
             if found is None:
                 continue
-            if isinstance(found, Short):
-                groups.setdefault(found.group, []).append((name, found))
+            if isinstance(found, Unfit):
+                groups.setdefault(found.reason_group, []).append((name, found))
             else:
-                result.fits.append(name)
-                grades.append(found.grade)
+                result.feasible.append(name)
+                grades.append(found.score_key)
                 result.by_sums += found.by_sums
         if narrow and grades:
-            least = narrowest(max(grades), self._strategy)
-            fits = zip(result.fits, grades, strict=True)
-            result.fits = [name for name, grade in fits if grade >= least]
+            least = min_score_key(max(grades), self._strategy)
+            fits = zip(result.feasible, grades, strict=True)
+            result.feasible = [name for name, grade in fits if grade >= least]
         for members in groups.values():
             first = members[0][1]
-            text = first.text(max(short.most for _, short in members))
-            (result.hopeless if first.never else result.failed).update(
+            text = first.reason_text(max(short.best_amount for _, short in members))
+            (result.unresolvable if first.unresolvable else result.failed).update(
                 dict.fromkeys([name for name, _ in members], text)
             )
         return result
 
-    def _again(self, request: PodRequest, names: Sequence[str]) -> str:
+    def _assumed_node(self, request: PodRequest, names: Sequence[str]) -> str:
         """The node that holds room for this pod, if that is still enough; else empty.
 
         The API server did not say whether its binding was written. Its own room is in its way
         everywhere else, and must stay: the binding may still come.
         """
-        held = self._nodes.holds.get(request.uid)
+        held = self._nodes.assumed_pods.get(request.uid)
         if held is None or held.node not in names:
             return ""
-        self._nodes.release(request.uid)
-        found = self.verdict(request, held.node)
-        self._nodes.hold(held)
-        return held.node if isinstance(found, Fits) else ""
+        self._nodes.forget_pod(request.uid)
+        found = self.evaluate_node(request, held.node)
+        self._nodes.assume_pod(held)
+        return held.node if isinstance(found, Fit) else ""
 
-    def elsewhere(self, request: PodRequest, names: Sequence[str]) -> Steps[str]:
+    def find_other_node(self, request: PodRequest, names: Sequence[str]) -> Cooperative[str]:
         """A node with room that is none of these, in steps; empty where there is none."""
-        others = sorted(self._nodes.names.difference(names))
-        found = yield from self._verdicts(request, others, 0, Work(MAX_QUESTION_WORK))
+        others = sorted(self._nodes.node_names.difference(names))
+        found = yield from self._evaluate_nodes(request, others, 0, Work(MAX_QUESTION_WORK))
         verdicts = zip(others, found, strict=True)
-        return next((name for name, one in verdicts if isinstance(one, Fits)), "")
+        return next((name for name, one in verdicts if isinstance(one, Fit)), "")
 
-    def prioritize(self, request: PodRequest, names: Sequence[str]) -> Scores:
+    def prioritize_nodes(self, request: PodRequest, names: Sequence[str]) -> Scores:
         """A score for each node, the larger the better; nothing for a pod that asks for nothing."""
-        return finish(self.prioritizing(request, names))
+        return run_to_end(self.prioritize_steps(request, names))
 
-    def prioritizing(
+    def prioritize_steps(
         self, request: PodRequest, names: Sequence[str]
-    ) -> Steps[list[tuple[str, int]]]:
+    ) -> Cooperative[list[tuple[str, int]]]:
         """The same in steps. Nodes that are not judged have 0 as those that do not fit."""
-        if request.nothing or request.wrong:
+        if request.is_unconstrained or request.invalid_reason:
             return []
-        found = yield from self._verdicts(request, names, len(names) + _SCORE_WORK, Work())
+        found = yield from self._evaluate_nodes(request, names, len(names) + _SCORE_WORK, Work())
         verdicts = zip(names, found, strict=True)
-        return [(name, found.score if isinstance(found, Fits) else 0) for name, found in verdicts]
+        return [(name, found.score if isinstance(found, Fit) else 0) for name, found in verdicts]
 
-    def why(self, node: str) -> str:
+    def unreadable_reason(self, node: str) -> str:
         """What cannot be read in a node's object; empty where all can."""
-        known = self._nodes.published(node)
-        return known.why if isinstance(known, Unreadable) else ""
+        known = self._nodes.published_resources(node)
+        return known.reason if isinstance(known, UnreadableTopology) else ""
 
-    def _verdicts(
+    def _evaluate_nodes(
         self,
         request: PodRequest,
         names: Sequence[str],
         enough: float,
         work: Work,
         most: float = inf,
-    ) -> Steps[list[Verdict | None]]:
+    ) -> Cooperative[list[Verdict | None]]:
         """One for each node; None where enough work was done before, and some node has room.
 
         And from where on so many have (``most``).
@@ -198,9 +198,11 @@ class CandidateIndex:
         # Not always the same nodes first, where not all are judged.
         first = min(self._first, len(names)) if enough < inf else 0
         for place in (*range(first, len(names)), *range(first)):
-            room = self._nodes.room(names[place])
-            if not isinstance(room, NodeRoom) or (room.silent and request.ours):
-                verdicts[place] = self._without_room(request, room)
+            room = self._nodes.free_resources(names[place])
+            if not isinstance(room, NodeResources) or (
+                room.agent_not_ready and request.has_placement_request
+            ):
+                verdicts[place] = self._default_verdict(request, room)
                 continue
             found = known.get(room)
             if found is None:
@@ -209,14 +211,14 @@ class CandidateIndex:
                     continue
                 if work.done >= work.limit and asks is request:
                     asks = request.kinds(max(1, _MAX_SUMS // len(names)))
-                found = fit(room, asks, self._strategy, work)
+                found = evaluate_fit(room, asks, self._strategy, work)
                 if work.done < work.limit:
                     known[room] = found
                 if work.done >= pause:
                     pause = work.done + STEP_WORK
                     yield
             verdicts[place] = found
-            fits += isinstance(found, Fits) and not found.by_sums
+            fits += isinstance(found, Fit) and not found.by_sums
             if fits >= most:
                 left.append(place + 1)
                 break
@@ -224,26 +226,31 @@ class CandidateIndex:
             self._first = left[0]
         return verdicts
 
-    def _remembered(self, request: PodRequest) -> dict[NodeRoom, Verdict]:
+    def _remembered(self, request: PodRequest) -> dict[NodeResources, Verdict]:
         """Verdicts for pods that ask alike, by room; those of rooms that are gone go some day."""
-        key = request.key
+        key = request.verdict_key
         known = self._known.pop(key, {})
-        if len(known) >= len(self._nodes) + _ROOMS:
+        if len(known) >= len(self._nodes) + _MAX_CACHED_NODES:
             known = {room: known[room] for room in self._nodes.rooms() if room in known}
-        while len(self._known) >= _REQUESTS or sum(map(len, self._known.values())) > _MAX_VERDICTS:
+        while (
+            len(self._known) >= _MAX_CACHED_REQUESTS
+            or sum(map(len, self._known.values())) > _MAX_VERDICTS
+        ):
             del self._known[next(iter(self._known))]  # the one that was not asked for the longest
         self._known[key] = known
         return known
 
-    def _without_room(self, request: PodRequest, known: NodeRoom | Unreadable | None) -> Verdict:
-        if isinstance(known, NodeRoom):
-            return Short(SILENT)
-        if self._unknown_fits or not request.ours:
-            return Fits(NOTHING_KNOWN, request)
-        return Short(NO_OBJECT if known is None else NOT_READABLE, never=True)
+    def _default_verdict(
+        self, request: PodRequest, known: NodeResources | UnreadableTopology | None
+    ) -> Verdict:
+        if isinstance(known, NodeResources):
+            return Unfit(AGENT_NOT_READY_TEXT)
+        if self._unknown_fits or not request.has_placement_request:
+            return Fit(NO_RESOURCES, request)
+        return Unfit(NO_TOPOLOGY_TEXT if known is None else UNREADABLE_TEXT, unresolvable=True)
 
 
-def finish(steps: Steps[T]) -> T:
+def run_to_end(steps: Cooperative[T]) -> T:
     """All steps of an answer, one after another."""
     while True:
         try:

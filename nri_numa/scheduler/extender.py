@@ -12,53 +12,53 @@ from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
-from nri_numa.config.sections import UnknownNodes
-from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
+from nri_numa.config.sections import MissingTopologyAction
+from nri_numa.kube.api import KubeAPI, Watch, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.watcher import (
-    PENDING,
-    PODS,
-    TOPOLOGIES,
+    PENDING_PODS_SELECTOR,
+    PODS_PATH,
+    TOPOLOGIES_PATH,
     NodeWatcher,
     PodActivator,
     PodWatcher,
 )
 from nri_numa.web.protocol import APIError, Handler, Response, Route
-from nri_numa.web.protocol import Request as HTTPRequest
+from nri_numa.web.protocol import HTTPRequest as HTTPRequest
 from nri_numa.web.security import Certificate
-from nri_numa.web.server import Site
+from nri_numa.web.server import RouteServer
 
 log = get_logger("scheduler")
 
-LARGEST: Final = 4 << 20
+MAX_BODY_BYTES: Final = 4 << 20
 """Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
-CONNECTIONS: Final = 512
+MAX_CONNECTIONS: Final = 512
 """kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
-SAMPLE: Final = 100
+MIN_FEASIBLE_NODES: Final = 100
 """Names that kube-scheduler sends at least where it did not look at all nodes
 (minFeasibleNodesToFind)."""
 _MAX_SAMPLED: Final = 1000
 """Kinds of refused pods for which other nodes are still to be looked for, one in each tick."""
-TICK = 0.5
+TICK_S = 0.5
 """Seconds between two looks at what has run out."""
-PROBE: Final = 4.0
+PROBE_INTERVAL_S: Final = 4.0
 """Seconds between two questions whether the API server answers."""
-SILENT: Final = 10.0
+API_TIMEOUT_S: Final = 10.0
 """Seconds without the API server after which we are not ready."""
 QUIET: Final = 1.0
 """Seconds without a question after which another replica may have been asked meanwhile, where there
 is no Lease: kube-schedulers take longer for two changes of their leader (their retryPeriod is 2 s).
 """
-_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+_DURATION_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 KINDS: Final = ("noderesourcetopologies", "pods")
 """What is watched, as metrics name it."""
 _AGES: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -71,38 +71,38 @@ class SchedulerMetrics(ServiceMetrics):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa_scheduler", version)
-        self.calls = self.counter("calls_total", "Calls of kube-scheduler.", "verb", "result")
-        self.seconds = self.histogram(
-            "call_seconds", "Time to answer a call.", "verb", buckets=_SECONDS
+        self.calls = self.new_counter("calls_total", "Calls of kube-scheduler.", "verb", "result")
+        self.seconds = self.new_histogram(
+            "call_seconds", "Time to answer a call.", "verb", buckets=_DURATION_BUCKETS
         )
-        self.refused = self.counter("refused_nodes_total", "Nodes that had no room for a pod.")
-        self.by_sums = self.counter(
+        self.refused = self.new_counter("refused_nodes_total", "Nodes that had no room for a pod.")
+        self.by_sums = self.new_counter(
             "nodes_by_sums_total",
             "Nodes that passed by sums alone, because a pod asked for too much work.",
         )
-        self.bind_failures = self.counter(
+        self.bind_failures = self.new_counter(
             "bind_failures_total", "Calls of bind after which the pod was not on that node."
         )
-        self.wakes = self.counter(
+        self.wakes = self.new_counter(
             "wakes_total", "Touches of a Node's annotation to wake refused pods."
         )
-        self.nodes = self.gauge("nodes", "Nodes with a NodeResourceTopology.")
-        self.unreadable = self.gauge(
+        self.nodes = self.new_gauge("nodes", "Nodes with a NodeResourceTopology.")
+        self.unreadable = self.new_gauge(
             "unreadable_nodes", "Nodes whose object is missing, too old or cannot be read."
         )
-        self.held = self.gauge("held_pods", "Pods whose NUMA nodes are held.")
-        self.oldest = self.gauge("oldest_hold_seconds", "Age of the oldest of these.")
-        self.uncounted = self.gauge(
+        self.held = self.new_gauge("held_pods", "Pods whose NUMA nodes are held.")
+        self.oldest = self.new_gauge("oldest_hold_seconds", "Age of the oldest of these.")
+        self.uncounted = self.new_gauge(
             "uncounted_pods", "Those that started a minute ago and that their nodes do not count."
         )
-        self.leader = self.gauge("leader", "Whether this replica binds.")
-        self.synced = self.gauge("synced", "Whether nodes and pods were read.")
-        self.age = self.gauge(
+        self.leader = self.new_gauge("leader", "Whether this replica binds.")
+        self.synced = self.new_gauge("synced", "Whether nodes and pods were read.")
+        self.age = self.new_gauge(
             "known_age_seconds",
             "Since the API server last said what there is; up to a minute where nothing changes.",
             "kind",
         )
-        self.event_age = self.histogram(
+        self.event_age = self.new_histogram(
             "event_age_seconds",
             "From the write of an object to our reading of it, a second off at most.",
             "kind",
@@ -130,7 +130,7 @@ class Extender:
             if section.tls_cert
             else None
         )
-        settings = configuration.settings(config)
+        settings = configuration.derive_settings(config)
         self.metrics = SchedulerMetrics(__version__)
         self.api = KubeAPI(section.credentials, "nri-numa-scheduler")
         # On a connection of its own: renewing must not wait behind lists and bindings.
@@ -138,21 +138,21 @@ class Extender:
         self.election = (
             Lease(
                 section.lease,
-                namespace(section.credentials),
-                self.lease_api.do,
+                read_pod_namespace(section.credentials),
+                self.lease_api.execute,
                 address=own_address(split_address(section.address)),
                 clock=clock,
             )
             if section.lease
             else None
         )
-        self.nodes = Nodes()
+        self.nodes = SchedulerCache()
         self.reader = PodReader(settings, slots_resource(config), claims=config.dra.enabled)
-        self.candidates = CandidateIndex(
+        self.candidates = VerdictCache(
             self.nodes,
             settings.strategy,
-            unknown_fits=section.unknown_nodes is UnknownNodes.ALLOW,
-            narrow=section.narrow,
+            unknown_fits=section.on_missing_topology is MissingTopologyAction.ALLOW,
+            narrow=section.filter_to_best,
         )
         self.activator = PodActivator(
             self.api, config, self.metrics.wakes, clock=clock, wall=time.time
@@ -166,10 +166,16 @@ class Extender:
         )
         topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in KINDS)
         self.topologies = Watch(
-            self.api, TOPOLOGIES, self.node_watcher, aged=topologies, clock=clock
+            self.api, TOPOLOGIES_PATH, self.node_watcher, aged=topologies, clock=clock
         )
         self.pods = Watch(
-            self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, aged=pods, clock=clock
+            self.api,
+            PODS_PATH,
+            self.pod_watcher,
+            fields=PENDING_PODS_SELECTOR,
+            key=uid_of,
+            aged=pods,
+            clock=clock,
         )
         self._sampled: dict[tuple[object, ...], tuple[PodRequest, list[str]]] = {}
         self._answered = self._asked = clock()
@@ -183,12 +189,12 @@ class Extender:
     async def filter(self, body: bytes) -> bytes:
         """Which of the nodes have room."""
         self._note_question()
-        question = protocol.question(body)
-        request = self.reader.request(question.pod)
-        if not request.nothing and (problem := self._not_synced()):
-            return protocol.error(problem)
-        found = await service.in_turns(self.candidates.filtering(request, question.names))
-        reasons = found.failed | found.hopeless
+        question = protocol.parse_extender_args(body)
+        request = self.reader.read_pod_request(question.pod)
+        if not request.is_unconstrained and (problem := self._not_synced()):
+            return protocol.encode_error(problem)
+        found = await service.in_turns(self.candidates.filter_steps(request, question.node_names))
+        reasons = found.failed | found.unresolvable
         if reasons:
             self.metrics.refused.inc(len(reasons))
         if found.by_sums:
@@ -196,55 +202,57 @@ class Extender:
             log.info(
                 "nodes passed by sums alone: the pod asks for too much work to judge all in full",
                 pod=f"{request.namespace}/{request.name}",
-                containers=len(request.aligned) + len(request.kubelets),
+                containers=len(request.plugin_aligned) + len(request.kubelet_aligned),
                 by_sums=found.by_sums,
-                asked=len(question.names),
+                asked=len(question.node_names),
             )
-        if not found.fits and reasons:
-            self._refused(request, question.names)
+        if not found.feasible and reasons:
+            self._on_no_node(request, question.node_names)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
                 reasons="; ".join(sorted(set(reasons.values())))[:500],
             )
-        return protocol.filter_result(found.fits, found.failed, found.hopeless)
+        return protocol.encode_filter_result(found.feasible, found.failed, found.unresolvable)
 
-    def _refused(self, request: PodRequest, names: list[str]) -> None:
+    def _on_no_node(self, request: PodRequest, names: list[str]) -> None:
         """No node has room: the pod waits, or for its next turn where kube-scheduler sampled.
 
         It waits too where an empty node has too little: a node that is new, or not drained any
         more, may be tried before its object says so.
         """
-        if request.wrong:
+        if request.invalid_reason:
             return
-        self.activator.refused(request.uid)
-        if SAMPLE <= len(names) < len(self.nodes):
-            self._sampled.pop(request.key, None)
+        self.activator.record_unschedulable(request.uid)
+        if MIN_FEASIBLE_NODES <= len(names) < len(self.nodes):
+            self._sampled.pop(request.verdict_key, None)
             if len(self._sampled) >= _MAX_SAMPLED:
                 del self._sampled[next(iter(self._sampled))]
-            self._sampled[request.key] = request, names
+            self._sampled[request.verdict_key] = request, names
 
     async def look_elsewhere(self) -> None:
         """Wake pods of one kind that no node of a sample had room for, if another node has."""
         if not self._sampled:
             return
         request, names = self._sampled.pop(next(iter(self._sampled)))
-        other = await service.in_turns(self.candidates.elsewhere(request, names))
-        if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
-            self.activator.wake(other)
+        other = await service.in_turns(self.candidates.find_other_node(request, names))
+        if other and self.activator.should_wake_again(request.uid, len(names) / len(self.nodes)):
+            self.activator.wake_pods(other)
 
     async def prioritize(self, body: bytes) -> bytes:
         """How well the nodes suit."""
-        question = protocol.question(body)
-        request = self.reader.request(question.pod)
-        scores = await service.in_turns(self.candidates.prioritizing(request, question.names))
-        return protocol.priorities(scores)
+        question = protocol.parse_extender_args(body)
+        request = self.reader.read_pod_request(question.pod)
+        scores = await service.in_turns(
+            self.candidates.prioritize_steps(request, question.node_names)
+        )
+        return protocol.encode_priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
         self._note_question()
-        binding = protocol.binding(body)
-        problem = self.not_ready() or await self.binder.bind(binding)
+        binding = protocol.parse_binding_args(body)
+        problem = self.unready_reason() or await self.binder.bind(binding)
         if problem:
             self.metrics.bind_failures.inc()
             log.info(
@@ -253,7 +261,7 @@ class Extender:
                 node=binding.node,
                 problem=problem,
             )
-        return protocol.error(problem)
+        return protocol.encode_error(problem)
 
     def _note_question(self) -> None:
         """kube-scheduler asks, and nobody says whether another replica was asked before."""
@@ -272,20 +280,20 @@ class Extender:
                 return watch.problem or f"{what} are still being read"
         return ""
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica binds."""
-        return self.election is None or self.election.leads
+        return self.election is None or self.election.is_leader
 
-    def not_ready(self) -> str:
+    def unready_reason(self) -> str:
         """Why nothing can be bound here; else empty."""
         election = self.election
-        if election is not None and not election.leads:
+        if election is not None and not election.is_leader:
             return election.problem or (
                 f"another replica leads: {election.holder or 'none is elected yet'}"
             )
         return self._not_synced()
 
-    def unready(self) -> str:
+    def health_problem(self) -> str:
         """Why this replica can neither serve nor take over, or why what is known may be old.
 
         With old knowledge pods are bound all the same: what is held is certain, and a binding fails
@@ -293,43 +301,43 @@ class Extender:
         """
         election = self.election
         problem = election.standby_problem if election is not None else ""
-        return problem or self._not_synced() or self._old()
+        return problem or self._not_synced() or self._staleness_problem()
 
-    def _old(self) -> str:
+    def _staleness_problem(self) -> str:
         now = self._clock()
         for watch in (self.topologies, self.pods):
-            if watch.failing is not None and now - watch.failing > SILENT:
+            if watch.failing is not None and now - watch.failing > API_TIMEOUT_S:
                 return f"{watch.problem}; what is known is {now - watch.seen:.0f} s old"
-        if now - self._answered > SILENT:
+        if now - self._answered > API_TIMEOUT_S:
             return f"the API server has not answered for {now - self._answered:.0f} s"
         return ""
 
-    async def _probe(self) -> None:
+    async def _probe_api_server(self) -> None:
         """Ask whether the API server answers: a watch of one that stands still says nothing."""
         while True:
             with contextlib.suppress(KubeError):
-                await self.lease_api.ask("GET", "/version", seconds=PROBE)
+                await self.lease_api.request_json("GET", "/version", seconds=PROBE_INTERVAL_S)
                 self._answered = self._clock()
-            await asyncio.sleep(PROBE)
+            await asyncio.sleep(PROBE_INTERVAL_S)
 
-    def measured(self) -> bytes:
+    def render_metrics(self) -> bytes:
         """The metrics, with those set that are counted when they are read."""
         metrics, now = self.metrics, self._clock()
         metrics.nodes.set(len(self.nodes))
-        metrics.unreadable.set(self.nodes.unreadable)
-        holds = self.nodes.holds
+        metrics.unreadable.set(self.nodes.unreadable_count)
+        holds = self.nodes.assumed_pods
         metrics.held.set(len(holds))
-        metrics.oldest.set(max((now - hold.since for hold in holds.values()), default=0))
+        metrics.oldest.set(max((now - hold.assumed_at for hold in holds.values()), default=0))
         metrics.uncounted.set(len(self.nodes.late(now)))
-        metrics.leader.set(self.leads())
+        metrics.leader.set(self.is_leader())
         metrics.synced.set(not self._not_synced())
         for kind, watch in zip(KINDS, (self.topologies, self.pods), strict=True):
             metrics.age.labels(kind).set(round(now - watch.seen, 1))
-        return metrics.text()
+        return metrics.render_metrics()
 
     # --- the HTTP side ----------------------------------------------------------------------------
 
-    def site(self, host: str) -> Site:
+    def build_server(self, host: str) -> RouteServer:
         """The server: kube-scheduler's verbs, metrics and probes."""
         verbs: dict[str, Verb] = {
             "/filter": self.filter,
@@ -339,16 +347,16 @@ class Extender:
         certified, metrics = bool(self._section.client_ca), self.metrics
         scheme = "https://" if self._certificate is not None else "http://"
 
-        def admit(request: HTTPRequest) -> None:
+        def require_client_certificate(request: HTTPRequest) -> None:
             if certified and not request.certified:
                 raise APIError(
                     403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
                 )
 
-        def handler(path: str, answer: Verb) -> Handler:
+        def build_handler(path: str, answer: Verb) -> Handler:
             seconds = metrics.seconds.labels(path[1:])  # looked up once, which is what costs
 
-            async def handle(request: HTTPRequest) -> Response:
+            async def handle_request(request: HTTPRequest) -> Response:
                 # The leader alone knows what is held. Whoever asked goes there, with its body.
                 if self.election is not None and (leader := self.election.leader_address):
                     return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
@@ -356,29 +364,35 @@ class Extender:
                 try:
                     return Response(200, await answer(request.body))
                 except protocol.BadRequest as error:
-                    return Response(400, protocol.error(str(error)))
+                    return Response(400, protocol.encode_error(str(error)))
                 finally:
                     seconds.observe(time.perf_counter() - began)
 
-            return handle
+            return handle_request
 
-        def counted(path: str, status: int) -> None:
+        def count_call(path: str, status: int) -> None:
             if path in verbs:
                 result = "answered" if status == 200 else str(status)
                 metrics.calls.labels(path[1:], result).inc()
 
-        return Site(
+        return RouteServer(
             host,
             version=__version__,
-            metrics=self.measured,
-            not_ready=self.unready,
+            metrics=self.render_metrics,
+            not_ready=self.health_problem,
             certificate=self._certificate,
             routes=[
-                Route("POST", path, handler(path, verb), LARGEST, admit)
+                Route(
+                    "POST",
+                    path,
+                    build_handler(path, verb),
+                    MAX_BODY_BYTES,
+                    require_client_certificate,
+                )
                 for path, verb in verbs.items()
             ],
-            counted=counted,
-            most=CONNECTIONS,
+            counted=count_call,
+            most=MAX_CONNECTIONS,
         )
 
     # --- life -------------------------------------------------------------------------------------
@@ -394,20 +408,20 @@ class Extender:
         address = split_address(section.address)
         assert address is not None, section.address  # noqa: S101  # the configuration was checked
         host, port = address
-        server = self.site(host)
+        server = self.build_server(host)
         try:
-            server.listen(port)
-            self.port = server.port
+            server.listen_on_port(port)
+            self.port = server.listening_port
             log.info("listening", address=section.address, tls=self._certificate is not None)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
                 if self.election is not None:
                     group.create_task(self.election.run())
-                group.create_task(self.activator.run(self.leads))
-                group.create_task(self.tick())
+                group.create_task(self.activator.run(self.is_leader))
+                group.create_task(self.run_ticks())
                 group.create_task(self._look_elsewhere())
                 group.create_task(self._ask_after_pods())
-                group.create_task(self._probe())
+                group.create_task(self._probe_api_server())
         finally:
             await server.stop()
             await self.binder.finish()  # who leads next must find them written
@@ -416,13 +430,13 @@ class Extender:
             await self.lease_api.close()
             await self.api.close()
 
-    def left(self) -> dict[str, object]:
+    def pending_summary(self) -> dict[str, object]:
         """Pods whose NUMA nodes are held."""
-        return {"held": len(self.nodes.holds)}
+        return {"held": len(self.nodes.assumed_pods)}
 
     def _leads_or_not(self) -> None:
         """This replica begins to lead, or ends: what it knows is not good enough to begin."""
-        if self.leads():
+        if self.is_leader():
             self.topologies.synced.clear()
             self.pods.synced.clear()
             self._elected.set()
@@ -449,27 +463,27 @@ class Extender:
 
     async def _look_elsewhere(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_S)
             await self.look_elsewhere()
 
     async def _ask_after_pods(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_S)
             await self.pod_watcher.ask_after_pods()
 
-    async def tick(self) -> None:
+    async def run_ticks(self) -> None:
         """Let time pass."""
         answers = False
         while True:
-            await asyncio.sleep(TICK)
-            self.node_watcher.tick()
-            self.pod_watcher.tick()
-            before, answers = answers, not self.not_ready()
+            await asyncio.sleep(TICK_S)
+            self.node_watcher.expire_topologies()
+            self.pod_watcher.expire_assumed_pods()
+            before, answers = answers, not self.unready_reason()
             if answers and not before:
                 # Others may have refused pods before.
-                self.activator.wake(*self.nodes.names)
+                self.activator.wake_pods(*self.nodes.node_names)
 
 
-def run(config: AgentConfig) -> int:
+def run_extender(config: AgentConfig) -> int:
     """Run until SIGTERM; the result is the exit code."""
-    return service.run(lambda: Extender(config), log, address="scheduler.address")
+    return service.run_service(lambda: Extender(config), log, address="scheduler.address")

@@ -1,8 +1,9 @@
 """The rule: does a pod fit on a node, on which of its NUMA nodes, and if not, what is missing?
 
 A container that one NUMA node has room for goes to one under every policy; which one says the
-strategy (`nri_numa.engine.place.computed.measures`). One that none has room for is merged and
-judged by `nri_numa.engine.align.policies.align`, as on the node. What the node alone knows, the
+strategy (`nri_numa.engine.place.computed.strategy_keys`). One that none has room for is merged and
+judged by `nri_numa.engine.align.policies.align_demands`, as on the node. What the node alone knows,
+the
 numbers of the CPUs, is replaced by counts: where free CPUs are scattered over cores, a pod that
 fits here can still be refused there.
 
@@ -21,26 +22,31 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import EXACT_UPTO, ResourceDemand
-from nri_numa.engine.align.policies import Problem, align, amount_text, nodes_text
-from nri_numa.engine.place.computed import measures
+from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands, amount_text, nodes_text
+from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import counted
+from nri_numa.model.machine import count_text
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_room import Column, Counts, NodeRoom
-from nri_numa.scheduler.pod_request import DEVICE, ContainerRequest, PodRequest, peak
+from nri_numa.scheduler.node_room import Column, NodeResources, ResourceCounts
+from nri_numa.scheduler.pod_request import (
+    EXTENDED_RESOURCE_MARK,
+    ContainerRequest,
+    PodRequest,
+    peak_request,
+)
 
-STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
-MOST_SCORE: Final = 10
+STRICT_POLICIES: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+MAX_SCORE: Final = 10
 """MaxExtenderPriority of kube-scheduler; it checks nothing."""
-SLACK: Final = 2
+SCORE_TOLERANCE: Final = 2
 """Of three points for room: as good is a node that is not left nearly full beside empty ones."""
 MERGE_WORK: Final = 10
 """Work of the smallest merge of hints; one for each 16 hints that are looked at comes to it."""
 MAX_NODE_WORK: Final = 2000
 """Work for one node, about 20 ms, after which its containers are judged by sums alone. 64 wide ones
 on eight NUMA nodes are below."""
-_WIDEST: Final = 128
+_WIDTH_SCALE: Final = 128
 """Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
 
 
@@ -71,144 +77,161 @@ class Work:
 
     def add_merge(self, numa_nodes: int, steps: int) -> None:
         """Count a merge, which looks at all sets of a few NUMA nodes, and searches among many."""
-        hints = 1 << numa_nodes if numa_nodes <= EXACT_UPTO else steps * numa_nodes
+        hints = 1 << numa_nodes if numa_nodes <= EXACT_MERGE_MAX_NODES else steps * numa_nodes
         self.done += MERGE_WORK + hints // 16
 
 
-class Fits(Struct, frozen=True, gc=False):
+class Fit(Struct, frozen=True, gc=False):
     """The pod fits.
 
     Attributes:
         request: of the pod, or of one like it.
-        chosen: what was placed, one after another, and positions of its NUMA nodes.
-        grade: see `grade`; 0 where nothing is aligned, and below all others where it ``moves``.
-        moves: movable containers have to move for it, which the node decides.
-        by_sums: some containers are not among ``chosen``: each has room by itself, and whether all
-            have the node decides.
+        assigned_nodes: what was placed, one after another, and positions of its NUMA nodes.
+        score_key: see `compute_score_key`; 0 where nothing is aligned, and below all others where
+        it ``requires_moves``.
+        requires_moves: movable containers have to move for it, which the node decides.
+        by_sums: some containers are not among ``assigned_nodes``: each has room by itself, and
+            whether all have the node decides.
     """
 
-    room: NodeRoom
+    room: NodeResources
     request: PodRequest
-    chosen: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
-    grade: int = 0
-    moves: bool = False
+    assigned_nodes: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
+    score_key: int = 0
+    requires_moves: bool = False
     by_sums: bool = False
 
     @property
-    def places(self) -> tuple[tuple[str, NUMASet], ...]:
+    def numa_nodes(self) -> tuple[tuple[str, NUMASet], ...]:
         """NUMA nodes by container, in the order in which they start."""
         ids, request = self.room.ids, self.request
         if not request.containers:
             return ()  # the kubelet chooses
         found = [
-            (one.container, NUMASet(ids[place] for place in places)) for one, places in self.chosen
+            (one.container, NUMASet(ids[place] for place in places))
+            for one, places in self.assigned_nodes
         ]
-        if request.together is None:
+        if request.pod_scope_request is None:
             return tuple(found)
         both = found[0][1] if found else NUMASet()
         return tuple((one.container, both) for one in request.containers)
 
     @property
-    def charge(self) -> Counts | None:
+    def pod_charge(self) -> ResourceCounts | None:
         """What the pod takes; None where that is nothing that is counted."""
-        return self.room.charge(self.chosen)
+        return self.room.charge_containers(self.assigned_nodes)
 
     @property
     def score(self) -> int:
         """0 to 10, for `prioritize`."""
-        return self.grade & 15
+        return self.score_key & 15
 
 
-class Short(Struct, frozen=True, gc=False):
+class Unfit(Struct, frozen=True, gc=False):
     """The pod does not fit: one class of reasons, and how near this node comes.
 
     Attributes:
         need: what is needed and where: ``needs 12 exclusive CPUs on one NUMA node``; the whole
             reason without ``unit``.
-        unit: of ``most``, as `nri_numa.engine.align.policies.amount_text` knows it.
-        most: the most that is free there, or that there is at all.
-        never: waiting does not help: an empty node has too little.
+        unit: of ``best_amount``, as `nri_numa.engine.align.policies.amount_text` knows it.
+        best_amount: the most that is free there, or that there is at all.
+        unresolvable: waiting does not help: an empty node has too little.
     """
 
     need: str
     unit: str = ""
-    most: int = 0
-    never: bool = False
+    best_amount: int = 0
+    unresolvable: bool = False
 
     @property
-    def group(self) -> tuple[object, ...]:
+    def reason_group(self) -> tuple[object, ...]:
         """What reasons of one class share."""
-        return self.need, self.never
+        return self.need, self.unresolvable
 
-    def text(self, most: int) -> str:
+    def reason_text(self, most: int) -> str:
         """The reason for all nodes of a class; ``most`` is the most of any of them."""
         if not self.unit:
             return self.need
         amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
         use = " for exclusive use" if self.unit == "cpus" else ""
-        return f"{self.need}; {'most there is' if self.never else f'most free{use}'}: {amount}"
+        return (
+            f"{self.need}; {'most there is' if self.unresolvable else f'most free{use}'}: {amount}"
+        )
 
 
-Verdict = Fits | Short
+Verdict = Fit | Unfit
 
 
-def fit(
-    room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work | None = None
+def evaluate_fit(
+    room: NodeResources,
+    request: PodRequest,
+    strategy: Strategy,
+    evaluation_cost: Work | None = None,
 ) -> Verdict:
     """Whether a pod that is not wrong fits into what a node has free, less all that is held.
 
     What it costs is added to ``work``.
     """
-    work = work or Work()
-    work.begin_node()
-    found = _fit(room, request, strategy, work)
-    if isinstance(found, Short) and room.after_moving:
-        moved = _fit(room.moved, request, strategy, work)
+    evaluation_cost = evaluation_cost or Work()
+    evaluation_cost.begin_node()
+    found = _evaluate_without_moves(room, request, strategy, evaluation_cost)
+    if isinstance(found, Unfit) and room.exclusive_after_moves:
+        moved = _evaluate_without_moves(
+            room.with_exclusive_after_moves, request, strategy, evaluation_cost
+        )
         # What moves for one container is not there for the next.
-        if isinstance(moved, Fits) and (
-            moved.by_sums or [len(places) for _, places in moved.chosen] == [1]
+        if isinstance(moved, Fit) and (
+            moved.by_sums or [len(places) for _, places in moved.assigned_nodes] == [1]
         ):
-            return replace(moved, room=room, grade=0, moves=True)
+            return replace(moved, room=room, score_key=0, requires_moves=True)
     return found
 
 
-def _fit(room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work) -> Verdict:
-    found: Verdict = Fits(room, request)
+def _evaluate_without_moves(
+    room: NodeResources, request: PodRequest, strategy: Strategy, work: Work
+) -> Verdict:
+    found: Verdict = Fit(room, request)
     if request.containers:
-        found = _fit_all(room, request, request.aligned, strategy, room.together, work)
-        if isinstance(found, Short):
+        found = _fit_all(
+            room, request, request.plugin_aligned, strategy, room.exclusive_limit, work
+        )
+        if isinstance(found, Unfit):
             return found
-    if request.kubelets and room.policy is not Policy.NONE:
+    if request.kubelet_aligned and room.policy is not Policy.NONE:
         kubelets: tuple[ContainerRequest, ...] = tuple(
-            [_by_kubelet(one, room) for one in request.kubelets]
+            [_by_kubelet(one, room) for one in request.kubelet_aligned]
         )
         if room.scope is Scope.POD and len(kubelets) > 1:
-            kubelets = (peak(kubelets),)
+            kubelets = (peak_request(kubelets),)
         by_kubelet = _fit_all(room, request, kubelets, strategy, None, work)
-        if isinstance(by_kubelet, Short) or not request.containers:
+        if isinstance(by_kubelet, Unfit) or not request.containers:
             return by_kubelet
         if by_kubelet.by_sums:
             return replace(found, by_sums=True)
     return found
 
 
-def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
+def _by_kubelet(request: ContainerRequest, room: NodeResources) -> ContainerRequest:
     """A request as the kubelet of this node sees it."""
     amounts = tuple(
-        [(name, n) for name, n in request.amounts if room.aligns_memory or DEVICE in name]
+        [
+            (name, n)
+            for name, n in request.amounts
+            if room.aligns_memory or EXTENDED_RESOURCE_MARK in name
+        ]
     )
     return replace(
         request,
         policy=room.policy,
-        exclusive=request.exclusive if room.aligns_cpus else 0,
+        exclusive_cpus=request.exclusive_cpus if room.aligns_cpus else 0,
         amounts=amounts,
-        paid=amounts,
-        on_failure=OnFailure.REJECT if room.policy in STRICT else OnFailure.WIDEN,
+        charged_amounts=amounts,
+        on_failure=OnFailure.REJECT if room.policy in STRICT_POLICIES else OnFailure.BEST_EFFORT,
     )
 
 
 def _fit_all(
-    room: NodeRoom,
+    room: NodeResources,
     request: PodRequest,
     containers: Sequence[ContainerRequest],
     strategy: Strategy,
@@ -216,18 +239,22 @@ def _fit_all(
     work: Work,
 ) -> Verdict:
     """Place containers one after another; ``most`` exclusive CPUs are free in all."""
-    free, width, wider, by_sums = room.start, 0, False, False
+    free, width, wider, by_sums = room.free_counts, 0, False, False
     chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
     used: list[int] = []
     for one in containers:
-        if one.amounts and DEVICE in one.amounts[-1][0]:
+        if one.amounts and EXTENDED_RESOURCE_MARK in one.amounts[-1][0]:
             # kube-scheduler counts those that the node names for no NUMA node.
-            known = [a for a in one.amounts if a[0] in room.capacity or DEVICE not in a[0]]
+            known = [
+                a
+                for a in one.amounts
+                if a[0] in room.capacity_by_resource or EXTENDED_RESOURCE_MARK not in a[0]
+            ]
             one = replace(one, amounts=tuple(known))
         work.done += 1
         by_sums = by_sums or work.spent
-        found = _place(room, room.start if by_sums else free, one, strategy, work)
-        if isinstance(found, Short):
+        found = _select_nodes(room, room.free_counts if by_sums else free, one, strategy, work)
+        if isinstance(found, Unfit):
             if one.on_failure is not OnFailure.UNPINNED:
                 return found
             wider = True
@@ -238,53 +265,67 @@ def _fit_all(
         used += places
         width, wider = max(width, len(places)), wider or not ideal
         chosen.append((one, places))
-        if not one.ends:
-            free = free.after(one, room.kept(one), places)
+        if not one.is_init:
+            free = free.with_container(one, room.cpus_with_siblings(one), places)
     if by_sums:
-        return Fits(room, request, tuple(chosen), by_sums=True)
+        return Fit(room, request, tuple(chosen), by_sums=True)
     if not used:
-        return Fits(room, request)
-    if most is not None and (cpus := sum(room.start.exclusive) - sum(free.exclusive)) > most:
-        return Short(f"needs {counted(cpus, 'exclusive CPU')}", "cpus", most)
+        return Fit(room, request)
+    if most is not None and (cpus := sum(room.free_counts.exclusive) - sum(free.exclusive)) > most:
+        return Unfit(f"needs {count_text(cpus, 'exclusive CPU')}", "cpus", most)
     # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
     left, factor = 1000, 1000
-    memory, capacity = free.others.get("memory"), room.capacity.get("memory", ())
+    memory, capacity = (
+        free.other_resources.get("memory"),
+        room.capacity_by_resource.get("memory", ()),
+    )
     for place in used:
         whole, there = room.cpu.capacity[place], capacity[place] if memory else 0
         share = 1000 * free.milli[place] // whole if whole else 1000 if there else 0
         if memory and there:
             share = min(share, 1000 * memory[place] // there)
         left, factor = min(left, max(0, share)), min(factor, room.factor[place])
-    return Fits(room, request, tuple(chosen), grade(width, wider, left, factor, strategy))
+    return Fit(
+        room, request, tuple(chosen), compute_score_key(width, wider, left, factor, strategy)
+    )
 
 
-def _asks(room: NodeRoom, free: Counts, request: ContainerRequest, kept: int) -> list[Any]:
+def _resource_rows(
+    room: NodeResources, free: ResourceCounts, request: ContainerRequest, kept: int
+) -> list[Any]:
     """How much is asked of each resource, what is free and what there is: CPUs first."""
     asks: list[tuple[int, Column, Column]]
-    if request.exclusive:
+    if request.exclusive_cpus:
         asks = [(kept, free.exclusive, room.exclusive.capacity)]
     else:
-        asks = [(max(1, request.milli), free.milli, room.cpu.capacity)]
+        asks = [(max(1, request.shared_milli), free.milli, room.cpu.capacity)]
     for name, amount in request.amounts:
-        if name in free.others:
-            asks.append((amount, free.others[name], room.capacity[name]))
+        if name in free.other_resources:
+            asks.append((amount, free.other_resources[name], room.capacity_by_resource[name]))
         else:
             none = (0,) * len(room.ids)
             asks.append((amount, none, none))
     return asks
 
 
-def _place(
-    room: NodeRoom, free: Counts, request: ContainerRequest, strategy: Strategy, work: Work
-) -> tuple[Sequence[int], bool] | Short:
+def _select_nodes(
+    room: NodeResources,
+    free: ResourceCounts,
+    request: ContainerRequest,
+    strategy: Strategy,
+    work: Work,
+) -> tuple[Sequence[int], bool] | Unfit:
     """Positions of the NUMA nodes for one container, the best first; and no wider than ideal.
 
     None of them where work is spent: then sums say that some set may do.
     """
-    if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:
-        cpus, threads = counted(request.exclusive, "exclusive CPU"), counted(room.threads, "thread")
-        return Short(f"needs {cpus} in whole cores of {threads}", never=True)
-    asks = _asks(room, free, request, room.kept(request))
+    if request.smt is SMT.FULL_CORE and request.exclusive_cpus % room.threads_per_core:
+        cpus, threads = (
+            count_text(request.exclusive_cpus, "exclusive CPU"),
+            count_text(room.threads_per_core, "thread"),
+        )
+        return Unfit(f"needs {cpus} in whole cores of {threads}", unresolvable=True)
+    asks = _resource_rows(room, free, request, room.cpus_with_siblings(request))
     fitting: Sequence[int] = range(len(room.ids))
     for least, column, _ in asks:
         fitting = [place for place in fitting if column[place] >= least]
@@ -292,11 +333,13 @@ def _place(
         fitting = (min(_by_strategy(asks, fitting, strategy))[1],)
     if fitting:
         return fitting, True
-    needs = _needs(request, tuple([(least, capacity) for least, _, capacity in asks]))
+    needs = _resolve_requirements(
+        request, tuple([(least, capacity) for least, _, capacity in asks])
+    )
     single = request.policy is Policy.SINGLE_NUMA_NODE
-    if (single and request.on_failure is not OnFailure.WIDEN) or needs.too_few(asks):
-        return needs.short(asks)
-    return ((), False) if work.spent else _place_wide(room, request, asks, strategy, needs, work)
+    if (single and request.on_failure is not OnFailure.BEST_EFFORT) or needs.exceeds_sums(asks):
+        return needs.unfit_reason(asks)
+    return ((), False) if work.spent else _align_nodes(room, request, asks, strategy, needs, work)
 
 
 def _by_strategy(
@@ -304,17 +347,17 @@ def _by_strategy(
 ) -> Iterable[tuple[tuple[int, ...], int]]:
     """Places with what the engine ranks them by; the least is tried first."""
     # A column is read by place as a mapping is by NUMA node.
-    return zip(measures(asks, tuple(places), strategy), places, strict=True)
+    return zip(strategy_keys(asks, tuple(places), strategy), places, strict=True)
 
 
-def _place_wide(
-    room: NodeRoom,
+def _align_nodes(
+    room: NodeResources,
     request: ContainerRequest,
     asks: list[Any],
     strategy: Strategy,
-    needs: _Needs,
+    needs: _Requirements,
     work: Work,
-) -> tuple[Sequence[int], bool] | Short:
+) -> tuple[Sequence[int], bool] | Unfit:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
     ids = room.ids
     order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
@@ -323,13 +366,15 @@ def _place_wide(
             resource=name if unit in ("bytes", "devices") else "cpu",
             need=least,
             capacity=dict(zip(ids, capacity, strict=True)),
-            available=dict(zip(ids, free, strict=True)),
-            share="memory" if unit == "bytes" else None,
+            free_amounts=dict(zip(ids, free, strict=True)),
+            joint_key="memory" if unit == "bytes" else None,
             unit=unit,
         )
-        for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True)
+        for (name, unit), (least, free, capacity) in zip(
+            _resource_units(request), asks, strict=True
+        )
     ]
-    problem = Problem(
+    problem = AlignmentRequest(
         demands=tuple(demands),
         numa_ids=NUMASet(ids),
         policy=Policy.BEST_EFFORT if request.policy is Policy.NONE else request.policy,
@@ -338,28 +383,28 @@ def _place_wide(
         one_width=True,
     )
     distances = room.sums_of_distances
-    found, policy = align(problem, distances), problem.policy
-    work.add_merge(len(ids), found.steps)
+    found, policy = align_demands(problem, distances), problem.policy
+    work.add_merge(len(ids), found.search_steps)
     ideal = found.preferred
     if not found.admitted:
-        if request.on_failure is not OnFailure.WIDEN:
-            return needs.short(asks)
+        if request.on_failure is not OnFailure.BEST_EFFORT:
+            return needs.unfit_reason(asks)
         policy, ideal = Policy.BEST_EFFORT, False
-        found = align(replace(problem, policy=policy), distances)
-        work.add_merge(len(ids), found.steps)
+        found = align_demands(replace(problem, policy=policy), distances)
+        work.add_merge(len(ids), found.search_steps)
     everywhere = range(len(ids))
-    chosen = everywhere if found.affinity is None else room.places(found.affinity)
-    for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):
+    chosen = everywhere if found.affinity is None else room.positions_of(found.affinity)
+    for (_, unit), (least, free, _) in zip(_resource_units(request), asks, strict=True):
         # CPU time is shared: what is short makes it slow, and nothing is refused.
         if unit == "millicpu" or sum(free[place] for place in chosen) >= least:
             continue
-        if policy in STRICT or sum(free) < least:
-            return needs.short(asks)
+        if policy in STRICT_POLICIES or sum(free) < least:
+            return needs.unfit_reason(asks)
         chosen, ideal = everywhere, False
     return [place for place in order if place in chosen], ideal
 
 
-def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
+def compute_score_key(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
     """What nodes are compared by: fewer NUMA nodes before all else, then the score.
 
     The score, in the lowest four bits, is 0 to 10: six points for one NUMA node and two less for
@@ -375,124 +420,131 @@ def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -
     """
     wide = max(0, 6 - 2 * (width - 1) - wider)
     room = 1000 - left if strategy is Strategy.PACK else left
-    first = max(0, _WIDEST - 2 * width - wider)
-    return first << 4 | min(MOST_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
+    first = max(0, _WIDTH_SCALE - 2 * width - wider)
+    return first << 4 | min(MAX_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
 
 
-def narrowest(best: int, strategy: Strategy) -> int:
+def min_score_key(best: int, strategy: Strategy) -> int:
     """The least grade that is about as good as the best one.
 
-    As many NUMA nodes, and a score at most `SLACK` lower; with ``pack`` the same score: what
-    kube-scheduler prefers by itself are the emptier ones.
+    As many NUMA nodes, and a score at most `SCORE_TOLERANCE` lower; with ``pack`` the same score:
+    what kube-scheduler prefers by itself are the emptier ones.
     """
-    return max(best & ~15, best - (0 if strategy is Strategy.PACK else SLACK))
+    return max(best & ~15, best - (0 if strategy is Strategy.PACK else SCORE_TOLERANCE))
 
 
 # --- what is missing ------------------------------------------------------------------------------
 
 
-class _Needs(Struct, frozen=True, gc=False):
+class _Requirements(Struct, frozen=True, gc=False):
     """What a container asks of all machines that have the same when they are empty.
 
     Attributes:
-        counted: of each ask whether the container is refused where it is short, as shared CPU time
+        enforced: of each ask whether the container is refused where it is short, as shared CPU time
             is not.
         width: NUMA nodes that it gets at most; None for all of them. Under ``restricted`` as many
             as an empty machine needs where even the poorest are taken.
         texts: of each ask what is said where it is short, and of how many NUMA nodes; None where
             nothing is.
-        together: what is said where each is free, but not together.
-        never: what an empty machine has too little of.
-        hopeless: that alone decides.
+        joint_unfit: what is said where each is free, but not together.
+        capacity_unfit: what an empty machine has too little of.
+        is_unresolvable: that alone decides.
     """
 
-    counted: tuple[bool, ...]
+    enforced: tuple[bool, ...]
     width: int | None
     texts: tuple[tuple[str, str, int] | None, ...]
-    together: Short
-    never: Short | None
-    hopeless: bool = False
+    joint_unfit: Unfit
+    capacity_unfit: Unfit | None
+    is_unresolvable: bool = False
 
-    def too_few(self, asks: Iterable[Any]) -> bool:
+    def exceeds_sums(self, asks: Iterable[Any]) -> bool:
         """Whether sums alone say that no set of NUMA nodes will do, as it does on a full node."""
-        return self.hopeless or any(
-            count and _most(free, self.width) < least
-            for count, (least, free, _) in zip(self.counted, asks, strict=True)
+        return self.is_unresolvable or any(
+            count and _max_amount(free, self.width) < least
+            for count, (least, free, _) in zip(self.enforced, asks, strict=True)
         )
 
-    def short(self, asks: Iterable[Any]) -> Short:
+    def unfit_reason(self, asks: Iterable[Any]) -> Unfit:
         """The first resource that is short by itself, else that none fit together."""
-        if self.never is not None:
-            return self.never
+        if self.capacity_unfit is not None:
+            return self.capacity_unfit
         for text, (least, free, _) in zip(self.texts, asks, strict=True):
-            if text is not None and (most := _most(free, text[2])) < max(1, least):
-                return Short(text[0], text[1], most)
-        return self.together
+            if text is not None and (most := _max_amount(free, text[2])) < max(1, least):
+                return Unfit(text[0], text[1], most)
+        return self.joint_unfit
 
 
 @lru_cache(maxsize=1024)
-def _needs(request: ContainerRequest, asked: tuple[tuple[int, Column], ...]) -> _Needs:
+def _resolve_requirements(
+    request: ContainerRequest, asked: tuple[tuple[int, Column], ...]
+) -> _Requirements:
     """What is asked, and what there is; one for all nodes that are built alike."""
     single = request.policy is Policy.SINGLE_NUMA_NODE
     restricted = request.policy is Policy.RESTRICTED
-    strict = restricted and request.on_failure is not OnFailure.WIDEN
+    strict = restricted and request.on_failure is not OnFailure.BEST_EFFORT
     never, whats, limit = None, [], "one NUMA node"
     texts: list[tuple[str, str, int] | None] = []
-    for (name, unit), (least, capacity) in zip(_units(request), asked, strict=True):
+    for (name, unit), (least, capacity) in zip(_resource_units(request), asked, strict=True):
         texts.append(None)
-        if unit == "millicpu" and not request.milli:
+        if unit == "millicpu" and not request.shared_milli:
             continue
-        what = _words(name, least, request.exclusive)
+        what = _request_text(name, least, request.exclusive_cpus)
         whats.append(what)
         need, width = f"needs {what}", len(capacity)
         if single or restricted:
             # As many as an empty machine would need.
-            width = 1 if single else _width(capacity, least)
+            width = 1 if single else _required_node_count(capacity, least)
         if width == 1 or width < len(capacity):
             limit = "one NUMA node" if width == 1 else nodes_text(width)
             need += f" on {limit}"
         texts[-1] = need, unit, width
-        if never is None and (most := _most(capacity, width)) < max(1, least):
-            never = Short(need, unit, most, never=True)
-    widths = [_width(capacity, least, poorest=True) for least, capacity in asked if strict]
+        if never is None and (most := _max_amount(capacity, width)) < max(1, least):
+            never = Unfit(need, unit, most, unresolvable=True)
+    widths = [
+        _required_node_count(capacity, least, poorest=True) for least, capacity in asked if strict
+    ]
     together = " and ".join(whats) or "a place to run"
-    found = _Needs(
-        counted=tuple([strict or unit != "millicpu" for _, unit in _units(request)]),
+    found = _Requirements(
+        enforced=tuple([strict or unit != "millicpu" for _, unit in _resource_units(request)]),
         width=max(widths, default=None),
         texts=tuple(texts),
-        together=Short(f"needs {together} on {limit}; each is free, but not together"),
-        never=never,
+        joint_unfit=Unfit(f"needs {together} on {limit}; each is free, but not together"),
+        capacity_unfit=never,
     )
     empty = [(least, capacity, capacity) for least, capacity in asked]
-    return replace(found, hopeless=never is not None and found.too_few(empty))
+    return replace(found, is_unresolvable=never is not None and found.exceeds_sums(empty))
 
 
-def _width(capacity: Column, least: int, *, poorest: bool = False) -> int:
+def _required_node_count(capacity: Column, least: int, *, poorest: bool = False) -> int:
     """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
     sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
     return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
-def _units(request: ContainerRequest) -> list[tuple[str, str]]:
-    """Name and unit of what it asks, as `_asks` lists it."""
-    cpu = "cpus" if request.exclusive else "millicpu"
-    units = [(name, "devices" if DEVICE in name else "bytes") for name, _ in request.amounts]
+def _resource_units(request: ContainerRequest) -> list[tuple[str, str]]:
+    """Name and unit of what it asks, as `_resource_rows` lists it."""
+    cpu = "cpus" if request.exclusive_cpus else "millicpu"
+    units = [
+        (name, "devices" if EXTENDED_RESOURCE_MARK in name else "bytes")
+        for name, _ in request.amounts
+    ]
     return [(cpu, cpu), *units]
 
 
-def _words(name: str, amount: int, exclusive: int) -> str:
+def _request_text(name: str, amount: int, exclusive: int) -> str:
     """What is asked for of one resource: ``12 exclusive CPUs``."""
     if name == "millicpu":
         return amount_text(amount, name)
-    if DEVICE in name:
+    if EXTENDED_RESOURCE_MARK in name:
         return f"{amount} {name}"
     if name != "cpus":
         return f"{amount_text(amount, 'bytes')} of {name}"
     idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""
-    return counted(exclusive, "exclusive CPU") + idle
+    return count_text(exclusive, "exclusive CPU") + idle
 
 
-def _most(column: Column, width: int | None) -> int:
+def _max_amount(column: Column, width: int | None) -> int:
     """The most that so many NUMA nodes have; None for all of them."""
     if width == 1:
         return max(0, *column)

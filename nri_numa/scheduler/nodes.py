@@ -20,37 +20,37 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.model.charged import mark
+from nri_numa.model.charged import container_mark
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.node_room import Counts, NodeRoom, Unreadable
+from nri_numa.scheduler.node_room import NodeResources, ResourceCounts, UnreadableTopology
 from nri_numa.scheduler.pod_request import PodRequest
 
-Known = NodeRoom | Unreadable
+NodeInfo = NodeResources | UnreadableTopology
 LATE_S: Final = 60.0
 """Seconds after which a node should count a pod that started; `nri-numa publish` takes one."""
-_REMEMBERED: Final = 1000
+_MAX_SHARED_NODES: Final = 1000
 """Rooms that are gone and may be kept, in case that a node is like them again."""
 
 
-class Hold(Struct, frozen=True, kw_only=True):
+class AssumedPod(Struct, frozen=True, kw_only=True):
     """Room that is kept for one pod.
 
     Attributes:
-        places: NUMA nodes by container, as its annotation says.
+        numa_nodes: NUMA nodes by container, as its annotation says.
         charge: what it takes, where nothing of it is in an annotation.
-        until: when it is to be judged by more than what is watched; infinity while its pod is on
-            its way.
-        counted: containers that its node's object counted, be it in an earlier state.
+        expires_at: when it is to be judged by more than what is watched; infinity while its pod is
+            on its way.
+        counted_by_node: containers that its node's object counted, be it in an earlier state.
         left_at: when its pod left the phase Pending; infinity while it is on its way.
     """
 
     request: PodRequest
     node: str
-    places: Mapping[str, NUMASet] = {}
-    charge: Counts | None = None
-    since: float
-    until: float = inf
-    counted: frozenset[str] = frozenset()
+    numa_nodes: Mapping[str, NUMASet] = {}
+    charge: ResourceCounts | None = None
+    assumed_at: float
+    expires_at: float = inf
+    counted_by_node: frozenset[str] = frozenset()
     left_at: float = inf
 
     @property
@@ -59,7 +59,7 @@ class Hold(Struct, frozen=True, kw_only=True):
         return self.request.uid
 
     @property
-    def left(self) -> bool:
+    def left_pending(self) -> bool:
         """Whether the pod is not on its way any more."""
         return self.left_at < inf
 
@@ -70,81 +70,85 @@ class Hold(Struct, frozen=True, kw_only=True):
         Those that end before the others start are not among them: what the pod takes in the end is
         held. Nor is what the kubelet alone aligns, and there nothing is ever named.
         """
-        return frozenset([one.container for one in self.request.containers if not one.ends])
+        return frozenset([one.container for one in self.request.containers if not one.is_init])
 
     @property
     def over(self) -> bool:
         """Whether its pod has started, and all of it was counted."""
-        return self.left and bool(self.request.containers) and self.staying <= self.counted
+        return (
+            self.left_pending
+            and bool(self.request.containers)
+            and self.staying <= self.counted_by_node
+        )
 
-    def named_by(self, room: NodeRoom) -> frozenset[str]:
+    def named_by(self, room: NodeResources) -> frozenset[str]:
         """Containers of it that the numbers of a node count."""
-        named = room.charged.split() if room.charged else ()
-        return frozenset([name for name in self.staying if mark(self.uid, name) in named])
+        named = room.counted_containers.split() if room.counted_containers else ()
+        return frozenset([name for name in self.staying if container_mark(self.uid, name) in named])
 
-    def is_nameable_by(self, room: NodeRoom) -> bool:
+    def is_nameable_by(self, room: NodeResources) -> bool:
         """Whether the object of a node says when it counts the pod."""
-        return room.charged is not None and bool(self.request.containers)
+        return room.counted_containers is not None and bool(self.request.containers)
 
-    def open(self, room: NodeRoom) -> frozenset[str]:
+    def uncounted_containers(self, room: NodeResources) -> frozenset[str]:
         """Containers that the numbers of a node do not count yet.
 
         One that was counted and is not any more has ended, once its pod has started.
         """
-        earlier = self.counted if self.left else frozenset()
+        earlier = self.counted_by_node if self.left_pending else frozenset()
         return self.staying - self.named_by(room) - earlier
 
-    def counted_by(self, room: NodeRoom) -> bool:
+    def is_counted_by_node(self, room: NodeResources) -> bool:
         """Whether the numbers of a node count all of it."""
-        return bool(self.request.containers) and not self.open(room)
+        return bool(self.request.containers) and not self.uncounted_containers(room)
 
-    def charge_on(self, room: NodeRoom) -> Counts | None:
+    def uncounted_charge(self, room: NodeResources) -> ResourceCounts | None:
         """What is to be subtracted from what a node publishes."""
-        request, missing = self.request, self.open(room)
+        request, missing = self.request, self.uncounted_containers(room)
         if request.containers and not missing:
             return None
         partly = len(missing) < len(self.staying)
-        if partly and request.together is None and self.places:
+        if partly and request.pod_scope_request is None and self.numa_nodes:
             rest = tuple(one for one in request.containers if one.container in missing)
-            return room.charge_of(replace(request, containers=rest), self.places)
-        if self.charge is None and self.places:
-            return room.charge_of(request, self.places)
+            return room.charge_pod(replace(request, containers=rest), self.numa_nodes)
+        if self.charge is None and self.numa_nodes:
+            return room.charge_pod(request, self.numa_nodes)
         return self.charge
 
 
-class Nodes:
+class SchedulerCache:
     """What is known of the nodes, and what is held on them."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Known] = {}
-        self._rooms: dict[str, Known] = {}
-        self._equal: dict[NodeRoom, NodeRoom] = {}
-        self._holds: dict[str, Hold] = {}
+        self._nodes: dict[str, NodeInfo] = {}
+        self._rooms: dict[str, NodeInfo] = {}
+        self._equal: dict[NodeResources, NodeResources] = {}
+        self._holds: dict[str, AssumedPod] = {}
         self._by_node: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     @property
-    def names(self) -> frozenset[str]:
+    def node_names(self) -> frozenset[str]:
         """Nodes that have an object."""
         return frozenset(self._nodes)
 
     @property
-    def unreadable(self) -> int:
+    def unreadable_count(self) -> int:
         """How many objects say nothing certain."""
-        return sum(isinstance(known, Unreadable) for known in self._nodes.values())
+        return sum(isinstance(known, UnreadableTopology) for known in self._nodes.values())
 
     @property
-    def holds(self) -> Mapping[str, Hold]:
+    def assumed_pods(self) -> Mapping[str, AssumedPod]:
         """Holds by uid of the pod."""
         return self._holds
 
-    def published(self, name: str) -> Known | None:
+    def published_resources(self, name: str) -> NodeInfo | None:
         """What a node publishes, without regard to holds."""
         return self._nodes.get(name)
 
-    def room(self, name: str) -> Known | None:
+    def free_resources(self, name: str) -> NodeInfo | None:
         """What a node has free for others; None for one without an object.
 
         Equal rooms are one object, so verdicts about them are found without a comparison.
@@ -152,59 +156,63 @@ class Nodes:
         found = self._rooms.get(name)
         if found is None:
             found = self._nodes.get(name)
-            if isinstance(found, NodeRoom):
+            if isinstance(found, NodeResources):
                 holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
-                charges = [one.charge_on(found) for one in holds]
-                found = found.less(one for one in charges if one is not None)
-                found = replace(found, charged="") if found.charged != "" else found
-                if len(self._equal) >= len(self._nodes) + _REMEMBERED:
+                charges = [one.uncounted_charge(found) for one in holds]
+                found = found.minus_pods(one for one in charges if one is not None)
+                found = (
+                    replace(found, counted_containers="")
+                    if found.counted_containers != ""
+                    else found
+                )
+                if len(self._equal) >= len(self._nodes) + _MAX_SHARED_NODES:
                     self._equal = {room: room for room in self.rooms()}
                 found = self._equal.setdefault(found, found)
             if found is not None:
                 self._rooms[name] = found
         return found
 
-    def rooms(self) -> set[NodeRoom]:
+    def rooms(self) -> set[NodeResources]:
         """What nodes have free for others, as far as it was asked for since it changed."""
-        return {room for room in self._rooms.values() if isinstance(room, NodeRoom)}
+        return {room for room in self._rooms.values() if isinstance(room, NodeResources)}
 
-    def put(self, name: str, known: Known) -> bool:
+    def update_node(self, name: str, known: NodeInfo) -> bool:
         """A node publishes something; whether it has more room of something than before."""
-        before, was = self.room(name), self._nodes.get(name)
+        before, was = self.free_resources(name), self._nodes.get(name)
         if was == known:
             return False
         self._nodes[name] = known
         self._rooms.pop(name, None)
         for uid in sorted(self._by_node.get(name, ())):
-            hold = self._holds[uid] = _counted(self._holds[uid], known)
+            hold = self._holds[uid] = _with_count_state(self._holds[uid], known)
             if hold.over:
-                self.release(uid)
-        return _more(before, self.room(name))
+                self.forget_pod(uid)
+        return _free_increased(before, self.free_resources(name))
 
-    def silence(self, name: str) -> bool:
+    def mark_agent_not_ready(self, name: str) -> bool:
         """A node's object is not valid any more: its agent is silent; whether it was not."""
         known = self._nodes.get(name)
-        if not isinstance(known, NodeRoom) or known.silent:
+        if not isinstance(known, NodeResources) or known.agent_not_ready:
             return False
-        self.put(name, replace(known, silent=True))
+        self.update_node(name, replace(known, agent_not_ready=True))
         return True
 
-    def remove(self, name: str) -> None:
+    def remove_node(self, name: str) -> None:
         """A node's object does not exist any more."""
         self._nodes.pop(name, None)
         self._rooms.pop(name, None)
 
-    def hold(self, hold: Hold) -> None:
+    def assume_pod(self, hold: AssumedPod) -> None:
         """Keep room for a pod until it is counted; an earlier hold of the same pod is replaced."""
-        self.release(hold.uid)
-        hold = _counted(hold, self._nodes.get(hold.node))
+        self.forget_pod(hold.uid)
+        hold = _with_count_state(hold, self._nodes.get(hold.node))
         if hold.over:
             return
         self._holds[hold.uid] = hold
         self._by_node.setdefault(hold.node, set()).add(hold.uid)
         self._rooms.pop(hold.node, None)
 
-    def leaves(self, uid: str, at: float, until: float) -> Hold | None:
+    def pod_left_pending(self, uid: str, at: float, until: float) -> AssumedPod | None:
         """A pod is not on its way any more; its hold if that ended, because its node counts it.
 
         Otherwise it ends when an object says that the pod is counted, or is judged anew.
@@ -214,23 +222,23 @@ class Nodes:
             return None
         self._rooms.pop(hold.node, None)
         hold = self._holds[uid] = replace(
-            hold, left_at=min(at, hold.left_at), until=min(until, hold.until)
+            hold, left_at=min(at, hold.left_at), expires_at=min(until, hold.expires_at)
         )
-        return self.release(uid) if hold.over else None
+        return self.forget_pod(uid) if hold.over else None
 
-    def stays(self, uid: str, until: float = inf) -> None:
+    def pod_pending_again(self, uid: str, until: float = inf) -> None:
         """A pod is on its way, although it may have seemed to have left."""
         hold = self._holds.get(uid)
-        if hold is not None and (hold.left or hold.until != until):
+        if hold is not None and (hold.left_pending or hold.expires_at != until):
             self._rooms.pop(hold.node, None)
-            self._holds[uid] = replace(hold, left_at=inf, until=until)
+            self._holds[uid] = replace(hold, left_at=inf, expires_at=until)
 
     def postpone(self, uid: str, until: float) -> None:
         """Judge a hold, if it is still there, at another time."""
         if uid in self._holds:
-            self._holds[uid] = replace(self._holds[uid], until=until)
+            self._holds[uid] = replace(self._holds[uid], expires_at=until)
 
-    def release(self, uid: str) -> Hold | None:
+    def forget_pod(self, uid: str) -> AssumedPod | None:
         """End a hold; None where there is none."""
         hold = self._holds.pop(uid, None)
         if hold is None:
@@ -242,36 +250,42 @@ class Nodes:
         self._rooms.pop(hold.node, None)
         return hold
 
-    def due(self, now: float) -> list[Hold]:
+    def due(self, now: float) -> list[AssumedPod]:
         """Holds that are to be judged, those that waited longest first."""
-        found = [hold for hold in self._holds.values() if hold.until <= now]
-        return sorted(found, key=lambda hold: (hold.until, hold.uid))
+        found = [hold for hold in self._holds.values() if hold.expires_at <= now]
+        return sorted(found, key=lambda hold: (hold.expires_at, hold.uid))
 
-    def late(self, now: float) -> list[Hold]:
+    def late(self, now: float) -> list[AssumedPod]:
         """Holds of pods that started a while ago and that their nodes do not count, by uid."""
         found = [hold for hold in self._holds.values() if now - hold.left_at >= LATE_S]
         return sorted(found, key=lambda hold: hold.uid)
 
 
-def _counted(hold: Hold, known: Known | None) -> Hold:
+def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:
     """The same, with what an object says of it."""
-    named = hold.named_by(known) if isinstance(known, NodeRoom) else frozenset()
-    return hold if named <= hold.counted else replace(hold, counted=hold.counted | named)
+    named = hold.named_by(known) if isinstance(known, NodeResources) else frozenset()
+    return (
+        hold
+        if named <= hold.counted_by_node
+        else replace(hold, counted_by_node=hold.counted_by_node | named)
+    )
 
 
-def _more(before: Known | None, after: Known | None) -> bool:
+def _free_increased(before: NodeInfo | None, after: NodeInfo | None) -> bool:
     """Whether a node has more of something."""
-    if not isinstance(after, NodeRoom):
+    if not isinstance(after, NodeResources):
         return False
-    if not isinstance(before, NodeRoom) or before.ids != after.ids:
+    if not isinstance(before, NodeResources) or before.ids != after.ids:
         return True
-    if (before.silent and not after.silent) or (before.together or 0) < (after.together or 0):
+    if (before.agent_not_ready and not after.agent_not_ready) or (before.exclusive_limit or 0) < (
+        after.exclusive_limit or 0
+    ):
         return True
-    was = {one.name: one.free for one in before.others}
+    was = {one.name: one.free for one in before.other_resources}
     pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
-    if after.after_moving:
-        pairs.append((before.after_moving, after.after_moving))
-    pairs += [(was.get(one.name, ()), one.free) for one in after.others]
+    if after.exclusive_after_moves:
+        pairs.append((before.exclusive_after_moves, after.exclusive_after_moves))
+    pairs += [(was.get(one.name, ()), one.free) for one in after.other_resources]
     return any(
         len(old) != len(new) or any(n > w for w, n in zip(old, new, strict=True))
         for old, new in pairs

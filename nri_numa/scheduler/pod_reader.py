@@ -12,12 +12,23 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
-from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
-from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
-from nri_numa.engine.state import NOTHING, Charge
-from nri_numa.engine.whole import MOST as MAX_CONTAINERS
-from nri_numa.kube.requests import annotations_of, mapping
+from nri_numa.engine.place.memory import MEMPOLICY_KEY, pages_name, unpinned_policy_rejection
+from nri_numa.engine.request.annotations import (
+    SCHEDULED_NODES_KEY,
+    is_from_annotation,
+    parse_scheduled_nodes,
+    resolve_placement_options,
+)
+from nri_numa.engine.request.demand import (
+    SLOTS_KEY,
+    Demand,
+    compute_demand,
+    with_slots,
+    with_static_cpus,
+)
+from nri_numa.engine.state import NO_CHARGE, Charge
+from nri_numa.engine.whole import MAX_CONTAINERS as MAX_CONTAINERS
+from nri_numa.kube.requests import annotations_of, mapping_or_empty
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -27,21 +38,26 @@ from nri_numa.model.workload import (
     CPUMode,
     DeviceUse,
     OnFailure,
+    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
     Scope,
 )
-from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, peak
+from nri_numa.scheduler.pod_request import (
+    AmountByResource,
+    ContainerRequest,
+    PodRequest,
+    peak_request,
+)
 from nri_numa.simulate.manifests import ManifestError, read_pod
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
-POLICIES: Final = tuple(str(policy) for policy in Policy)
+POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_READ: Final = 500
 """Containers of a pod that is read at all, in 40 ms."""
-_REMEMBERED: Final = 10_000
+_MAX_CACHED_PODS: Final = 10_000
 """Pods that are known by their uid, for `bind`, which is not given the pod."""
 
 
@@ -61,33 +77,33 @@ class PodReader:
         self._settings, self._counted, self._claims = settings, counted, claims
         self._known: dict[str, tuple[str, PodRequest]] = {}
 
-    def request(self, document: Mapping[str, Any]) -> PodRequest:
+    def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         """What a pod asks for. A pod that cannot be read asks for nothing, or wrongly."""
-        metadata = mapping(document.get("metadata"))
+        metadata = mapping_or_empty(document.get("metadata"))
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
         known = self._known.get(uid)
         if known is not None and version and known[0] == version:
             return known[1]
-        request = self._read(document, metadata)
+        request = self._decode_pod_request(document, metadata)
         if uid:
-            if len(self._known) >= _REMEMBERED:
+            if len(self._known) >= _MAX_CACHED_PODS:
                 self._known.clear()
             self._known[uid] = version, request
         return request
 
-    def remembered(self, uid: str) -> PodRequest | None:
+    def cached_request(self, uid: str) -> PodRequest | None:
         """What was last read of a pod; None for one that is not known."""
         known = self._known.get(uid)
         return known[1] if known is not None else None
 
-    def forget(self, uid: str) -> None:
+    def drop_pod(self, uid: str) -> None:
         """A pod has its node, or does not exist any more."""
         self._known.pop(uid, None)
 
-    def plain(self, *, cpus: int, memory: int, policy: str) -> PodRequest:
+    def single_container_request(self, *, cpus: int, memory: int, policy: str) -> PodRequest:
         """What a pod of one container asks for whose limits are its requests.
 
-        Without exclusive CPUs it shares one; the policy is one of `POLICIES`.
+        Without exclusive CPUs it shares one; the policy is one of `POLICY_NAMES`.
         """
         prefix = self._settings.prefix
         amounts = {"cpu": str(cpus or 1), **({"memory": str(memory)} if memory else {})}
@@ -96,21 +112,23 @@ class PodReader:
             **({f"{prefix}/cpus": "exclusive"} if cpus else {}),
         }
         resources = {"requests": amounts, "limits": amounts}
-        return self.request(
+        return self.read_pod_request(
             {
                 "metadata": {"name": "asked", "namespace": "default", "annotations": annotations},
                 "spec": {"containers": [{"name": "main", "resources": resources}]},
             }
         )
 
-    def placed(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
+    def scheduled_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """NUMA nodes by container, as a pod's annotation says; empty where it says nothing."""
-        text = annotations_of(document).get(f"{self._settings.prefix}/{PLACED}")
-        return (read_placed(text) if isinstance(text, str) else None) or {}
+        text = annotations_of(document).get(f"{self._settings.prefix}/{SCHEDULED_NODES_KEY}")
+        return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
 
-    def _read(self, document: Mapping[str, Any], metadata: Mapping[str, Any]) -> PodRequest:
+    def _decode_pod_request(
+        self, document: Mapping[str, Any], metadata: Mapping[str, Any]
+    ) -> PodRequest:
         try:
-            spec = mapping(document.get("spec"))
+            spec = mapping_or_empty(document.get("spec"))
             listed = [spec.get(key) for key in ("containers", "initContainers")]
             count = sum(len(one) for one in listed if isinstance(one, list))
             if count > _MAX_READ:
@@ -119,13 +137,15 @@ class PodReader:
             pod = read_pod(document, counted=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
             prefix = f"{self._settings.prefix}/"
-            ours = any(prefix in str(name) for name in mapping(metadata.get("annotations")))
+            ours = any(
+                prefix in str(name) for name in mapping_or_empty(metadata.get("annotations"))
+            )
             return PodRequest(
                 uid=str(metadata.get("uid", "")),
                 namespace=str(metadata.get("namespace", "")),
                 name=str(metadata.get("name", "")),
-                wrong=f"cannot be read: {str(error)[:300]}" if ours else "",
-                ours=ours,
+                invalid_reason=f"cannot be read: {str(error)[:300]}" if ours else "",
+                has_placement_request=ours,
             )
         return self.request_of(pod)
 
@@ -140,110 +160,129 @@ class PodReader:
         kubelets: list[ContainerRequest] = []
         scopes: set[Scope] = set()
         movable: list[str] = []
-        allocated, whole_milli = NOTHING, NOTHING  # of the containers that stay
+        allocated, whole_milli = NO_CHARGE, NO_CHARGE  # of the containers that stay
         for one in pod.containers[:MAX_CONTAINERS]:
             if self._claims and one.claims:
                 continue
-            container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS}")
+            container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS_KEY}")
             ends, memory = one.role is Role.INIT, one.requests.memory or 0
             requested = with_slots(
-                settings, sandbox, container, resolve(settings, sandbox, container)
+                settings,
+                sandbox,
+                container,
+                resolve_placement_options(settings, sandbox, container),
             )
             requested = with_static_cpus(settings, sandbox, container, requested)
-            if isinstance(requested, Refusal):
-                return _wrong(request, requested, sandbox, container)
-            whole = _whole_cpus(sandbox, container, whole_milli)
+            if isinstance(requested, Rejection):
+                return _invalid_request(request, requested, sandbox, container)
+            whole = _static_policy_cpus(sandbox, container, whole_milli)
             if whole:
-                kubelets.append(_kubelets(container, ends, memory, whole, one.devices))
+                kubelets.append(_kubelet_request(container, ends, memory, whole, one.devices))
                 if not ends:
-                    whole_milli = whole_milli.plus(Charge(cpu_milli=1000 * whole))
+                    whole_milli = whole_milli.add(Charge(cpu_milli=1000 * whole))
             # Whole CPUs a kubelet may pin, and what it pins is left to it.
             if not whole and _policy_without_nodes(requested):
                 names = f"pod {sandbox.full_name}, container {container.name}"
-                return _wrong(request, without_nodes(requested, names), sandbox, container)
-            if requested.leave_alone or requested.numacpu is not None:
+                return _invalid_request(
+                    request, unpinned_policy_rejection(requested, names), sandbox, container
+                )
+            if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
-            found = demand(sandbox, container, requested, 0, allocated)
-            if isinstance(found, Refusal):
-                return _wrong(request, found, sandbox, container)
+            found = compute_demand(sandbox, container, requested, 0, allocated)
+            if isinstance(found, Rejection):
+                return _invalid_request(request, found, sandbox, container)
             scopes.add(requested.scope)
-            amounts = _memory(sandbox.qos, memory, found)
-            asks = _container(container, ends, requested, found, amounts)
+            amounts = _memory_demand(sandbox.qos, memory, found)
+            asks = _container_request(container, ends, requested, found, amounts)
             if one.devices and requested.devices is DeviceUse.ALIGN:
-                devices = _devices(one.devices)
-                asks = replace(asks, amounts=asks.amounts + devices, paid=asks.paid + devices)
+                devices = _device_amounts(one.devices)
+                asks = replace(
+                    asks,
+                    amounts=asks.amounts + devices,
+                    charged_amounts=asks.charged_amounts + devices,
+                )
             containers.append(asks)
             if requested.movable and not one.devices:
                 movable.append(one.name)
             if not ends:
-                milli = 1000 * asks.exclusive or min(asks.milli, asks.paid_milli)
-                allocated = allocated.plus(Charge(milli, dict(asks.paid).get("memory", 0)))
+                milli = 1000 * asks.exclusive_cpus or min(asks.shared_milli, asks.charged_milli)
+                allocated = allocated.add(
+                    Charge(milli, dict(asks.charged_amounts).get("memory", 0))
+                )
         return replace(
             request,
             containers=tuple(containers),
-            together=peak(containers) if Scope.POD in scopes and len(containers) > 1 else None,
-            kubelets=tuple(kubelets),
-            ours=bool(containers),
+            pod_scope_request=peak_request(containers)
+            if Scope.POD in scopes and len(containers) > 1
+            else None,
+            kubelet_aligned=tuple(kubelets),
+            has_placement_request=bool(containers),
             movable=tuple(movable),
         )
 
 
-def _wrong(
-    request: PodRequest, refusal: Refusal, pod: PodSandbox, container: Container
+def _invalid_request(
+    request: PodRequest, refusal: Rejection, pod: PodSandbox, container: Container
 ) -> PodRequest:
     """A request with the refusal without the names, so that replicas have one text."""
     names = f"pod {pod.full_name}, container {container.name}: "
-    return replace(request, wrong=refusal.message.removeprefix(names), ours=True)
-
-
-def _policy_without_nodes(requested: Requested) -> bool:
-    """Whether every node refuses its memory policy, since no machine pins its memory."""
-    listed = requested.numacpu is not None and requested.numamem is None
-    return (
-        requested.mempolicy.on_nodes
-        and (requested.leave_alone or listed)
-        and requested.on_failure is not OnFailure.UNPINNED
-        and by_annotation(requested, KEY)
+    return replace(
+        request, invalid_reason=refusal.message.removeprefix(names), has_placement_request=True
     )
 
 
-def _whole_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
+def _policy_without_nodes(requested: PlacementOptions) -> bool:
+    """Whether every node refuses its memory policy, since no machine pins its memory."""
+    listed = requested.numacpu is not None and requested.numamem is None
+    return (
+        requested.mempolicy.needs_nodes
+        and (requested.is_unpinned or listed)
+        and requested.on_failure is not OnFailure.UNPINNED
+        and is_from_annotation(requested, MEMPOLICY_KEY)
+    )
+
+
+def _static_policy_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
     """CPUs that the kubelet's static policy would give (cm/cpumanager/policy_static.go)."""
     if pod.qos is not QoSClass.GUARANTEED:
         return 0
-    requested = Requested(cpus=None, policy=Policy.BEST_EFFORT)
-    found = demand(pod, container, requested, 0, others)
+    requested = PlacementOptions(cpus=None, policy=Policy.BEST_EFFORT)
+    found = compute_demand(pod, container, requested, 0, others)
     return found.exclusive_cpus if isinstance(found, Demand) else 0
 
 
-def _kubelets(
+def _kubelet_request(
     container: Container, ends: bool, memory: int, cpus: int, devices: Mapping[str, int]
 ) -> ContainerRequest:
-    amounts = _amounts(container.resources.hugepages, memory) + _devices(devices)
+    amounts = _memory_amounts(container.resources.hugepages, memory) + _device_amounts(devices)
     return ContainerRequest(
         container=container.name,
-        ends=ends,
+        is_init=ends,
         policy=Policy.BEST_EFFORT,
-        exclusive=cpus,
+        exclusive_cpus=cpus,
         amounts=amounts,
-        paid=amounts,
+        charged_amounts=amounts,
         smt=SMT.ANY,
     )
 
 
-def _memory(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
+def _memory_demand(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
     """Bytes that must be on its NUMA nodes, and what of these is allocated.
 
     The node reads a memory request from the OOM score; here it is known.
     """
     if qos is not QoSClass.BURSTABLE:
-        return found.memory_bytes, found.memory_paid
+        return found.memory_bytes, found.memory_requested
     least = requested if found.memory_source == "none" and requested else found.memory_bytes
     return least, min(least, requested)
 
 
-def _container(
-    container: Container, ends: bool, requested: Requested, found: Demand, memory: tuple[int, int]
+def _container_request(
+    container: Container,
+    ends: bool,
+    requested: PlacementOptions,
+    found: Demand,
+    memory: tuple[int, int],
 ) -> ContainerRequest:
     near = requested.bind is Bind.CPU_MEM and requested.numamem is None
     policy = requested.policy
@@ -252,25 +291,25 @@ def _container(
     on_failure = requested.on_failure
     if on_failure is None:
         mild = requested.policy is Policy.BEST_EFFORT and requested.numamem is None
-        on_failure = OnFailure.WIDEN if mild else OnFailure.REJECT
+        on_failure = OnFailure.BEST_EFFORT if mild else OnFailure.REJECT
     return ContainerRequest(
         container=container.name,
-        ends=ends,
+        is_init=ends,
         policy=policy,
-        exclusive=found.exclusive_cpus,
-        milli=0 if found.exclusive_cpus else found.cpu_milli,
-        paid_milli=0 if found.exclusive_cpus else found.cpu_paid_milli,
-        amounts=_amounts(found.hugepages, memory[0]) if near else (),
-        paid=_amounts(found.hugepages, memory[1]) if near else (),
+        exclusive_cpus=found.exclusive_cpus,
+        shared_milli=0 if found.exclusive_cpus else found.cpu_milli,
+        charged_milli=0 if found.exclusive_cpus else found.cpu_requested_milli,
+        amounts=_memory_amounts(found.hugepages, memory[0]) if near else (),
+        charged_amounts=_memory_amounts(found.hugepages, memory[1]) if near else (),
         smt=requested.smt,
         on_failure=on_failure,
     )
 
 
-def _amounts(hugepages: Mapping[int, int], memory: int) -> Amounts:
+def _memory_amounts(hugepages: Mapping[int, int], memory: int) -> AmountByResource:
     found = [("memory", memory)] if memory else []
     return (*found, *((pages_name(size), n) for size, n in sorted(hugepages.items()) if n))
 
 
-def _devices(devices: Mapping[str, int]) -> Amounts:
+def _device_amounts(devices: Mapping[str, int]) -> AmountByResource:
     return tuple(sorted(devices.items()))

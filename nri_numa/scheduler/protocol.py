@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-MOST_NAMES: Final = 20_000
+MAX_NODE_NAMES: Final = 20_000
 """Nodes in one question; four times the largest cluster that Kubernetes supports."""
 
 MAX_REASONS: Final = 500
@@ -23,15 +23,15 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExtenderArgs:
     """ExtenderArgs: a pod, and the nodes that are left for it."""
 
     pod: Mapping[str, Any]
-    names: list[str]
+    node_names: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class BindingArgs:
     """ExtenderBindingArgs: a pod, and the node that was chosen."""
 
     namespace: str
@@ -40,42 +40,42 @@ class Binding:
     node: str
 
 
-def question(body: bytes) -> Question:
+def parse_extender_args(body: bytes) -> ExtenderArgs:
     """Read the body of filter or prioritize.
 
     Raises:
         BadRequest: it is none, or has nodes instead of their names.
     """
-    keys = _keys(body, "ExtenderArgs")
+    keys = _decode_lowercase_keys(body, "ExtenderArgs")
     pod, names = keys.get("pod"), keys.get("nodenames")
     if not isinstance(pod, Mapping):
         raise BadRequest("Pod is not there, expected a v1 Pod")
     if names is None:
         raise BadRequest("NodeNames is not there, expected names: set nodeCacheCapable: true")
-    if not isinstance(names, list) or len(names) > MOST_NAMES:
-        raise BadRequest(f"NodeNames is no list of at most {MOST_NAMES} names")
+    if not isinstance(names, list) or len(names) > MAX_NODE_NAMES:
+        raise BadRequest(f"NodeNames is no list of at most {MAX_NODE_NAMES} names")
     if not {*map(type, names)} <= {str}:
         raise BadRequest("NodeNames has something else than names")
-    return Question(pod, names)
+    return ExtenderArgs(pod, names)
 
 
-def binding(body: bytes) -> Binding:
+def parse_binding_args(body: bytes) -> BindingArgs:
     """Read the body of bind.
 
     Raises:
         BadRequest: something is missing.
     """
-    keys = _keys(body, "ExtenderBindingArgs")
+    keys = _decode_lowercase_keys(body, "ExtenderBindingArgs")
     found = []
     for key in ("PodNamespace", "PodName", "PodUID", "Node"):
         value = keys.get(key.lower())
         if not isinstance(value, str) or not value or len(value) > 512 or "/" in value:
             raise BadRequest(f"{key} is not there, or is no name")
         found.append(value)
-    return Binding(*found)
+    return BindingArgs(*found)
 
 
-def _keys(body: bytes, what: str) -> dict[str, Any]:
+def _decode_lowercase_keys(body: bytes, what: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def _keys(body: bytes, what: str) -> dict[str, Any]:
     return {key.lower(): value for key, value in document.items()}
 
 
-def filter_result(
+def encode_filter_result(
     names: Sequence[str], failed: Mapping[str, str], hopeless: Mapping[str, str]
 ) -> bytes:
     """ExtenderFilterResult; nodes only by name, and not more than so many for one reason."""
@@ -113,11 +113,11 @@ def _bounded(reasons: Mapping[str, str]) -> Mapping[str, str]:
     return found
 
 
-def priorities(scores: Sequence[tuple[str, int]]) -> bytes:
+def encode_priorities(scores: Sequence[tuple[str, int]]) -> bytes:
     """HostPriorityList."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores])
 
 
-def error(text: str) -> bytes:
+def encode_error(text: str) -> bytes:
     """An ExtenderFilterResult or ExtenderBindingResult that says what is wrong; empty for done."""
     return msgspec.json.encode({"Error": text})

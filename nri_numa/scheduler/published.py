@@ -16,99 +16,103 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import annotations_of
-from nri_numa.model.charged import CHARGED
+from nri_numa.model.charged import COUNTED_ATTRIBUTE
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy, Scope
-from nri_numa.scheduler.node_room import Column, NodeRoom, Resource, Unreadable
-from nri_numa.text import BadQuantity, quantity
+from nri_numa.scheduler.node_room import Column, NodeResource, NodeResources, UnreadableTopology
+from nri_numa.text import BadQuantity, parse_exact_quantity
 
-NODE: Final = "Node"
-_PREFIX: Final = "node-"
-_READY: Final = "ready"
-_LOCAL, _REMOTE = 10, 20
+NODE_ZONE_TYPE: Final = "Node"
+_ZONE_NAME_PREFIX: Final = "node-"
+_READY_VALUE: Final = "ready"
+_LOCAL_DISTANCE, _REMOTE_DISTANCE = 10, 20
 """The kernel's distances where firmware gives none (drivers/acpi/numa)."""
-_MOST: Final = 1 << 62
-_ITEMS: Final = 4096
+_MAX_AMOUNT: Final = 1 << 62
+_MAX_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
-RENEWED: Final = "renewed"
-VALID: Final = "valid-seconds"
-LONGEST: Final = 7 * 86400
+RENEWED_ATTRIBUTE: Final = "renewed"
+VALIDITY_ATTRIBUTE: Final = "valid-seconds"
+MAX_VALIDITY_S: Final = 7 * 86400
 """Seconds; what is longer is not meant."""
 
 
-class _Bad(Exception):
+class _InvalidTopology(Exception):
     """What is wrong, where, and what was expected."""
 
 
-def read(document: Mapping[str, Any], prefix: str) -> NodeRoom | Unreadable:
+def decode_topology(document: Mapping[str, Any], prefix: str) -> NodeResources | UnreadableTopology:
     """Read one object."""
     try:
-        return _room(document, prefix)
-    except _Bad as error:
-        return Unreadable(str(error))
+        return _read_resources(document, prefix)
+    except _InvalidTopology as error:
+        return UnreadableTopology(str(error))
 
 
-def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
+def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
     if document.get("apiVersion") not in (None, "topology.node.k8s.io/v1alpha2"):
-        raise _Bad(f"apiVersion is {_shown(document['apiVersion'])}, expected v1alpha2")
+        raise _InvalidTopology(
+            f"apiVersion is {_value_text(document['apiVersion'])}, expected v1alpha2"
+        )
     zones: dict[int, Mapping[str, Any]] = {}
-    for number, zone in enumerate(_list(document.get("zones"), "zones")):
+    for number, zone in enumerate(_require_list(document.get("zones"), "zones")):
         if not isinstance(zone, Mapping):
-            raise _Bad(f"zones[{number}] is {_shown(zone)}, expected a zone")
-        if zone.get("type") != NODE:
+            raise _InvalidTopology(f"zones[{number}] is {_value_text(zone)}, expected a zone")
+        if zone.get("type") != NODE_ZONE_TYPE:
             continue
-        numa_node = _id(zone.get("name"), f"zones[{number}].name")
+        numa_node = _parse_numa_id(zone.get("name"), f"zones[{number}].name")
         if numa_node in zones:
-            raise _Bad(f"zone {_PREFIX}{numa_node} is there twice")
+            raise _InvalidTopology(f"zone {_ZONE_NAME_PREFIX}{numa_node} is there twice")
         zones[numa_node] = zone
     ids = tuple(sorted(i for i, zone in zones.items() if zone.get("resources")))
     if not ids:
-        raise _Bad(f"no zone of type {NODE} has resources")
-    attributes = _attributes(document.get("attributes"), "attributes")
-    resources = _resources(ids, zones)
+        raise _InvalidTopology(f"no zone of type {NODE_ZONE_TYPE} has resources")
+    attributes = _attributes_by_name(document.get("attributes"), "attributes")
+    resources = _resources_by_name(ids, zones)
     cpu = resources.pop("cpu", None)
     if cpu is None:
-        raise _Bad("no zone has the resource cpu")
+        raise _InvalidTopology("no zone has the resource cpu")
     exclusive: list[int] = []
     after: list[int] = []
     factors: list[int] = []
     milli: list[int] = []
     threads, exclusive_name = 1, f"{prefix}/free-exclusive-cpus"
     for place, i in enumerate(ids):
-        path = f"zone {_PREFIX}{i}"
-        own = _attributes(zones[i].get("attributes"), path)
+        path = f"zone {_ZONE_NAME_PREFIX}{i}"
+        own = _attributes_by_name(zones[i].get("attributes"), path)
         # The resource counts CPUs that may be exclusive; others share what is free of their time.
-        milli.append(_number(own, f"{prefix}/free-cpu-milli", path, cpu.free[place]))
-        free = _number(own, exclusive_name, path, cpu.free[place] // 1000)
+        milli.append(
+            _parse_integer_attribute(own, f"{prefix}/free-cpu-milli", path, cpu.free[place])
+        )
+        free = _parse_integer_attribute(own, exclusive_name, path, cpu.free[place] // 1000)
         exclusive.append(min(free, cpu.capacity[place] // 1000))
-        moved = _number(own, f"{prefix}/exclusive-cpus-after-moving", path, 0)
+        moved = _parse_integer_attribute(own, f"{prefix}/exclusive-cpus-after-moving", path, 0)
         after.append(max(exclusive[-1], min(moved, cpu.capacity[place] // 1000)))
-        threads = max(threads, _number(own, f"{prefix}/threads-per-core", path, 1))
-        factors.append(_factor(own.get(f"{prefix}/capacity-factor"), path))
-    return NodeRoom(
+        threads = max(threads, _parse_integer_attribute(own, f"{prefix}/threads-per-core", path, 1))
+        factors.append(_parse_capacity_factor(own.get(f"{prefix}/capacity-factor"), path))
+    return NodeResources(
         ids=ids,
-        distances=tuple(_costs(zones[i].get("costs"), i, ids) for i in ids),
-        cpu=Resource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
-        exclusive=Resource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
-        after_moving=tuple(after) if after != exclusive else (),
-        others=tuple(resources[name] for name in sorted(resources)),
+        distances=tuple(_parse_distances(zones[i].get("costs"), i, ids) for i in ids),
+        cpu=NodeResource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
+        exclusive=NodeResource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
+        exclusive_after_moves=tuple(after) if after != exclusive else (),
+        other_resources=tuple(resources[name] for name in sorted(resources)),
         factor=tuple(factors),
-        threads=threads,
-        policy=_policy(attributes),
+        threads_per_core=threads,
+        policy=_parse_policy(attributes),
         scope=Scope.POD if attributes.get("topologyManagerScope") == Scope.POD else Scope.CONTAINER,
         aligns_cpus=attributes.get("cpuManagerPolicy", "static") == "static",
         aligns_memory=attributes.get("memoryManagerPolicy") == "Static",
-        silent=attributes.get(f"{prefix}/agent", _READY) != _READY,
-        together=(
-            _number(attributes, exclusive_name, "attributes", 0)
+        agent_not_ready=attributes.get(f"{prefix}/agent", _READY_VALUE) != _READY_VALUE,
+        exclusive_limit=(
+            _parse_integer_attribute(attributes, exclusive_name, "attributes", 0)
             if exclusive_name in attributes
             else None
         ),
-        charged=attributes.get(f"{prefix}/{CHARGED}"),
+        counted_containers=attributes.get(f"{prefix}/{COUNTED_ATTRIBUTE}"),
     )
 
 
-def _policy(attributes: Mapping[str, str]) -> Policy:
+def _parse_policy(attributes: Mapping[str, str]) -> Policy:
     text = attributes.get("topologyManagerPolicy")
     if text is None:
         return Policy.NONE
@@ -116,121 +120,139 @@ def _policy(attributes: Mapping[str, str]) -> Policy:
         return Policy(text)
     except ValueError:
         expected = ", ".join(Policy)
-        raise _Bad(
-            f"attribute topologyManagerPolicy is {_shown(text)}, expected one of {expected}"
+        raise _InvalidTopology(
+            f"attribute topologyManagerPolicy is {_value_text(text)}, expected one of {expected}"
         ) from None
 
 
-def _resources(ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]) -> dict[str, Resource]:
+def _resources_by_name(
+    ids: tuple[int, ...], zones: Mapping[int, Mapping[str, Any]]
+) -> dict[str, NodeResource]:
     """By resource; one that a zone does not name is not there."""
     capacity: dict[str, list[int]] = {}
     free: dict[str, list[int]] = {}
     for place, i in enumerate(ids):
-        for number, resource in enumerate(_list(zones[i]["resources"], f"zone {_PREFIX}{i}")):
-            path = f"zone {_PREFIX}{i}, resources[{number}]"
+        for number, resource in enumerate(
+            _require_list(zones[i]["resources"], f"zone {_ZONE_NAME_PREFIX}{i}")
+        ):
+            path = f"zone {_ZONE_NAME_PREFIX}{i}, resources[{number}]"
             name = resource.get("name") if isinstance(resource, Mapping) else None
             if not isinstance(name, str):
-                raise _Bad(f"{path} has no name")
-            path = f"zone {_PREFIX}{i}, {_plain(name)}"
+                raise _InvalidTopology(f"{path} has no name")
+            path = f"zone {_ZONE_NAME_PREFIX}{i}, {_printable_name(name)}"
             factor = 1000 if name == "cpu" else 1
-            whole = _amount(resource, "allocatable", path, factor)
+            whole = _parse_amount(resource, "allocatable", path, factor)
             if name not in capacity:
                 capacity[name], free[name] = [0] * len(ids), [0] * len(ids)
             capacity[name][place] = whole
-            free[name][place] = min(whole, _amount(resource, "available", path, factor))
-    return {name: Resource(name, tuple(capacity[name]), tuple(free[name])) for name in capacity}
+            free[name][place] = min(whole, _parse_amount(resource, "available", path, factor))
+    return {name: NodeResource(name, tuple(capacity[name]), tuple(free[name])) for name in capacity}
 
 
-def _amount(resource: Mapping[str, Any], key: str, path: str, factor: int) -> int:
+def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int) -> int:
     """What is certain of a quantity: a part of a unit is rounded down."""
     value = resource.get(key)
     if isinstance(value, str) and len(value) < 19 and value.isascii() and value.isdigit():
         return int(value) * factor
     try:
-        amount = int(quantity(value) * factor)
+        amount = int(parse_exact_quantity(value) * factor)
     except BadQuantity as error:
-        raise _Bad(f"{path}: {key} is {_shown(value)}, expected {error}") from None
-    if amount > _MOST:
-        raise _Bad(f"{path}: {key} is {_shown(value)}, expected what some machine has")
+        raise _InvalidTopology(f"{path}: {key} is {_value_text(value)}, expected {error}") from None
+    if amount > _MAX_AMOUNT:
+        raise _InvalidTopology(
+            f"{path}: {key} is {_value_text(value)}, expected what some machine has"
+        )
     return amount
 
 
-def _costs(value: object, me: int, ids: tuple[int, ...]) -> Column:
+def _parse_distances(value: object, me: int, ids: tuple[int, ...]) -> Column:
     found: dict[int, int] = {}
-    for number, cost in enumerate(_list(value, f"zone {_PREFIX}{me}, costs")):
-        path = f"zone {_PREFIX}{me}, costs[{number}]"
+    for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
+        path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
         if not isinstance(cost, Mapping):
-            raise _Bad(f"{path} is {_shown(cost)}, expected name and value")
+            raise _InvalidTopology(f"{path} is {_value_text(cost)}, expected name and value")
         amount = cost.get("value")
         if isinstance(amount, bool) or not isinstance(amount, int) or not 0 <= amount <= 10_000:
-            raise _Bad(f"{path}: value is {_shown(amount)}, expected a distance such as 21")
+            raise _InvalidTopology(
+                f"{path}: value is {_value_text(amount)}, expected a distance such as 21"
+            )
         name = cost.get("name")
-        if isinstance(name, str) and name.startswith(_PREFIX):
-            found.setdefault(_id(name, f"{path}: name"), amount)
-    return tuple(found.get(i, _LOCAL if i == me else _REMOTE) for i in ids)
+        if isinstance(name, str) and name.startswith(_ZONE_NAME_PREFIX):
+            found.setdefault(_parse_numa_id(name, f"{path}: name"), amount)
+    return tuple(found.get(i, _LOCAL_DISTANCE if i == me else _REMOTE_DISTANCE) for i in ids)
 
 
-def _attributes(value: object, path: str) -> dict[str, str]:
+def _attributes_by_name(value: object, path: str) -> dict[str, str]:
     """By name; of two with one name the first."""
     found: dict[str, str] = {}
-    for number, item in enumerate(_list(value, path)):
+    for number, item in enumerate(_require_list(value, path)):
         name = item.get("name") if isinstance(item, Mapping) else None
         text = item.get("value") if isinstance(item, Mapping) else None
         if not isinstance(name, str) or not isinstance(text, str):
-            raise _Bad(f"{path}: attributes[{number}] is no name and value, both texts")
+            raise _InvalidTopology(f"{path}: attributes[{number}] is no name and value, both texts")
         found.setdefault(name, text)
     return found
 
 
-def _number(attributes: Mapping[str, str], name: str, path: str, default: int) -> int:
+def _parse_integer_attribute(
+    attributes: Mapping[str, str], name: str, path: str, default: int
+) -> int:
     text = attributes.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise _Bad(f"{path}: attribute {name} is {_shown(text)}, expected a whole number")
+        raise _InvalidTopology(
+            f"{path}: attribute {name} is {_value_text(text)}, expected a whole number"
+        )
     return int(text)
 
 
-def _factor(text: str | None, path: str) -> int:
+def _parse_capacity_factor(text: str | None, path: str) -> int:
     if text is None:
         return 1000
     try:
-        factor = quantity(text)
+        factor = parse_exact_quantity(text)
     except BadQuantity:
         factor = None
     if factor is None or factor > 1:
-        raise _Bad(f"{path}: capacity-factor is {_shown(text)}, expected a number from 0 to 1")
+        raise _InvalidTopology(
+            f"{path}: capacity-factor is {_value_text(text)}, expected a number from 0 to 1"
+        )
     return int(factor * 1000)
 
 
-def _id(name: object, path: str) -> int:
-    digits = name.removeprefix(_PREFIX) if isinstance(name, str) else ""
+def _parse_numa_id(name: object, path: str) -> int:
+    digits = name.removeprefix(_ZONE_NAME_PREFIX) if isinstance(name, str) else ""
     good = digits.isascii() and digits.isdigit() and len(digits) <= 6 and digits != name
     if not good or int(digits) >= NUMASet.LIMIT:
-        raise _Bad(f"{path} is {_shown(name)}, expected {_PREFIX}0 and so on")
+        raise _InvalidTopology(
+            f"{path} is {_value_text(name)}, expected {_ZONE_NAME_PREFIX}0 and so on"
+        )
     return int(digits)
 
 
-def _list(value: object, path: str) -> list[Any]:
+def _require_list(value: object, path: str) -> list[Any]:
     if value is None:
         return []
-    if not isinstance(value, list) or len(value) > _ITEMS:
-        raise _Bad(f"{path} is {_shown(value)}, expected a list of at most {_ITEMS}")
+    if not isinstance(value, list) or len(value) > _MAX_ITEMS:
+        raise _InvalidTopology(
+            f"{path} is {_value_text(value)}, expected a list of at most {_MAX_ITEMS}"
+        )
     return value
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, list | Mapping):
         return "a list" if isinstance(value, list) else "a mapping"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
-def _plain(name: str) -> str:
-    return name if name.isprintable() and len(name) <= 80 else _shown(name)
+def _printable_name(name: str) -> str:
+    return name if name.isprintable() and len(name) <= 80 else _value_text(name)
 
 
-class Freshness:
+class TopologyValidity:
     """Until when each object is valid.
 
     A publisher that dies leaves its last numbers behind, and ``ready`` in them. Where it says so
@@ -241,20 +263,25 @@ class Freshness:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._renewed, self._valid = f"{prefix}/{RENEWED}", f"{prefix}/{VALID}"
+        self._renewed, self._valid = (
+            f"{prefix}/{RENEWED_ATTRIBUTE}",
+            f"{prefix}/{VALIDITY_ATTRIBUTE}",
+        )
         self._known: dict[str, tuple[str, float]] = {}
 
-    def read(self, name: str, document: Mapping[str, Any], now: float) -> NodeRoom | Unreadable:
+    def decode_with_validity(
+        self, name: str, document: Mapping[str, Any], now: float
+    ) -> NodeResources | UnreadableTopology:
         """Read an object; the agent of one that is not valid is silent."""
-        known = read(document, self._prefix)
-        if not self._seen(name, document, now) and isinstance(known, NodeRoom):
-            return replace(known, silent=True)
+        known = decode_topology(document, self._prefix)
+        if not self._record_validity(name, document, now) and isinstance(known, NodeResources):
+            return replace(known, agent_not_ready=True)
         return known
 
-    def _seen(self, name: str, document: Mapping[str, Any], now: float) -> bool:
+    def _record_validity(self, name: str, document: Mapping[str, Any], now: float) -> bool:
         """An object exists; whether it is valid. One that names no validity is so for ever."""
         found = annotations_of(document)
-        text, seconds = found.get(self._renewed), _seconds(found.get(self._valid))
+        text, seconds = found.get(self._renewed), _parse_validity_seconds(found.get(self._valid))
         if not isinstance(text, str) or seconds is None:
             self._known.pop(name, None)
             return True
@@ -263,16 +290,16 @@ class Freshness:
         self._known[name] = text, until
         return now < until
 
-    def remove(self, name: str) -> None:
+    def forget_node(self, name: str) -> None:
         """An object does not exist any more."""
         self._known.pop(name, None)
 
-    def stale(self, now: float) -> list[str]:
+    def expired_nodes(self, now: float) -> list[str]:
         """Objects that are not valid any more."""
         return [name for name, (_, until) in self._known.items() if until <= now]
 
 
-def _seconds(text: object) -> int | None:
+def _parse_validity_seconds(text: object) -> int | None:
     if not isinstance(text, str) or not (text.isascii() and text.isdigit() and len(text) <= 6):
         return None
-    return min(int(text), LONGEST) or None
+    return min(int(text), MAX_VALIDITY_S) or None

@@ -11,42 +11,42 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.kube.api import KubeAPI, Watched, name_of, text_of, uid_of
-from nri_numa.kube.requests import Form, KubeError, Resource, mapping
+from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, text_of, uid_of
+from nri_numa.kube.requests import ContentType, KubeError, Resource, mapping_or_empty
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.node_room import NodeRoom, Unreadable
-from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import Freshness
-from nri_numa.text import harmless
+from nri_numa.scheduler.published import TopologyValidity
+from nri_numa.text import escape_unprintable
 
 log = get_logger("scheduler")
 
-TOPOLOGIES: Final = Resource.TOPOLOGIES.path()
-PODS: Final = Resource.PODS.path()
-PENDING: Final = "status.phase=Pending,spec.nodeName!="
+TOPOLOGIES_PATH: Final = Resource.TOPOLOGIES.api_path()
+PODS_PATH: Final = Resource.PODS.api_path()
+PENDING_PODS_SELECTOR: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
-HOLD_LIMIT: Final = 600.0
+ASSUMED_POD_TIMEOUT_S: Final = 600.0
 """Seconds after which a binding of which nothing is known is not going to be written any more."""
 LONGEST_PAUSE: Final = 60.0
 """Seconds between two questions after a pod that its node does not count, at most."""
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that have nothing any more."""
-WAKE_INTERVAL: Final = 2.0
+WAKE_INTERVAL_S: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
-PARTLY: Final = 6.0
+PARTIAL_START_FACTOR: Final = 6.0
 """How many times `settle` a pod is held of which some container may not run yet."""
 WARNING_INTERVAL: Final = 60.0
 """Seconds between two lines about objects that cannot be read, or are not renewed."""
-ROOM: Final = "room"
+WAKE_ANNOTATION: Final = "room"
 """Key of the annotation that wakes pods, below the prefix; its value is a number that is another
 one each time."""
-WAITING: Final = 600.0
+UNSCHEDULABLE_POD_TIMEOUT_S: Final = 600.0
 """Seconds in which a pod that was refused is thought to wait; it is tried again every 5 minutes."""
-ROUNDS: Final = 8.0
+MAX_WAKE_ROUNDS: Final = 8.0
 """How often all nodes may be tried for a pod that one of them has room for. kube-scheduler asks
 twice at each attempt, and which nodes are next is not up to one pod alone."""
-_MOST: Final = 10_000
+_MAX_PODS: Final = 10_000
 
 
 class PodActivator:
@@ -67,53 +67,53 @@ class PodActivator:
         wall: Callable[[], float],
     ) -> None:
         self._api, self._wakes, self._clock, self._wall = api, wakes, clock, wall
-        self._annotation = f"{config.annotation_prefix}/{ROOM}"
+        self._annotation = f"{config.annotation_prefix}/{WAKE_ANNOTATION}"
         self._waiting: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._nodes: dict[str, None] = {}
         self._again = False
         self._due = asyncio.Event()
 
-    def refused(self, uid: str) -> None:
+    def record_unschedulable(self, uid: str) -> None:
         """A pod found no node."""
         self._waiting.pop(uid, None)
-        if len(self._waiting) >= _MOST:
+        if len(self._waiting) >= _MAX_PODS:
             self._waiting.pop(next(iter(self._waiting)))
         self._waiting[uid] = self._clock()
 
-    def settled(self, uid: str) -> None:
+    def drop_pod(self, uid: str) -> None:
         """A pod has its node, or does not exist any more."""
         self._waiting.pop(uid, None)
         self._seen.pop(uid, None)
 
-    def once_more(self, uid: str, share: float) -> bool:
+    def should_wake_again(self, uid: str, share: float) -> bool:
         """Whether to wake a pod that was tried on a share of the nodes, and fits on another one.
 
         Not for ever: of that one something may keep it away that kube-scheduler alone knows.
         """
-        if len(self._seen) >= _MOST:
+        if len(self._seen) >= _MAX_PODS:
             self._seen.pop(next(iter(self._seen)))
         seen = self._seen[uid] = self._seen.pop(uid, 0.0) + share
-        return seen < ROUNDS
+        return seen < MAX_WAKE_ROUNDS
 
-    def more_room(self, node: str) -> None:
+    def on_free_increased(self, node: str) -> None:
         """A node has more room than before."""
         now = self._clock()
         self._seen.clear()
         while self._waiting:
             uid, at = next(iter(self._waiting.items()))
-            if now - at <= WAITING:
-                return self.wake(node)
+            if now - at <= UNSCHEDULABLE_POD_TIMEOUT_S:
+                return self.wake_pods(node)
             del self._waiting[uid]
 
-    def wake(self, *nodes: str) -> None:
+    def wake_pods(self, *nodes: str) -> None:
         """Wake all pods by one of these nodes, also those that another replica refused."""
         if nodes:
             self._nodes |= dict.fromkeys(nodes)
             self._due.set()
 
     @property
-    def due(self) -> bool:
+    def is_wake_due(self) -> bool:
         """Whether pods are about to be woken."""
         return self._due.is_set()
 
@@ -124,22 +124,24 @@ class PodActivator:
             self._due.clear()
             nodes, self._nodes = self._nodes, {}
             if leads():
-                await self._write(nodes)
-            await asyncio.sleep(WAKE_INTERVAL)
+                await self._write_wake_annotation(nodes)
+            await asyncio.sleep(WAKE_INTERVAL_S)
 
-    async def _write(self, nodes: dict[str, None]) -> None:
+    async def _write_wake_annotation(self, nodes: dict[str, None]) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
         while nodes:
             node = next(reversed(nodes))
             try:
-                await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
+                await self._api.request_json(
+                    "PATCH", Resource.NODES.api_path(name=node), body, form=ContentType.MERGE
+                )
             except KubeError as error:
                 level = log.debug if self._again else log.warning
                 level("refused pods are not woken", node=node, problem=str(error)[:300])
                 # Busy or away: once more, or they would wait for minutes.
                 self._again = not error.code or error.code >= 429
                 if self._again:
-                    self.wake(*nodes)
+                    self.wake_pods(*nodes)
                 if error.code != 404:
                     return
                 del nodes[node]  # that Node is gone: by another one
@@ -168,14 +170,18 @@ class SparseWarning:
             self._count, self._due = 0, now + WARNING_INTERVAL
 
 
-class NodeWatcher(Watched):
+class NodeWatcher(WatchHandler):
     """Keeps what nodes publish up to date."""
 
     def __init__(
-        self, nodes: Nodes, activator: PodActivator, prefix: str, clock: Callable[[], float]
+        self,
+        nodes: SchedulerCache,
+        activator: PodActivator,
+        prefix: str,
+        clock: Callable[[], float],
     ) -> None:
         self._nodes, self._activator, self._clock = nodes, activator, clock
-        self._fresh = Freshness(prefix)
+        self._fresh = TopologyValidity(prefix)
         self._unreadable = SparseWarning(
             "NodeResourceTopology objects cannot be read: nothing is known of their nodes"
         )
@@ -183,31 +189,31 @@ class NodeWatcher(Watched):
             "NodeResourceTopology objects are not renewed: no pod is sent to their nodes"
         )
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
         name = name_of(document)
-        known = self._fresh.read(name, document, self._clock())
-        if isinstance(known, Unreadable) and self._nodes.published(name) != known:
-            self._unreadable.add(node=name, problem=harmless(known.why)[:500])
-        if self._nodes.put(name, known):
-            self._activator.more_room(name)
+        known = self._fresh.decode_with_validity(name, document, self._clock())
+        if isinstance(known, UnreadableTopology) and self._nodes.published_resources(name) != known:
+            self._unreadable.add(node=name, problem=escape_unprintable(known.reason)[:500])
+        if self._nodes.update_node(name, known):
+            self._activator.on_free_increased(name)
 
-    def removed(self, key: str) -> None:
+    def on_delete_key(self, key: str) -> None:
         """An object does not exist any more."""
-        self._fresh.remove(key)
-        self._nodes.remove(key)
+        self._fresh.forget_node(key)
+        self._nodes.remove_node(key)
 
-    def tick(self) -> None:
+    def expire_topologies(self) -> None:
         """Time has passed."""
         now = self._clock()
-        for name in self._fresh.stale(now):
-            if self._nodes.silence(name):
+        for name in self._fresh.expired_nodes(now):
+            if self._nodes.mark_agent_not_ready(name):
                 self._stale.add(node=name, remedy="look at nri-numa publish of that node")
         self._unreadable.tick(now)
         self._stale.tick(now)
 
 
-class PodWatcher(Watched):
+class PodWatcher(WatchHandler):
     """Holds room for pods that have a node, until that counts them.
 
     Pods that are on their way are watched, and no others: there are too many. So of a pod that
@@ -222,7 +228,7 @@ class PodWatcher(Watched):
     def __init__(
         self,
         api: KubeAPI,
-        nodes: Nodes,
+        nodes: SchedulerCache,
         reader: PodReader,
         activator: PodActivator,
         config: AgentConfig,
@@ -236,25 +242,25 @@ class PodWatcher(Watched):
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         """A pod has a node, and none of its containers runs yet, as far as is known.
 
         One that is being deleted too: its container may have started, and has its CPUs until it
         ends.
         """
         uid, node = uid_of(document), text_of(document, "spec", "nodeName")
-        self._activator.settled(uid)
-        held = self._nodes.holds.get(uid)
+        self._activator.drop_pod(uid)
+        held = self._nodes.assumed_pods.get(uid)
         if held is not None and held.node == node:
             # A list from before its binding did not name it.
-            self._nodes.stays(uid)
-        elif (held is not None or self._reader.placed(document)) and (
-            hold := self._hold(document)
+            self._nodes.pod_pending_again(uid)
+        elif (held is not None or self._reader.scheduled_nodes(document)) and (
+            hold := self._assumed_pod(document)
         ) is not None:
             # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
-            self._nodes.hold(hold)
+            self._nodes.assume_pod(hold)
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def on_delete(self, document: Mapping[str, Any]) -> None:
         """A pod left the phase Pending, or does not exist any more.
 
         The document is the pod as it was *before*: a watch with a field selector ends with the last
@@ -262,20 +268,24 @@ class PodWatcher(Watched):
         being deleted is asked after at once, another one where its node does not count it.
         """
         uid, now = uid_of(document), self._clock()
-        self._activator.settled(uid)
-        self._reader.forget(uid)
+        self._activator.drop_pod(uid)
+        self._reader.drop_pod(uid)
         deleted = text_of(document, "metadata", "deletionTimestamp")
-        self._freed(self._nodes.leaves(uid, now, now if deleted else self._expected(document)))
+        self._on_released(
+            self._nodes.pod_left_pending(uid, now, now if deleted else self._expected(document))
+        )
 
-    def listed(self, keys: frozenset[str]) -> None:
+    def on_list(self, keys: frozenset[str]) -> None:
         """These are all that are on their way.
 
         Another one that is held started, was deleted, or its binding is being written. Time shows
         them apart.
         """
         now = self._clock()
-        for uid in self._nodes.holds.keys() - keys:
-            self._freed(self._nodes.leaves(uid, now, now + PARTLY * self._settle))
+        for uid in self._nodes.assumed_pods.keys() - keys:
+            self._on_released(
+                self._nodes.pod_left_pending(uid, now, now + PARTIAL_START_FACTOR * self._settle)
+            )
         self._read = set()
         self.read_anew()
 
@@ -287,12 +297,12 @@ class PodWatcher(Watched):
         if self._read is not None:
             self._read, self._reading = set(), {}
 
-    def tick(self) -> None:
+    def expire_assumed_pods(self) -> None:
         """Time has passed."""
         now = self._clock()
         for hold in self._nodes.due(now):
             if not self._has_to_be_asked_after(hold):
-                self._freed(self._nodes.release(hold.uid))
+                self._on_released(self._nodes.forget_pod(hold.uid))
         late = {hold.node: hold for hold in self._nodes.late(now)}
         for node in sorted(late.keys() - self._late):
             request = late[node].request
@@ -304,17 +314,17 @@ class PodWatcher(Watched):
             )
         self._late = set(late)
 
-    def _has_to_be_asked_after(self, hold: Hold) -> bool:
+    def _has_to_be_asked_after(self, hold: AssumedPod) -> bool:
         """Whether only its pod can end a hold that is due.
 
         That of a pod that left ends by `settle` where no object says when it is counted.
         """
-        if not hold.left:
+        if not hold.left_pending:
             return True
-        known = self._nodes.published(hold.node)
-        if isinstance(known, NodeRoom):
+        known = self._nodes.published_resources(hold.node)
+        if isinstance(known, NodeResources):
             return hold.is_nameable_by(known)
-        return bool(hold.charge or hold.places)
+        return bool(hold.charge or hold.numa_nodes)
 
     async def ask_after_pods(self) -> None:
         """Ask what became of pods that are held for too long, one after the other."""
@@ -322,35 +332,35 @@ class PodWatcher(Watched):
             if self._has_to_be_asked_after(hold):
                 await self._ask_after(hold)
 
-    async def _ask_after(self, hold: Hold) -> None:
+    async def _ask_after(self, hold: AssumedPod) -> None:
         request = hold.request
-        path = Resource.PODS.path(request.namespace, request.name)
+        path = Resource.PODS.api_path(request.namespace, request.name)
         document: Mapping[str, Any] | None = None
         try:
             async with asyncio.timeout(self._timeout):
-                document = await self._api.ask("GET", path)
+                document = await self._api.request_json("GET", path)
         except KubeError as error:
             document = {} if error.code == 404 else None
         except TimeoutError:
             pass
-        if self._nodes.holds.get(hold.uid) is hold:
+        if self._nodes.assumed_pods.get(hold.uid) is hold:
             self._judge(hold, document)
 
-    def _judge(self, hold: Hold, document: Mapping[str, Any] | None) -> None:
+    def _judge(self, hold: AssumedPod, document: Mapping[str, Any] | None) -> None:
         """Go by what a pod is now, `None` where nothing answered."""
         now = self._clock()
-        age = now - (hold.left_at if hold.left else hold.since)
+        age = now - (hold.left_at if hold.left_pending else hold.assumed_at)
         again = now + min(LONGEST_PAUSE, max(self._settle, age))
         if document is None:
             return self._nodes.postpone(hold.uid, again)
         node, phase = text_of(document, "spec", "nodeName"), text_of(document, "status", "phase")
-        elsewhere = node != hold.node if node else age >= HOLD_LIMIT
+        elsewhere = node != hold.node if node else age >= ASSUMED_POD_TIMEOUT_S
         if uid_of(document) != hold.uid or phase in ENDED or elsewhere:
-            self._freed(self._nodes.release(hold.uid))
+            self._on_released(self._nodes.forget_pod(hold.uid))
         elif phase == "Pending":
-            self._nodes.stays(hold.uid, again)
+            self._nodes.pod_pending_again(hold.uid, again)
         else:
-            self._freed(self._nodes.leaves(hold.uid, now, again))
+            self._on_released(self._nodes.pod_left_pending(hold.uid, now, again))
             self._nodes.postpone(hold.uid, again)
 
     async def read_node(self, node: str) -> None:
@@ -363,9 +373,9 @@ class PodWatcher(Watched):
         # Again where another list came meanwhile: then the answer was to an older question.
         while self._read is not None and node not in self._read:
             # A caller that is cancelled leaves the answer to the others.
-            await asyncio.shield(self._reading.get(node) or self._begin(node, self._read))
+            await asyncio.shield(self._reading.get(node) or self._start_read(node, self._read))
 
-    def _begin(self, node: str, done: set[str]) -> asyncio.Task[None]:
+    def _start_read(self, node: str, done: set[str]) -> asyncio.Task[None]:
         """Begin to read a node.
 
         Any answer to a question that was sent after the list will do for all: a pod that started
@@ -373,7 +383,7 @@ class PodWatcher(Watched):
         """
         reading = self._reading
 
-        def over(task: asyncio.Task[None]) -> None:
+        def on_read_done(task: asyncio.Task[None]) -> None:
             del reading[node]  # after a failure the next one asks anew
             if not task.cancelled():
                 task.exception()  # no caller may wait any more
@@ -381,13 +391,13 @@ class PodWatcher(Watched):
         task = reading[node] = asyncio.create_task(
             self._read_pods(node, done), name=f"pods of {node}"
         )
-        task.add_done_callback(over)
+        task.add_done_callback(on_read_done)
         return task
 
     async def _read_pods(self, node: str, done: set[str]) -> None:
         ended = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED))
         async with asyncio.timeout(self._timeout):
-            found = await self._api.objects(PODS, f"spec.nodeName={node},{ended}")
+            found = await self._api.list_objects(PODS_PATH, f"spec.nodeName={node},{ended}")
         for document in found:
             self.found(document)
         done.add(node)
@@ -400,22 +410,28 @@ class PodWatcher(Watched):
         phase Pending now.
         """
         uid, now = uid_of(document), self._clock()
-        held = self._nodes.holds.get(uid)
-        hold = self._hold(document) if self._reader.placed(document) else None
-        self._reader.forget(uid)
+        held = self._nodes.assumed_pods.get(uid)
+        hold = self._assumed_pod(document) if self._reader.scheduled_nodes(document) else None
+        self._reader.drop_pod(uid)
         if hold is None or (held is not None and held.node == hold.node):
             return
         pending = text_of(document, "status", "phase") == "Pending"
         left_at, until = inf if pending else now, self._expected(document)
-        self._nodes.hold(replace(hold, left_at=left_at, until=until))
+        self._nodes.assume_pod(replace(hold, left_at=left_at, expires_at=until))
 
-    def _hold(self, document: Mapping[str, Any]) -> Hold | None:
+    def _assumed_pod(self, document: Mapping[str, Any]) -> AssumedPod | None:
         """What is to be held for a pod that has a node; None where it asks for nothing."""
-        node, request = text_of(document, "spec", "nodeName"), self._reader.request(document)
-        if request.nothing or request.wrong or not node:
+        node, request = (
+            text_of(document, "spec", "nodeName"),
+            self._reader.read_pod_request(document),
+        )
+        if request.is_unconstrained or request.invalid_reason or not node:
             return None
-        return Hold(
-            request=request, node=node, places=self._reader.placed(document), since=self._clock()
+        return AssumedPod(
+            request=request,
+            node=node,
+            numa_nodes=self._reader.scheduled_nodes(document),
+            assumed_at=self._clock(),
         )
 
     def _expected(self, document: Mapping[str, Any]) -> float:
@@ -423,10 +439,10 @@ class PodWatcher(Watched):
 
         The first of its containers runs; whether the others do is not known here.
         """
-        containers = mapping(document.get("spec")).get("containers")
+        containers = mapping_or_empty(document.get("spec")).get("containers")
         several = isinstance(containers, list) and len(containers) > 1
-        return self._clock() + (PARTLY if several else 1.0) * self._settle
+        return self._clock() + (PARTIAL_START_FACTOR if several else 1.0) * self._settle
 
-    def _freed(self, hold: Hold | None) -> None:
+    def _on_released(self, hold: AssumedPod | None) -> None:
         if hold is not None:
-            self._activator.more_room(hold.node)
+            self._activator.on_free_increased(hold.node)

@@ -24,36 +24,36 @@ from typing import Final, NamedTuple
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.devices.lookup import Hints, hints
-from nri_numa.devices.sysfs import Found
+from nri_numa.devices.lookup import DeviceHints, build_hints
+from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.workload import Device, KnownDevices
-from nri_numa.simulate.manifests import ManifestError, Place, parse_all, text_of
+from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role
 
-Inventory = Mapping[str, tuple[Device, ...]]
+DeviceInventory = Mapping[str, tuple[Device, ...]]
 """Devices by resource, in the order in which they are given away."""
 
-MAX_BYTES: Final = 1 << 20
-MOST_DEVICES: Final = 4096
+MAX_INVENTORY_BYTES: Final = 1 << 20
+MAX_INVENTORY_DEVICES: Final = 4096
 """Of all resources; no machine has a tenth of it."""
-NONE: Final = "none"
+NO_NUMA_NODE: Final = "none"
 
-_RESOURCE: Final = re.compile(
+_RESOURCE_NAME_PATTERN: Final = re.compile(
     # An extended resource's name: a domain and a name.
     r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
     re.ASCII,
 )
 _PCI_IDS: Final = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?", re.ASCII)
-_ID: Final = re.compile(r"[!-~]{1,256}", re.ASCII)
-_FORMS: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VENDOR:DEVICE}"
+_DEVICE_ID_PATTERN: Final = re.compile(r"[!-~]{1,256}", re.ASCII)
+_DEVICE_FORMS_TEXT: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VENDOR:DEVICE}"
 
 
 def read_inventory(
     path: str, topology: Topology, pci: Sequence[PCIDevice], counted: str = ""
-) -> Inventory:
+) -> DeviceInventory:
     """Read an inventory of the devices on a machine; none of one made up are PCI devices.
 
     ``counted`` is the extended resource that counts exclusive CPUs, which is no device.
@@ -64,101 +64,113 @@ def read_inventory(
     problems: list[str] = []
     text = ""
     try:
-        text = text_of(path, MAX_BYTES)
+        text = text_of(path, MAX_INVENTORY_BYTES)
         documents = [one for one in parse_all(text) if one is not None]
     except OSError as error:
-        raise _mistake(path, f"cannot be read: {error.strerror or error}") from error
+        raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
-        raise _mistake(path, safe_yaml.problem_of(error, text)) from error
+        raise _inventory_error(path, safe_yaml.problem_of(error, text)) from error
     if len(documents) != 1:
         has = f"has {len(documents)} documents" if documents else "is empty"
-        raise _mistake(path, f"{has}, expected one mapping of resources to lists of devices")
-    top = Place(path, "", documents[0], problems)
+        raise _inventory_error(
+            path, f"{has}, expected one mapping of resources to lists of devices"
+        )
+    top = DocumentNode(path, "", documents[0], problems)
     if isinstance(top.value, Mapping) and "kind" in top.value:
-        raise _mistake(
+        raise _inventory_error(
             path, "has a kind, as manifests have, expected a mapping of resources to devices"
         )
     there, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
     inventory: dict[str, tuple[Device, ...]] = {}
-    for name, place in top.mapping(required=True).items():
+    for name, place in top.as_mapping(required=True).items():
         if name == counted:
-            top.complain(
+            top.add_problem(
                 f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
             )
-        elif not _RESOURCE.fullmatch(name):
-            top.complain(f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu")
+        elif not _RESOURCE_NAME_PATTERN.fullmatch(name):
+            top.add_problem(
+                f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu"
+            )
         else:
             found: dict[str, Device] = {}
-            for entry in place.items("one device", required=True):
-                for device in _devices(entry, there, by_address):
+            for entry in place.as_list("one device", required=True):
+                for device in _read_devices(entry, there, by_address):
                     if device.id in found:
-                        entry.complain(f"lists {device.id} again, expected each {name} once")
+                        entry.add_problem(f"lists {device.id} again, expected each {name} once")
                     found[device.id] = device
             inventory[name] = tuple(found.values())
     count = sum(map(len, inventory.values()))
-    if count > MOST_DEVICES:
-        top.complain(f"has {count} devices, expected at most {MOST_DEVICES}")
+    if count > MAX_INVENTORY_DEVICES:
+        top.add_problem(f"has {count} devices, expected at most {MAX_INVENTORY_DEVICES}")
     if problems:
         raise ManifestError(tuple(problems))
     return inventory
 
 
-def _mistake(path: str, what: str) -> ManifestError:
+def _inventory_error(path: str, what: str) -> ManifestError:
     return ManifestError((f"{path}: {what}",))
 
 
-def _devices(place: Place, there: NUMASet, pci: Mapping[str, PCIDevice]) -> Iterator[Device]:
+def _read_devices(
+    place: DocumentNode, there: NUMASet, pci: Mapping[str, PCIDevice]
+) -> Iterator[Device]:
     """The devices of one entry; none after a complaint."""
     value = place.value
     if isinstance(value, str):
         address = value.lower()
         if not PCI_ADDRESS.fullmatch(address):
-            place.expected(_FORMS)
+            place.add_expectation_problem(_DEVICE_FORMS_TEXT)
         elif address not in pci:
-            place.expected("a graphics card, network card, disk or accelerator of this machine")
+            place.add_expectation_problem(
+                "a graphics card, network card, disk or accelerator of this machine"
+            )
         else:
             yield from _of_pci(place, pci[address], there)
     elif not isinstance(value, Mapping):
-        place.expected(_FORMS)
+        place.add_expectation_problem(_DEVICE_FORMS_TEXT)
     elif set(value) == {"pci"}:
-        number = _word(value["pci"], "04d").lower()  # YAML takes 8086 for a number
+        number = _parse_word(value["pci"], "04d").lower()  # YAML takes 8086 for a number
         vendor, _, device = number.partition(":")
         if not _PCI_IDS.fullmatch(number):
-            place["pci"].expected("a PCI vendor, or vendor and device, such as 10de or 8086:154c")
+            place["pci"].add_expectation_problem(
+                "a PCI vendor, or vendor and device, such as 10de or 8086:154c"
+            )
             return
         chosen = [o for o in pci.values() if o.vendor == vendor and device in ("", o.device)]
         if not chosen:
-            place["pci"].expected("ids of PCI devices that this machine has")
+            place["pci"].add_expectation_problem("ids of PCI devices that this machine has")
         for one in chosen:
             yield from _of_pci(place["pci"], one, there)
     elif set(value) == {"id", "numaNodes"}:
-        id = _word(value["id"])  # ids of many plugins are numbers
-        if not _ID.fullmatch(id):
-            place["id"].expected("a name without white space, at most 256 characters")
+        id = _parse_word(value["id"])  # ids of many plugins are numbers
+        if not _DEVICE_ID_PATTERN.fullmatch(id):
+            place["id"].add_expectation_problem(
+                "a name without white space, at most 256 characters"
+            )
         elif (nodes := _numa_nodes(place["numaNodes"], there)) is not None:
             yield Device(id=id, numa_nodes=frozenset(nodes))
     elif set(value) == {"id"}:
-        place.complain("says nothing of where it is, expected numaNodes: 0 or the like, or none")
+        place.add_problem("says nothing of where it is, expected numaNodes: 0 or the like, or none")
     else:
         strange = ", ".join(str(key)[:40] for key in value) or "no keys"
-        place.complain(f"has {strange}; expected {_FORMS}")
+        place.add_problem(f"has {strange}; expected {_DEVICE_FORMS_TEXT}")
 
 
-def _word(value: object, form: str = "") -> str:
+def _parse_word(value: object, form: str = "") -> str:
     """A word, or a whole number written as one; empty for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return format(value, form)
     return value if isinstance(value, str) else ""
 
 
-def _of_pci(place: Place, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
+def _of_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
     if one.numa_node is None:
-        place.complain(
+        place.add_problem(
             f"is {one.address}, whose NUMA node this machine does not report, expected "
             f"{{id: {one.address}, numaNodes: 0}} or the like"
         )
     elif one.numa_node not in there:
-        place.complain(
+        place.add_problem(
             f"is {one.address} on NUMA node {one.numa_node}, expected one that is online: "
             f"{numa_text(there)}"
         )
@@ -166,20 +178,20 @@ def _of_pci(place: Place, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
         yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
 
 
-def _numa_nodes(at: Place, there: NUMASet) -> NUMASet | None:
-    text = _word(at.value)
-    if text == NONE:
+def _numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
+    text = _parse_word(at.value)
+    if text == NO_NUMA_NODE:
         return NUMASet()
     try:
         nodes = NUMASet.parse(text)
     except ListFormatError:
         nodes = None
     if text == "-1":
-        at.complain("is -1, by which a kernel says that it knows none, expected the word none")
+        at.add_problem("is -1, by which a kernel says that it knows none, expected the word none")
     elif not nodes:
-        at.expected("NUMA nodes such as 0 or 0-1, or none")
+        at.add_expectation_problem("NUMA nodes such as 0 or 0-1, or none")
     elif not nodes <= there:
-        at.expected(f"NUMA nodes that are online: {numa_text(there)}")
+        at.add_expectation_problem(f"NUMA nodes that are online: {numa_text(there)}")
     else:
         return nodes
     return None
@@ -187,14 +199,14 @@ def _numa_nodes(at: Place, there: NUMASet) -> NUMASet | None:
 
 # --- Who has which ------------------------------------------------------------------------------
 
-REASON: Final = "UnexpectedAdmissionError"
+DEVICE_REJECTION_REASON: Final = "UnexpectedAdmissionError"
 """By which a kubelet says that it has too few devices (``pkg/kubelet/lifecycle/predicate.go``)."""
 
-Given = Mapping[str, tuple[Device, ...]]
+DevicesByResource = Mapping[str, tuple[Device, ...]]
 """Devices of one container, by resource."""
 
 
-class TooFew(NamedTuple):
+class DeviceShortage(NamedTuple):
     """A container asks for more devices than are free."""
 
     container: str
@@ -210,25 +222,25 @@ class KubeletDevices:
     choice one writes another order. ``places`` are NUMA nodes where containers can be placed.
     """
 
-    def __init__(self, inventory: Inventory, places: NUMASet) -> None:
+    def __init__(self, inventory: DeviceInventory, places: NUMASet) -> None:
         self._inventory = inventory
         self._places = places
-        self._by_pod: dict[str, dict[str, Given]] = {}
+        self._by_pod: dict[str, dict[str, DevicesByResource]] = {}
 
-    def give(self, pod: PodManifest) -> TooFew | None:
+    def allocate_devices(self, pod: PodManifest) -> DeviceShortage | None:
         """Give a pod's containers their devices, or none of them any.
 
         What an init container had is taken first for those after it, as it has ended by then.
         """
-        free = self._free()
+        free = self._free_devices()
         ended: dict[str, list[Device]] = {resource: [] for resource in free}
-        given: dict[str, Given] = {}
+        given: dict[str, DevicesByResource] = {}
         for container in pod.containers:
             own: dict[str, tuple[Device, ...]] = {}
             for resource, count in sorted(container.devices.items()):
                 pool = [*ended[resource], *free[resource]]
                 if len(pool) < count:
-                    return TooFew(
+                    return DeviceShortage(
                         container.name,
                         f"container {container.name}: {count} {resource} needed, {len(pool)} of "
                         f"the inventory's {len(self._inventory[resource])} are free",
@@ -243,35 +255,35 @@ class KubeletDevices:
             self._by_pod[pod.uid] = given
         return None
 
-    def take_back(self, pod: PodManifest) -> None:
+    def release_devices(self, pod: PodManifest) -> None:
         """The pod was removed."""
         self._by_pod.pop(pod.uid, None)
 
-    def of(self, pod: PodManifest, container: str) -> Given:
+    def devices_of(self, pod: PodManifest, container: str) -> DevicesByResource:
         """What a container was given."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
-    def known(self, pod: PodManifest, container: str) -> KnownDevices:
+    def known_devices(self, pod: PodManifest, container: str) -> KnownDevices:
         """What the agent would know of a container's devices."""
-        own = self._hints([self.of(pod, container)])
-        together = self._hints(self._by_pod.get(pod.uid, {}).values())
+        own = self._build_device_hints([self.devices_of(pod, container)])
+        together = self._build_device_hints(self._by_pod.get(pod.uid, {}).values())
         return KnownDevices(own.requests, together.requests, own.notes)
 
-    def _hints(self, of: Iterable[Given]) -> Hints:
+    def _build_device_hints(self, of: Iterable[DevicesByResource]) -> DeviceHints:
         found = (
-            Found(resource, one.id, one.numa_nodes)
+            LocatedDevice(resource, one.id, one.numa_nodes)
             for given in of
             for resource, had in given.items()
             for one in had
         )
-        return hints(found, self._places)
+        return build_hints(found, self._places)
 
     def free_by_node(self) -> dict[int, int]:
         """By NUMA node, how many devices of all kinds are free."""
-        free = [one for devices in self._free().values() for one in devices]
+        free = [one for devices in self._free_devices().values() for one in devices]
         return Counter(i for one in free for i in one.numa_nodes)
 
-    def _free(self) -> dict[str, list[Device]]:
+    def _free_devices(self) -> dict[str, list[Device]]:
         used = {
             (resource, one.id)
             for pod in self._by_pod.values()

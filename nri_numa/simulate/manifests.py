@@ -29,16 +29,23 @@ from msgspec.structs import replace
 from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
 from nri_numa.simulate.pods import (
-    Amounts,
     ContainerManifest,
     PodManifest,
+    ResourceQuantities,
     Role,
     Workload,
     qos_of,
 )
-from nri_numa.text import HUGEPAGES, BadQuantity, milli_cpus, page_size, quantity, whole_bytes
+from nri_numa.text import (
+    HUGEPAGES_PREFIX,
+    BadQuantity,
+    milli_cpus,
+    page_size,
+    parse_exact_quantity,
+    whole_bytes,
+)
 
-MAX_BYTES: Final = 8 << 20
+MAX_MANIFEST_BYTES: Final = 8 << 20
 MAX_DOCUMENTS: Final = 10_000
 
 
@@ -54,25 +61,30 @@ class _Loader(safe_yaml.Loader):
     """With the scalars that Kubernetes knows."""
 
 
-def _scalar(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
-    def construct(loader: Any, node: Any) -> Any:
+def _scalar_constructor(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
+    def construct_scalar(loader: Any, node: Any) -> Any:
         text = loader.construct_scalar(node)
         try:
             return make(text)
         except ValueError as error:
             raise safe_yaml.BadValue(problem=str(error), problem_mark=node.start_mark) from error
 
-    return construct
+    return construct_scalar
 
 
-def _bool(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     return text.lower() in ("yes", "true", "on")
 
 
 for _tag, _pattern, _first, _construct in (
-    ("bool", r"(?i:yes|no|true|false|on|off)", "yYnNtTfFoO", _scalar(_bool)),
-    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", "-+0123456789", _scalar(int)),
-    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789", _scalar(float)),
+    ("bool", r"(?i:yes|no|true|false|on|off)", "yYnNtTfFoO", _scalar_constructor(_parse_bool)),
+    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", "-+0123456789", _scalar_constructor(int)),
+    (
+        "float",
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
+        "-+.0123456789",
+        _scalar_constructor(float),
+    ),
 ):
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
@@ -111,7 +123,7 @@ def text_of(path: str | Path, most: int) -> str:
         raise ManifestError((f"{name}: is not UTF-8: byte {error.start}",)) from error
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as a message shows it: short, and on one line."""
     if value is None:
         return "not set"
@@ -125,74 +137,74 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
-class Place(msgspec.Struct, frozen=True):
+class DocumentNode(msgspec.Struct, frozen=True):
     """A place in a document: what stands there, or None, and where complaints are gathered.
 
     It is named by file and document, and by the path from the document's top, such as
     ``spec.containers[0].name``.
     """
 
-    where: str
+    location: str
     path: str
     value: object
     problems: list[str]
 
-    def complain(self, what: str) -> None:
+    def add_problem(self, what: str) -> None:
         """Note a mistake at this place."""
-        self.problems.append(f"{self.where}: {f'{self.path} ' if self.path else ''}{what}")
+        self.problems.append(f"{self.location}: {f'{self.path} ' if self.path else ''}{what}")
 
-    def expected(self, expectation: str) -> None:
+    def add_expectation_problem(self, expectation: str) -> None:
         """Note that the value is not what was expected."""
-        self.complain(f"is {shown(self.value)}, expected {expectation}")
+        self.add_problem(f"is {value_text(self.value)}, expected {expectation}")
 
-    def __getitem__(self, key: str) -> Place:
+    def __getitem__(self, key: str) -> DocumentNode:
         """The place below; without a value when this is no mapping or has no such key."""
         below = self.value.get(key) if isinstance(self.value, Mapping) else None
         path = f"{self.path}.{key}" if "." not in key and "/" not in key else f"{self.path}[{key}]"
-        return Place(self.where, path.removeprefix("."), below, self.problems)
+        return DocumentNode(self.location, path.removeprefix("."), below, self.problems)
 
-    def mapping(self, *, required: bool = False) -> dict[str, Place]:
+    def as_mapping(self, *, required: bool = False) -> dict[str, DocumentNode]:
         """The places below by key; empty, after a complaint, when this is no mapping."""
         if self.value is None and not required:
             return {}
         if not isinstance(self.value, Mapping):
-            self.expected("a mapping")
+            self.add_expectation_problem("a mapping")
             return {}
         strange = [key for key in self.value if not isinstance(key, str)]
         for key in strange:
-            self.complain(f"has the key {shown(key)}, expected text: quote it")
+            self.add_problem(f"has the key {value_text(key)}, expected text: quote it")
         return {key: self[key] for key in self.value if isinstance(key, str)}
 
-    def items(self, what: str, *, required: bool = False) -> list[Place]:
+    def as_list(self, what: str, *, required: bool = False) -> list[DocumentNode]:
         """The places below in a list of ``what``; empty, after a complaint, when it is none."""
         if self.value is None and not required:
             return []
         if not isinstance(self.value, list) or (required and not self.value):
-            self.expected(f"a list of at least {what}" if required else "a list")
+            self.add_expectation_problem(f"a list of at least {what}" if required else "a list")
             return []
         return [
-            Place(self.where, f"{self.path}[{number}]", item, self.problems)
+            DocumentNode(self.location, f"{self.path}[{number}]", item, self.problems)
             for number, item in enumerate(self.value)
         ]
 
-    def text(self, default: str = "") -> str:
+    def as_text(self, default: str = "") -> str:
         """The text that stands here; the default, after a complaint, when it is none."""
         if self.value is None:
             return default
         if not isinstance(self.value, str):
-            self.expected(f"text: put {shown(self.value)} in quotes")
+            self.add_expectation_problem(f"text: put {value_text(self.value)} in quotes")
             return default
         return self.value
 
-    def number(self, default: int, most: int) -> int:
+    def as_number(self, default: int, most: int) -> int:
         """The whole number that stands here, between 0 and ``most``."""
         if self.value is None:
             return default
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            self.expected("a whole number")
+            self.add_expectation_problem("a whole number")
             return default
         if not 0 <= self.value <= most:
-            self.expected(f"0 to {most}")
+            self.add_expectation_problem(f"0 to {most}")
             return default
         return self.value
 
@@ -215,16 +227,16 @@ _API_VERSIONS: Final = {
     "Job": "batch/v1",
     "CronJob": "batch/v1",
 }
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
-_SUBDOMAIN = re.compile(
+_DNS_LABEL_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_DNS_SUBDOMAIN_PATTERN = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
 )
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes makes random name endings of: no vowels, so no words."""
-_NAMESPACE: Final = uuid.UUID("8d1c1f5e-6b1d-5d55-9d0f-3f2b8f6a7c11")
-_KNOWN: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-_POD: Final = "the pod"
-_CRITICAL: Final = "system-node-critical"
+_UID_NAMESPACE: Final = uuid.UUID("8d1c1f5e-6b1d-5d55-9d0f-3f2b8f6a7c11")
+_BUILT_IN_RESOURCES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_POD_SUBJECT: Final = "the pod"
+_CRITICAL_PRIORITY_CLASS: Final = "system-node-critical"
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,18 +258,18 @@ def read_files(
     Raises:
         ManifestError: with every mistake in all of them.
     """
-    reading = _Reading(counted, devices)
+    reading = _ManifestReader(counted, devices)
     for path in paths:
-        for file in _files(Path(path), reading.problems):
+        for file in _list_manifest_files(Path(path), reading.problems):
             try:
-                text = text_of(file, MAX_BYTES)
+                text = text_of(file, MAX_MANIFEST_BYTES)
             except OSError as error:
                 reading.problems.append(f"{file}: cannot be read: {error.strerror or error}")
             except ManifestError as error:
                 reading.problems += error.problems
             else:
-                reading.add("standard input" if str(file) == "-" else str(file), text)
-    return reading.done()
+                reading.read_file_text("standard input" if str(file) == "-" else str(file), text)
+    return reading.build_manifests()
 
 
 def read_text(
@@ -267,9 +279,9 @@ def read_text(
     devices: Collection[str] | None = None,
 ) -> Manifests:
     """Read manifests from a text, which messages call ``source``; else as `read_files`."""
-    reading = _Reading(counted, devices)
-    reading.add(source, text)
-    return reading.done()
+    reading = _ManifestReader(counted, devices)
+    reading.read_file_text(source, text)
+    return reading.build_manifests()
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
@@ -277,21 +289,21 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
 
     Else as `read_files`.
     """
-    place = Place(source, "", document, [])
+    place = DocumentNode(source, "", document, [])
     meta = place["metadata"]
-    meta.mapping(required=True)
-    name = meta["name"].text() or meta["generateName"].text()
-    namespace = meta["namespace"].text("default")
-    reading = _Reading(counted)
+    meta.as_mapping(required=True)
+    name = meta["name"].as_text() or meta["generateName"].as_text()
+    namespace = meta["namespace"].as_text("default")
+    reading = _ManifestReader(counted)
     reading.every_device = True
-    template = reading.pod(place, namespace)
-    uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
+    template = reading.read_pod(place, namespace)
+    uid = meta["uid"].as_text() or _pod_uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
     return replace(template, name=name, uid=uid)
 
 
-def _files(path: Path, problems: list[str]) -> list[Path]:
+def _list_manifest_files(path: Path, problems: list[str]) -> list[Path]:
     if not os.path.isdir(path):  # or it may not be looked at: reading it says so
         return [path]
     found = sorted(
@@ -304,7 +316,7 @@ def _files(path: Path, problems: list[str]) -> list[Path]:
     return found
 
 
-class _Reading:
+class _ManifestReader:
     """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
@@ -314,82 +326,90 @@ class _Reading:
         self.notes: list[str] = []
         self.problems: list[str] = []
 
-    def add(self, source: str, text: str) -> None:
+    def read_file_text(self, source: str, text: str) -> None:
         """Read the text of one file."""
         empty = True
         try:
             for number, document in enumerate(parse_all(text), 1):
                 if document is not None:
                     empty = False
-                    place = Place(f"{source}, document {number}", "", document, self.problems)
-                    self._document(place)
+                    place = DocumentNode(
+                        f"{source}, document {number}", "", document, self.problems
+                    )
+                    self._read_document(place)
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.problem_of(error, text)}")
         else:
             if empty:
                 self.problems.append(f"{source}: is empty, expected at least one manifest")
 
-    def done(self) -> Manifests:
+    def build_manifests(self) -> Manifests:
         """What was read, unless there were mistakes."""
         if self.problems:
             raise ManifestError(tuple(self.problems))
         return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
 
-    def _document(self, place: Place) -> None:
+    def _read_document(self, place: DocumentNode) -> None:
         if not isinstance(place.value, Mapping):
-            place.expected("a mapping with kind: Pod or the like")
+            place.add_expectation_problem("a mapping with kind: Pod or the like")
             return
-        kind = place["kind"].text()
+        kind = place["kind"].as_text()
         if not kind:
             if place["kind"].value is None:
-                place["kind"].expected("Pod, Deployment or the like")
+                place["kind"].add_expectation_problem("Pod, Deployment or the like")
             return
         wanted = _API_VERSIONS.get(kind)
         if wanted is None:
             near = difflib.get_close_matches(kind, _API_VERSIONS, n=1, cutoff=0.8)
             if near:
-                place["kind"].expected(f"{near[0]}, or another kind that makes pods")
+                place["kind"].add_expectation_problem(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: left out")
+                self.notes.append(f"{place.location}: {value_text(kind)} makes no pods: left out")
             return
         version = place["apiVersion"]
         if version.value != wanted:
-            version.expected(f"{wanted} for kind {kind}")
+            version.add_expectation_problem(f"{wanted} for kind {kind}")
         if kind.endswith("List"):
-            for item in place["items"].items("one manifest"):
+            for item in place["items"].as_list("one manifest"):
                 # An item is a document of its own, named by its place in the list.
-                self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
+                self._read_document(
+                    DocumentNode(f"{place.location}, {item.path}", "", item.value, self.problems)
+                )
             return
         before = len(self.problems)
-        workload = self._workload(place, kind)
+        workload = self._read_workload(place, kind)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
-    def _workload(self, place: Place, kind: str) -> Workload:
+    def _read_workload(self, place: DocumentNode, kind: str) -> Workload:
         meta = place["metadata"]
-        meta.mapping(required=True)
-        namespace = _named(meta["namespace"], _LABEL) or "default"
+        meta.as_mapping(required=True)
+        namespace = _read_name(meta["namespace"], _DNS_LABEL_PATTERN) or "default"
         nothing = (None, "")
         generated = meta["name"].value in nothing and meta["generateName"].value not in nothing
         name_at = meta["generateName"] if generated else meta["name"]
-        name = name_at.text().rstrip("-") if generated else _named(name_at, _SUBDOMAIN)
+        name = (
+            name_at.as_text().rstrip("-")
+            if generated
+            else _read_name(name_at, _DNS_SUBDOMAIN_PATTERN)
+        )
         if name_at.value in nothing:
-            name_at.expected("a name")
-        where = f"{place.where} ({kind} {name})" if name else place.where
-        place = Place(where, "", place.value, place.problems)
+            name_at.add_expectation_problem("a name")
+        where = f"{place.location} ({kind} {name})" if name else place.location
+        place = DocumentNode(where, "", place.value, place.problems)
         spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
         template = place if kind == "Pod" else spec["template"]
         if kind != "Pod":
-            template.mapping(required=True)
-        made = self.pod(template, namespace)
+            template.as_mapping(required=True)
+        made = self.read_pod(template, namespace)
         names = list(_pod_names(place, spec, kind, name, generated=generated))
         pods = tuple(
-            replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}"))
+            replace(made, name=each, uid=_pod_uid(f"{kind}/{namespace}/{name}/{each}"))
             for each in names
         )
-        outside = {} if kind == "Pod" else _texts(meta["annotations"])
+        outside = {} if kind == "Pod" else _read_string_map(meta["annotations"])
         if kind == "CronJob":
-            outside |= _texts(place["spec"]["jobTemplate"]["metadata"]["annotations"])
+            outside |= _read_string_map(place["spec"]["jobTemplate"]["metadata"]["annotations"])
         return Workload(
             source=where,
             kind=kind,
@@ -399,19 +419,22 @@ class _Reading:
             annotations=outside,
         )
 
-    def pod(self, place: Place, namespace: str) -> PodManifest:
+    def read_pod(self, place: DocumentNode, namespace: str) -> PodManifest:
         """A pod that still wants a name and a uid."""
         meta, spec = place["metadata"], place["spec"]
-        spec.mapping(required=True)
-        labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
+        spec.as_mapping(required=True)
+        labels, annotations = (
+            _read_string_map(meta["labels"]),
+            _read_string_map(meta["annotations"]),
+        )
         requests = limits = None
         if spec["resources"].value is not None:
-            requests, limits = self._resources(spec["resources"], _POD)
-        containers = self._containers(spec)
+            requests, limits = self._read_resources(spec["resources"], _POD_SUBJECT)
+        containers = self._read_containers(spec)
         if spec["overhead"].value is not None:
-            self.notes.append(f"{place.where}: the pod's overhead has no NUMA node: left out")
+            self.notes.append(f"{place.location}: the pod's overhead has no NUMA node: left out")
         return PodManifest(
-            source=place.where,
+            source=place.location,
             namespace=namespace,
             name="",
             uid="",
@@ -421,40 +444,40 @@ class _Reading:
             containers=containers,
             pod_requests=requests,
             pod_limits=limits,
-            critical=spec["priorityClassName"].text() == _CRITICAL,
-            runtime_handler=spec["runtimeClassName"].text(),
+            critical=spec["priorityClassName"].as_text() == _CRITICAL_PRIORITY_CLASS,
+            runtime_handler=spec["runtimeClassName"].as_text(),
         )
 
-    def _containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
-        claims = {item["name"].text() for item in spec["resourceClaims"].items("one claim")}
-        roles: list[tuple[Place, Role]] = []
-        for item in spec["initContainers"].items("one container"):
-            policy = item["restartPolicy"].text()
+    def _read_containers(self, spec: DocumentNode) -> tuple[ContainerManifest, ...]:
+        claims = {item["name"].as_text() for item in spec["resourceClaims"].as_list("one claim")}
+        roles: list[tuple[DocumentNode, Role]] = []
+        for item in spec["initContainers"].as_list("one container"):
+            policy = item["restartPolicy"].as_text()
             if policy not in ("", "Always", "Never", "OnFailure"):
-                item["restartPolicy"].expected("Always (a sidecar), or nothing")
+                item["restartPolicy"].add_expectation_problem("Always (a sidecar), or nothing")
             roles.append((item, Role.SIDECAR if policy == "Always" else Role.INIT))
-        apps = spec["containers"].items("one container", required=True)
+        apps = spec["containers"].as_list("one container", required=True)
         names: set[str] = set()
         return tuple(
-            self._container(item, role, names, claims)
+            self._read_container(item, role, names, claims)
             for item, role in [*roles, *((item, Role.APP) for item in apps)]
         )
 
-    def _container(
-        self, place: Place, role: Role, names: set[str], pod_claims: Collection[str]
+    def _read_container(
+        self, place: DocumentNode, role: Role, names: set[str], pod_claims: Collection[str]
     ) -> ContainerManifest:
-        place.mapping(required=True)
+        place.as_mapping(required=True)
         at = place["name"]
-        name = at.text()
-        if not name or not _LABEL.fullmatch(name):
-            at.expected("lower case letters, digits and dashes, at most 63")
+        name = at.as_text()
+        if not name or not _DNS_LABEL_PATTERN.fullmatch(name):
+            at.add_expectation_problem("lower case letters, digits and dashes, at most 63")
         elif name in names:
-            at.expected("a name that no other container of the pod has")
+            at.add_expectation_problem("a name that no other container of the pod has")
         names.add(name)
-        requests, limits = self._resources(place["resources"], f"container {name}")
+        requests, limits = self._read_resources(place["resources"], f"container {name}")
         counts = {
-            resource: self._count(place["resources"], resource, unit)
-            for resource, unit in self._countable(place["resources"])
+            resource: self._read_resource_count(place["resources"], resource, unit)
+            for resource, unit in self._counted_resources(place["resources"])
         }
         return ContainerManifest(
             name=name,
@@ -463,75 +486,86 @@ class _Reading:
             limits=limits,
             slots=counts.pop(self.counted, 0),
             devices={resource: count for resource, count in counts.items() if count},
-            claims=self._claims(place["resources"]["claims"], name, pod_claims),
+            claims=self._read_claim_names(place["resources"]["claims"], name, pod_claims),
         )
 
-    def _claims(self, place: Place, container: str, pod_claims: Collection[str]) -> tuple[str, ...]:
+    def _read_claim_names(
+        self, place: DocumentNode, container: str, pod_claims: Collection[str]
+    ) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
-        for item in place.items("one claim"):
-            name = item["name"].text()
-            if name not in pod_claims or not _LABEL.fullmatch(name):
-                item["name"].expected("one of the pod's resourceClaims")
+        for item in place.as_list("one claim"):
+            name = item["name"].as_text()
+            if name not in pod_claims or not _DNS_LABEL_PATTERN.fullmatch(name):
+                item["name"].add_expectation_problem("one of the pod's resourceClaims")
             elif name not in names:  # each request of a claim is named by itself
                 names.append(name)
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self.notes.append(
-                f"{place.where}: {kind} {', '.join(names)} of container {container} left out: only "
+                f"{place.location}: {kind} {', '.join(names)} of container {container} left "
+                "out: only "
                 "the scheduler allocates such devices"
             )
         return tuple(names)
 
-    def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
+    def _counted_resources(self, place: DocumentNode) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
         if self.counted:
             yield self.counted, "CPUs"
-        named = {**place["requests"].mapping(), **place["limits"].mapping()}
+        named = {**place["requests"].as_mapping(), **place["limits"].as_mapping()}
         for name in sorted(named):
-            if name in (self.devices or ()) or (self.every_device and _extended(name)):
+            if name in (self.devices or ()) or (self.every_device and _is_extended_resource(name)):
                 yield name, "devices"
 
-    def _count(self, place: Place, resource: str, unit: str) -> int:
+    def _read_resource_count(self, place: DocumentNode, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
         at, request = place["limits"][resource], place["requests"][resource]
         try:
-            found = [quantity(one.value) for one in (at, request) if one.value is not None]
+            found = [
+                parse_exact_quantity(one.value) for one in (at, request) if one.value is not None
+            ]
         except BadQuantity:
             return 0  # it is said already
         if not found:
             return 0
         if at.value is None or len(set(found)) > 1:
-            request.expected("the same as a limit: an extended resource cannot be overcommitted")
+            request.add_expectation_problem(
+                "the same as a limit: an extended resource cannot be overcommitted"
+            )
         elif found[0] < 0 or found[0] != int(found[0]):
-            at.expected(f"a whole number of {unit}")
+            at.add_expectation_problem(f"a whole number of {unit}")
         return int(found[0])
 
-    def _resources(self, place: Place, whose: str) -> tuple[Amounts, Amounts]:
-        place.mapping()
-        limits = self._amounts(place["limits"], whose)
-        given = self._amounts(place["requests"], whose)
+    def _read_resources(
+        self, place: DocumentNode, whose: str
+    ) -> tuple[ResourceQuantities, ResourceQuantities]:
+        place.as_mapping()
+        limits = self._read_quantities(place["limits"], whose)
+        given = self._read_quantities(place["requests"], whose)
         for label, request, limit in (
             ("cpu", given.cpu_milli, limits.cpu_milli),
             ("memory", given.memory, limits.memory),
         ):
             if request is not None and limit is not None and request > limit:
                 at = place["requests"][label]
-                at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
+                at.add_expectation_problem(
+                    f"at most the limit, {value_text(place['limits'][label].value)}"
+                )
         if not given.hugepages.items() <= limits.hugepages.items():
-            place["requests"].complain("has huge pages that differ from the limits")
+            place["requests"].add_problem("has huge pages that differ from the limits")
         if (given.hugepages or limits.hugepages) and not any(
             a.cpu_milli or a.memory for a in (given, limits)
         ):
-            place.complain("has huge pages alone, expected cpu or memory beside them")
-        requests = given.over(limits)
+            place.add_problem("has huge pages alone, expected cpu or memory beside them")
+        requests = given.with_defaults(limits)
         return replace(requests, hugepages={**limits.hugepages, **given.hugepages}), limits
 
-    def _amounts(self, place: Place, whose: str) -> Amounts:
+    def _read_quantities(self, place: DocumentNode, whose: str) -> ResourceQuantities:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
-        for name, at in place.mapping().items():
+        for name, at in place.as_mapping().items():
             if at.value is None:
                 continue
             try:
@@ -539,53 +573,55 @@ class _Reading:
                     cpu = milli_cpus(at.value)
                 elif name == "memory":
                     memory = whole_bytes(at.value)
-                elif name.startswith(HUGEPAGES):
+                elif name.startswith(HUGEPAGES_PREFIX):
                     size, amount = page_size(name), whole_bytes(at.value)
                     if amount % size:
                         raise BadQuantity(f"whole pages of {size} bytes")
                     hugepages[size] = amount
                 else:
-                    quantity(at.value)
-                    self._other(name, at, whose)
+                    parse_exact_quantity(at.value)
+                    self._check_resource_name(name, at, whose)
             except BadQuantity as error:
-                at.expected(str(error))
-        return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
+                at.add_expectation_problem(str(error))
+        return ResourceQuantities(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _other(self, name: str, place: Place, whose: str) -> None:
-        if name in _KNOWN or (name == self.counted and name):
+    def _check_resource_name(self, name: str, place: DocumentNode, whose: str) -> None:
+        if name in _BUILT_IN_RESOURCES or (name == self.counted and name):
             return
         if "/" not in name:
-            near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
+            near = difflib.get_close_matches(
+                name, [*_BUILT_IN_RESOURCES, "hugepages-2Mi", "hugepages-1Gi"], n=1
+            )
             hint = f", did you mean {near[0]}?" if near else ""
-            place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            place.add_problem(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
             return
         if self.devices is not None:
             if name not in self.devices:
                 near = difflib.get_close_matches(name, self.devices, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                place.complain(f"is not in the inventory of devices, expected it there{hint}")
-            elif whose == _POD:
-                place.complain("is asked for by the pod as a whole, expected in a container")
+                place.add_problem(f"is not in the inventory of devices, expected it there{hint}")
+            elif whose == _POD_SUBJECT:
+                place.add_problem("is asked for by the pod as a whole, expected in a container")
             return
-        note = f"{place.where}: {whose} is placed without {name}: --devices gives no inventory"
+        note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
 
 
-def _extended(name: str) -> bool:
+def _is_extended_resource(name: str) -> bool:
     """Whether a resource is an extended one (IsExtendedResourceName of Kubernetes)."""
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
-def _named(place: Place, pattern: re.Pattern[str]) -> str:
-    text = place.text()
+def _read_name(place: DocumentNode, pattern: re.Pattern[str]) -> str:
+    text = place.as_text()
     if text and (len(text) > 253 or not pattern.fullmatch(text)):
-        place.expected("lower case letters, digits and dashes")
+        place.add_expectation_problem("lower case letters, digits and dashes")
     return text
 
 
 def _pod_names(
-    place: Place, spec: Place, kind: str, name: str, *, generated: bool
+    place: DocumentNode, spec: DocumentNode, kind: str, name: str, *, generated: bool
 ) -> Iterator[str]:
     """Names of the pods, such as their controller would give them.
 
@@ -593,32 +629,32 @@ def _pod_names(
     """
     match kind:
         case "Pod":
-            yield f"{name}-{_ending(place.where, 5)}" if generated else name
+            yield f"{name}-{_name_suffix(place.location, 5)}" if generated else name
         case "StatefulSet":
-            start = spec["ordinals"]["start"].number(0, 1 << 31)
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
+            start = spec["ordinals"]["start"].as_number(0, 1 << 31)
+            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
                 yield f"{name}-{start + number}"
         case "Deployment":
             # The ending of the replica set is the hash of its template; here, of its owner.
-            owner = f"{name}-{_ending(f'{kind} {name}', 10)}"
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
-                yield f"{owner}-{_ending(f'{owner} {number}', 5)}"
+            owner = f"{name}-{_name_suffix(f'{kind} {name}', 10)}"
+            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
+                yield f"{owner}-{_name_suffix(f'{owner} {number}', 5)}"
         case "DaemonSet":
-            yield f"{name}-{_ending(f'{kind} {name}', 5)}"
+            yield f"{name}-{_name_suffix(f'{kind} {name}', 5)}"
         case "Job" | "CronJob":
-            count = spec["parallelism"].number(1, MAX_PODS)
+            count = spec["parallelism"].as_number(1, MAX_PODS)
             if spec["completions"].value is not None:
-                count = min(count, spec["completions"].number(1, 1 << 31))
-            indexed = spec["completionMode"].text("NonIndexed") == "Indexed"
+                count = min(count, spec["completions"].as_number(1, 1 << 31))
+            indexed = spec["completionMode"].as_text("NonIndexed") == "Indexed"
             for number in range(count):
-                ending = _ending(f"{kind} {name} {number}", 5)
+                ending = _name_suffix(f"{kind} {name} {number}", 5)
                 yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
         case _:
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
-                yield f"{name}-{_ending(f'{kind} {name} {number}', 5)}"
+            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
+                yield f"{name}-{_name_suffix(f'{kind} {name} {number}', 5)}"
 
 
-def _ending(text: str, length: int) -> str:
+def _name_suffix(text: str, length: int) -> str:
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
     letters = []
     for _ in range(length):
@@ -627,10 +663,10 @@ def _ending(text: str, length: int) -> str:
     return "".join(letters)
 
 
-def _uid(path: str) -> str:
-    return str(uuid.uuid5(_NAMESPACE, path))
+def _pod_uid(path: str) -> str:
+    return str(uuid.uuid5(_UID_NAMESPACE, path))
 
 
-def _texts(place: Place) -> dict[str, str]:
+def _read_string_map(place: DocumentNode) -> dict[str, str]:
     """Labels or annotations; a number in them is the commonest slip."""
-    return {key: at.text() for key, at in place.mapping().items()}
+    return {key: at.as_text() for key, at in place.as_mapping().items()}

@@ -17,7 +17,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import Missing, addressees, misspelt, own_keys
+from nri_numa.engine.request.annotations import (
+    UnknownContainerName,
+    misspelt_prefix_sentences,
+    named_containers,
+    own_keys,
+)
 from nri_numa.engine.request.demand import DEFAULT_PERIOD as PERIOD
 from nri_numa.engine.request.demand import MAX_SHARES, MOST_SLOTS, SHARES_PER_CPU
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
@@ -38,22 +43,22 @@ class Role(StrEnum):
     APP = "app"
 
 
-class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceQuantities(msgspec.Struct, frozen=True, kw_only=True):
     """Requests or limits, memory in bytes, huge pages by their size; None is *not given*."""
 
     cpu_milli: int | None = None
     memory: int | None = None
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def over(self, weak: Amounts) -> Amounts:
+    def with_defaults(self, weak: ResourceQuantities) -> ResourceQuantities:
         """CPU and memory as given here, or else there."""
-        return Amounts(
+        return ResourceQuantities(
             cpu_milli=weak.cpu_milli if self.cpu_milli is None else self.cpu_milli,
             memory=weak.memory if self.memory is None else self.memory,
         )
 
 
-NO_AMOUNTS = Amounts()
+NO_AMOUNTS = ResourceQuantities()
 
 
 class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +73,8 @@ class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: Role = Role.APP
-    requests: Amounts = NO_AMOUNTS
-    limits: Amounts = NO_AMOUNTS
+    requests: ResourceQuantities = NO_AMOUNTS
+    limits: ResourceQuantities = NO_AMOUNTS
     slots: int = 0
     devices: Mapping[str, int] = msgspec.field(default_factory=dict)
     claims: tuple[str, ...] = ()
@@ -94,8 +99,8 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     containers: tuple[ContainerManifest, ...]
-    pod_requests: Amounts | None = None
-    pod_limits: Amounts | None = None
+    pod_requests: ResourceQuantities | None = None
+    pod_limits: ResourceQuantities | None = None
     critical: bool = False
     runtime_handler: str = ""
 
@@ -120,23 +125,23 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def identity_key(self) -> tuple[str, str, str]:
         """What another document must share to be a later version of this one."""
         return self.kind, self.namespace, self.name
 
 
-def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
+def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str) -> list[str]:
     """A sentence for each annotation of a misspelt prefix or container, or outside a template."""
     found: dict[str, None] = {}
     for workload in workloads:
         for pod in workload.pods:
             had = tuple(one.name for one in pod.containers)
             missing = [
-                Missing(annotation=annotation, name=name, had=had).sentence
-                for name, annotation in addressees(pod.annotations, prefix).items()
+                UnknownContainerName(annotation=annotation, name=name, known_names=had).sentence
+                for name, annotation in named_containers(pod.annotations, prefix).items()
                 if name not in had
             ]
-            sentences = [*missing, *misspelt(pod.annotations, prefix)]
+            sentences = [*missing, *misspelt_prefix_sentences(pod.annotations, prefix)]
             found.update((f"{pod.source}: {one}", None) for one in sentences)
         templates = {name for pod in workload.pods for name in pod.annotations}
         below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
@@ -146,7 +151,7 @@ def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
             for name in own_keys(workload.annotations, prefix)
             if name not in templates
         ]
-        sentences = [*outside, *misspelt(workload.annotations, prefix)]
+        sentences = [*outside, *misspelt_prefix_sentences(workload.annotations, prefix)]
         found.update((f"{workload.source}: {one}", None) for one in sentences)
     return list(found)
 
@@ -156,8 +161,8 @@ def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
 
 def qos_of(
     containers: Iterable[ContainerManifest],
-    pod_requests: Amounts | None = None,
-    pod_limits: Amounts | None = None,
+    pod_requests: ResourceQuantities | None = None,
+    pod_limits: ResourceQuantities | None = None,
 ) -> QoSClass:
     """The QoS class: by CPU and memory of every container, init ones too; zero counts as nothing.
 
@@ -177,23 +182,23 @@ def qos_of(
     return QoSClass.BURSTABLE
 
 
-def shares_of(milli: int | None) -> int:
+def cpu_shares_of(milli: int | None) -> int:
     """CPU shares of a request."""
     if not milli:
         return MIN_SHARES
     return min(max(milli * SHARES_PER_CPU // 1000, MIN_SHARES), MAX_SHARES)
 
 
-def quota_of(milli: int | None) -> int | None:
+def cfs_quota_of(milli: int | None) -> int | None:
     """CFS quota of a limit; None without one."""
     return max(milli * PERIOD // 1000, MIN_QUOTA) if milli else None
 
 
-def resources_of(requests: Amounts, limits: Amounts) -> Resources:
+def resources_of(requests: ResourceQuantities, limits: ResourceQuantities) -> Resources:
     """The Linux resources that the kubelet makes of requests and limits."""
     return Resources(
-        cpu_shares=shares_of(requests.cpu_milli or limits.cpu_milli),
-        cpu_quota=quota_of(limits.cpu_milli),
+        cpu_shares=cpu_shares_of(requests.cpu_milli or limits.cpu_milli),
+        cpu_quota=cfs_quota_of(limits.cpu_milli),
         cpu_period=PERIOD,
         memory_limit=limits.memory or None,
         hugepages={size: amount for size, amount in limits.hugepages.items() if amount},
@@ -201,14 +206,14 @@ def resources_of(requests: Amounts, limits: Amounts) -> Resources:
 
 
 def pod_amounts(
-    containers: Sequence[ContainerManifest], pick: Callable[[ContainerManifest], Amounts]
-) -> Amounts:
+    containers: Sequence[ContainerManifest], pick: Callable[[ContainerManifest], ResourceQuantities]
+) -> ResourceQuantities:
     """Sum requests or limits over a pod: what runs together, or the peak while it starts.
 
     An init container that ends counts beside the sidecars started before it.
     """
 
-    def peak(key: str) -> int | None:
+    def peak_amount(key: str) -> int | None:
         staying, peak, together, given = 0, 0, 0, False
         for container in containers:
             one: int | None = getattr(pick(container), key)
@@ -221,21 +226,21 @@ def pod_amounts(
                     staying += amount
         return max(staying + together, peak) if given else None
 
-    return Amounts(cpu_milli=peak("cpu_milli"), memory=peak("memory"))
+    return ResourceQuantities(cpu_milli=peak_amount("cpu_milli"), memory=peak_amount("memory"))
 
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
     """The sandbox as an NRI plugin sees it."""
     requests = pod_amounts(pod.containers, lambda c: c.requests)
     limits = pod_amounts(pod.containers, lambda c: c.limits)
-    requests = (pod.pod_requests or NO_AMOUNTS).over(requests)
-    limits = (pod.pod_limits or NO_AMOUNTS).over(limits)
+    requests = (pod.pod_requests or NO_AMOUNTS).with_defaults(requests)
+    limits = (pod.pod_limits or NO_AMOUNTS).with_defaults(limits)
     return PodSandbox(
-        id=_id(pod.uid),
+        id=_runtime_id(pod.uid),
         uid=pod.uid,
         namespace=pod.namespace,
         name=pod.name,
-        labels={**pod.labels, **_labels(pod)},
+        labels={**pod.labels, **_pod_labels(pod)},
         annotations=pod.annotations,
         qos=pod.qos,
         runtime_handler=pod.runtime_handler,
@@ -254,14 +259,14 @@ def container_of(
     ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
-    limits = container.limits.over(pod.pod_limits or NO_AMOUNTS)
+    limits = container.limits.with_defaults(pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
     return Container(
         id=container_id(pod, container.name),
-        pod_id=_id(pod.uid),
+        pod_id=_runtime_id(pod.uid),
         name=container.name,
-        labels={"io.kubernetes.container.name": container.name, **_labels(pod)},
+        labels={"io.kubernetes.container.name": container.name, **_pod_labels(pod)},
         annotations={slots_key: held} if slots_key and held else {},
         resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
@@ -272,7 +277,7 @@ def container_of(
 
 def container_id(pod: PodManifest, name: str) -> str:
     """The id that a runtime gives to a container of the pod."""
-    return _id(f"{pod.uid}/{name}")
+    return _runtime_id(f"{pod.uid}/{name}")
 
 
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
@@ -281,13 +286,13 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
         return GUARANTEED_SCORE
     if pod.qos is QoSClass.BEST_EFFORT:
         return BEST_EFFORT_SCORE
-    score = _score(container.requests.memory, memory_total)
+    score = _burstable_oom_score(container.requests.memory, memory_total)
     if container.role is Role.SIDECAR:
         # A sidecar is not killed before the least of the containers it serves.
         least = min(
             (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
         )
-        score = min(score, _score(least, memory_total))
+        score = min(score, _burstable_oom_score(least, memory_total))
     return min(max(score, BEST_EFFORT_SCORE + GUARANTEED_SCORE), BEST_EFFORT_SCORE - 1)
 
 
@@ -300,11 +305,11 @@ def cgroup_parent(uid: str, qos: QoSClass) -> str:
     return f"/kubepods.slice/{tier}.slice/{tier}-{pod}.slice"
 
 
-def _score(request: int | None, memory_total: int) -> int:
+def _burstable_oom_score(request: int | None, memory_total: int) -> int:
     return 1000 - 1000 * (request or 0) // max(memory_total, 1)
 
 
-def _labels(pod: PodManifest) -> dict[str, str]:
+def _pod_labels(pod: PodManifest) -> dict[str, str]:
     return {
         "io.kubernetes.pod.name": pod.name,
         "io.kubernetes.pod.namespace": pod.namespace,
@@ -312,6 +317,6 @@ def _labels(pod: PodManifest) -> dict[str, str]:
     }
 
 
-def _id(text: str) -> str:
+def _runtime_id(text: str) -> str:
     """64 hexadecimal digits, as runtimes make them, and the same ones every time."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -19,13 +19,23 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
-from nri_numa.engine.resize import LESS, resize
-from nri_numa.engine.room import LATER_WORK_LIMIT, all_arrived, room_search, with_room
+from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
+from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
+from nri_numa.engine.room import (
+    LATER_WORK_LIMIT,
+    admit_by_moving,
+    room_search,
+    state_after_migration,
+)
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.whole import admit_whole
+from nri_numa.engine.whole import admit_pod
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
-from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
+from nri_numa.simulate.devices import (
+    DEVICE_REJECTION_REASON,
+    DeviceInventory,
+    DevicesByResource,
+    KubeletDevices,
+)
 from nri_numa.simulate.manifests import ManifestError
 from nri_numa.simulate.pods import (
     ContainerManifest,
@@ -37,7 +47,7 @@ from nri_numa.simulate.pods import (
     pod_sandbox,
 )
 
-NOW: Final = 1.0
+SIMULATED_TIME: Final = 1.0
 """Unix time of everything; 0 would mean that nothing ended."""
 
 
@@ -49,28 +59,28 @@ class Action(StrEnum):
     REMOVE = "remove"
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedAction(msgspec.Struct, frozen=True, kw_only=True):
     """One pod and what is to happen to it."""
 
     action: Action
     pod: PodManifest
 
 
-class Verdict(StrEnum):
+class SimulatedOutcome(StrEnum):
     """How one container fared."""
 
     PLACED = "placed"
-    WIDENED = "widened"
-    LESS = "less"
+    MISALIGNED = "widened"
+    SHORTFALL = "less"
     """It could not grow in place and keeps less than its new size."""
     UNPINNED = "unpinned"
     """It starts untouched, because what it needs cannot be had."""
     UNTOUCHED = "untouched"
     """Nothing was requested for it."""
-    REFUSED = "refused"
+    REJECTED = "refused"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One container and what it got.
 
     CPUs and memory nodes are kernel lists at that moment, empty for an untouched container, and
@@ -80,76 +90,78 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     container: str
     role: Role
-    verdict: Verdict
+    verdict: SimulatedOutcome
     cpus: str = ""
     mems: str = ""
-    before: str = ""
+    previous_cpus: str = ""
     allocation: Allocation | None = None
     reason: str = ""
     message: str = ""
-    devices: Given = msgspec.field(default_factory=dict)
+    devices: DevicesByResource = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    trace: Trace
+    trace: DecisionTrace
 
 
 class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to one pod.
 
     Attributes:
-        moved: other containers whose CPUs changed with it, ``namespace/pod/container`` to list.
+        changed_cpus: other containers whose CPUs changed with it, ``namespace/pod/container`` to
+        list.
     """
 
     number: int
     action: Action
     pod: PodManifest
-    outcomes: tuple[Outcome, ...] = ()
-    moved: Mapping[str, str] = msgspec.field(default_factory=dict)
+    outcomes: tuple[ContainerOutcome, ...] = ()
+    changed_cpus: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
-    def refused(self) -> Outcome | None:
+    def first_rejected_container(self) -> ContainerOutcome | None:
         """The first container that was refused."""
-        return next((o for o in self.outcomes if o.verdict is Verdict.REFUSED), None)
+        return next((o for o in self.outcomes if o.verdict is SimulatedOutcome.REJECTED), None)
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class NUMANodeFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How full one NUMA node is, as its document says it; ``cpus`` are those it has."""
 
     cpus: int
     exclusive: int
-    idle: int
+    idle_siblings: int = msgspec.field(name="idle")
     cpu_total_milli: int
-    cpu_bound_milli: int
-    cpu_left_milli: int
+    cpu_allocated_milli: int = msgspec.field(name="cpuBoundMilli")
+    cpu_free_milli: int = msgspec.field(name="cpuLeftMilli")
     memory_bytes: int
-    memory_bound_bytes: int
-    memory_left_bytes: int
+    memory_allocated_bytes: int = msgspec.field(name="memoryBoundBytes")
+    memory_free_bytes: int = msgspec.field(name="memoryLeftBytes")
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that happened.
 
     Attributes:
-        before, after: how full each NUMA node is.
-        standing: containers as they stand at the end with their CPUs, in the order of creation.
-        untried: pods that were left after the first refusal.
+        initial_fill, final_fill: how full each NUMA node is.
+        running_containers: containers as they stand at the end with their CPUs, in the order of
+        creation.
+        skipped_pods: pods that were left after the first refusal.
     """
 
-    machine: Machine
-    before: Mapping[int, Room]
-    after: Mapping[int, Room]
+    machine: NodeModel
+    initial_fill: Mapping[int, NUMANodeFill]
+    final_fill: Mapping[int, NUMANodeFill]
     events: tuple[SimulatedEvent, ...]
-    standing: tuple[tuple[Allocation, str], ...]
-    untried: int = 0
+    running_containers: tuple[tuple[Allocation, str], ...]
+    skipped_pods: int = 0
 
     @property
     def first_refused(self) -> SimulatedEvent | None:
         """The first event with a refused container."""
-        return next((e for e in self.events if e.refused is not None), None)
+        return next((e for e in self.events if e.first_rejected_container is not None), None)
 
     @property
-    def counts(self) -> Mapping[Verdict, int]:
+    def count_by_outcome(self) -> Mapping[SimulatedOutcome, int]:
         """Containers by how they fared, init containers included."""
-        counted = dict.fromkeys(Verdict, 0)
+        counted = dict.fromkeys(SimulatedOutcome, 0)
         for event in self.events:
             for outcome in event.outcomes:
                 counted[outcome.verdict] += 1
@@ -159,11 +171,17 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 # --- planning -------------------------------------------------------------------------------------
 
 
-_CHANGES: Final = ("containers", "annotations", "pod_requests", "pod_limits", "runtime_handler")
+_IMMUTABLE_POD_FIELDS: Final = (
+    "containers",
+    "annotations",
+    "pod_requests",
+    "pod_limits",
+    "runtime_handler",
+)
 """What makes another pod of a pod of the same name."""
 
 
-def plan(workloads: Iterable[Workload]) -> tuple[Planned, ...]:
+def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
     """Work out what each document does to which pods.
 
     A later document of the same kind, namespace and name is a change: pods it has more of are
@@ -174,35 +192,37 @@ def plan(workloads: Iterable[Workload]) -> tuple[Planned, ...]:
         ManifestError: with everything that Kubernetes would not change in place.
     """
     problems: list[str] = []
-    planned: list[Planned] = []
+    planned: list[PlannedAction] = []
     latest: dict[tuple[str, str, str], dict[str, PodManifest]] = {}
     owners: dict[str, Workload] = {}
     for workload in workloads:
-        had = latest.get(workload.key, {})
+        had = latest.get(workload.identity_key, {})
         has = {pod.name: pod for pod in workload.pods}
-        latest[workload.key] = has
+        latest[workload.identity_key] = has
         planned += [
-            Planned(action=Action.REMOVE, pod=had[name])
+            PlannedAction(action=Action.REMOVE, pod=had[name])
             for name in reversed(had)
             if name not in has
         ]
         for name, pod in has.items():
             owner = owners.setdefault(pod.full_name, workload)
-            if owner.key != workload.key:
+            if owner.identity_key != workload.identity_key:
                 problems.append(
                     f"{workload.source}: pod {pod.full_name} is made by {owner.source} already"
                 )
             elif name not in had:
-                planned.append(Planned(action=Action.CREATE, pod=pod))
-            elif any(getattr(had[name], key) != getattr(pod, key) for key in _CHANGES):
-                problems += [f"{workload.source}: {why}" for why in _obstacles(had[name], pod)]
-                planned.append(Planned(action=Action.RESIZE, pod=pod))
+                planned.append(PlannedAction(action=Action.CREATE, pod=pod))
+            elif any(getattr(had[name], key) != getattr(pod, key) for key in _IMMUTABLE_POD_FIELDS):
+                problems += [
+                    f"{workload.source}: {why}" for why in _resize_obstacles(had[name], pod)
+                ]
+                planned.append(PlannedAction(action=Action.RESIZE, pod=pod))
     if problems:
         raise ManifestError(tuple(dict.fromkeys(problems)))
     return tuple(planned)
 
 
-def _obstacles(before: PodManifest, after: PodManifest) -> list[str]:
+def _resize_obstacles(before: PodManifest, after: PodManifest) -> list[str]:
     """Why Kubernetes would not change the one into the other in place."""
     head = f"is a change of {before.source}, and"
     names = [(c.name, c.role) for c in before.containers]
@@ -218,11 +238,11 @@ def _obstacles(before: PodManifest, after: PodManifest) -> list[str]:
             f"{head} the QoS class cannot change from {before.qos} to {after.qos} in place"
         )
     for old, new in zip(before.containers, after.containers, strict=True):
-        found += [f"{head} container {new.name}: {text}" for text in _kept(old, new)]
+        found += [f"{head} container {new.name}: {text}" for text in _container_obstacles(old, new)]
     return found
 
 
-def _kept(old: ContainerManifest, new: ContainerManifest) -> list[str]:
+def _container_obstacles(old: ContainerManifest, new: ContainerManifest) -> list[str]:
     found = []
     if old.role is Role.INIT and old != new:
         found.append("an init container cannot be resized")
@@ -241,13 +261,13 @@ def _kept(old: ContainerManifest, new: ContainerManifest) -> list[str]:
 # --- running --------------------------------------------------------------------------------------
 
 
-def simulate(
-    machine: Machine,
-    planned: Sequence[Planned],
+def simulate_plan(
+    machine: NodeModel,
+    planned: Sequence[PlannedAction],
     *,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     keep_going: bool = False,
-    inventory: Inventory | None = None,
+    inventory: DeviceInventory | None = None,
 ) -> Simulation:
     """Run a plan on an empty machine, and go on after a refusal only with ``keep_going``.
 
@@ -255,19 +275,19 @@ def simulate(
     of the plan's manifests.
     """
     simulator = _Simulator(machine, reading, inventory)
-    before = simulator.rooms()
+    before = simulator.numa_node_fill()
     events: list[SimulatedEvent] = []
     for number, step in enumerate(planned, 1):
-        events.append(simulator.step(number, step))
-        if events[-1].refused is not None and not keep_going:
+        events.append(simulator.run_action(number, step))
+        if events[-1].first_rejected_container is not None and not keep_going:
             break
     return Simulation(
         machine=machine,
-        before=before,
-        after=simulator.rooms(),
+        initial_fill=before,
+        final_fill=simulator.numa_node_fill(),
         events=tuple(events),
-        standing=simulator.standing(),
-        untried=len(planned) - len(events),
+        running_containers=simulator.running_containers(),
+        skipped_pods=len(planned) - len(events),
     )
 
 
@@ -275,70 +295,70 @@ class _Simulator:
     """A node in memory, with the node state as the agent would have it."""
 
     def __init__(
-        self, machine: Machine, reading: Reading | None, inventory: Inventory | None
+        self, machine: NodeModel, reading: MeasuredFree | None, inventory: DeviceInventory | None
     ) -> None:
         self.state = NodeState()
         self._machine = machine
         self._reading = reading
         self._live: dict[str, Container] = {}
-        self._devices = KubeletDevices(inventory or {}, machine.places)
+        self._devices = KubeletDevices(inventory or {}, machine.alignable_nodes)
 
-    def step(self, number: int, planned: Planned) -> SimulatedEvent:
+    def run_action(self, number: int, planned: PlannedAction) -> SimulatedEvent:
         """Do one thing to one pod."""
         pod, action = planned.pod, planned.action
         before = self.state
-        outcomes: list[Outcome] = []
+        outcomes: list[ContainerOutcome] = []
         if action is Action.REMOVE:
-            self._remove(pod)
+            self._remove_pod(pod)
         else:
-            outcomes = self._create(pod) if action is Action.CREATE else self._resize(pod)
+            outcomes = self._create_pod(pod) if action is Action.CREATE else self._resize_pod(pod)
         updates = admit.pool_updates(self._machine, before, self.state, skip="")
-        had = self._cpus(before, (one.container_id for one in updates))
+        had = self._cpus_by_container(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
         had |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
-            for i, cpus in self._cpus(self.state, had).items()
+            for i, cpus in self._cpus_by_container(self.state, had).items()
             if had[i] != cpus
         }
         return SimulatedEvent(
-            number=number, action=action, pod=pod, outcomes=tuple(outcomes), moved=moved
+            number=number, action=action, pod=pod, outcomes=tuple(outcomes), changed_cpus=moved
         )
 
-    def rooms(self) -> dict[int, Room]:
+    def numa_node_fill(self) -> dict[int, NUMANodeFill]:
         """How full each NUMA node is."""
         machine, state = self._machine, self.state
-        cpu_left = machine.cpu_left(state)
-        memory_left = machine.memory_left(state, self._reading)
+        cpu_left = machine.free_cpu_milli(state)
+        memory_left = machine.free_memory(state, self._reading)
         return {
-            i: Room(
+            i: NUMANodeFill(
                 cpus=len(node.cpus & machine.topology.allowed),
-                exclusive=len(node.cpus & state.owned),
-                idle=len(node.cpus & state.idle),
-                cpu_total_milli=machine.cpu_total.get(i, 0),
-                cpu_bound_milli=state.charge(i).cpu_milli,
-                cpu_left_milli=cpu_left.get(i, 0),
+                exclusive=len(node.cpus & state.exclusive),
+                idle_siblings=len(node.cpus & state.idle_siblings),
+                cpu_total_milli=machine.cpu_capacity_milli.get(i, 0),
+                cpu_allocated_milli=state.allocated_on(i).cpu_milli,
+                cpu_free_milli=cpu_left.get(i, 0),
                 memory_bytes=node.memory_bytes,
-                memory_bound_bytes=state.charge(i).memory,
-                memory_left_bytes=memory_left.get(i, 0),
+                memory_allocated_bytes=state.allocated_on(i).memory,
+                memory_free_bytes=memory_left.get(i, 0),
             )
             for i, node in sorted(machine.topology.numa_nodes.items())
         }
 
-    def standing(self) -> tuple[tuple[Allocation, str], ...]:
+    def running_containers(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
-        cpus = self._cpus(self.state, self._live)
+        cpus = self._cpus_by_container(self.state, self._live)
         return tuple((self.state.allocations[i], cpus[i]) for i in self._live)
 
     # --- one pod ----------------------------------------------------------------------------------
 
-    def _create(self, pod: PodManifest) -> list[Outcome]:
+    def _create_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
-        outcomes: list[Outcome] = []
-        too_few = self._devices.give(pod)
+        outcomes: list[ContainerOutcome] = []
+        too_few = self._devices.allocate_devices(pod)
         reading, free = self._reading, self._devices.free_by_node()
         if free:
-            reading = replace(reading or Reading(), devices=free)
+            reading = replace(reading or MeasuredFree(), devices=free)
         machine = self._machine
         for manifest in pod.containers:
             made = container_of(pod, manifest, machine.memory_total, machine.slots_key)
@@ -346,95 +366,112 @@ class _Simulator:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
                 rule = "the kubelet gives devices before it asks"
-                trace = Trace(pod=sandbox, container=made, rule=rule)
-                outcomes.append(_refused(manifest, REASON, too_few.message, trace))
-                self._remove(pod)
+                trace = DecisionTrace(pod=sandbox, container=made, rule=rule)
+                outcomes.append(
+                    _rejected_outcome(manifest, DEVICE_REJECTION_REASON, too_few.message, trace)
+                )
+                self._remove_pod(pod)
                 break
-            given = self._devices.of(pod, manifest.name)
-            made = self._devices.known(pod, manifest.name).on(made)
-            decision = admit_whole(machine, self.state, sandbox, made, reading, NOW)
-            if isinstance(decision, Refused):
+            given = self._devices.devices_of(pod, manifest.name)
+            made = self._devices.known_devices(pod, manifest.name).apply_to(made)
+            decision = admit_pod(machine, self.state, sandbox, made, reading, SIMULATED_TIME)
+            if isinstance(decision, Rejected):
                 decision = self._with_room(decision, reading)
-            if isinstance(decision, Refused):
-                refusal = _refused(manifest, decision.reason, decision.message, decision.trace)
+            if isinstance(decision, Rejected):
+                refusal = _rejected_outcome(
+                    manifest, decision.reason, decision.message, decision.trace
+                )
                 outcomes.append(replace(refusal, devices=given))
-                self._remove(pod)
+                self._remove_pod(pod)
                 break
-            self.state = all_arrived(decision)
-            self._live[made.id] = _adjusted(made, decision)
-            outcome = self._outcome(manifest, made.id, decision.trace)
+            self.state = state_after_migration(decision)
+            self._live[made.id] = _with_adjustment(made, decision)
+            outcome = self._container_outcome(manifest, made.id, decision.trace)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
-                self._release(made.id, NOW)
+                self._release_container(made.id, SIMULATED_TIME)
         # They all started, so nothing is kept for long.
-        kept = self.state.kept_for(pod.uid)
-        self.state = admit.let_go(machine, self.state, kept).state
+        kept = self.state.reservations_of(pod.uid)
+        self.state = admit.release_reservations(machine, self.state, kept).state
         return outcomes
 
-    def _with_room(self, refused: Refused, reading: Reading | None) -> Admitted | Refused:
+    def _with_room(self, refused: Rejected, reading: MeasuredFree | None) -> Admitted | Rejected:
         """As the agent has it; where a search goes on after its answer, as at the next try."""
         machine, state = self._machine, self.state
-        found = with_room(machine, state, refused, reading, NOW)
+        found = admit_by_moving(machine, state, refused, reading, SIMULATED_TIME)
         if isinstance(found, Admitted) or not found.is_search_spent:
             return found
-        search = room_search(machine, state, refused, reading, NOW, is_deferred=False)
+        search = room_search(machine, state, refused, reading, SIMULATED_TIME, is_deferred=False)
         return search.work(LATER_WORK_LIMIT) or found
 
-    def _resize(self, pod: PodManifest) -> list[Outcome]:
+    def _resize_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
-        outcomes: list[Outcome] = []
+        outcomes: list[ContainerOutcome] = []
         for manifest in pod.containers:
             made = container_of(pod, manifest, self._machine.memory_total)
             live = self._live.get(made.id)
             if live is None:
                 continue  # an init container, or one of a pod that was refused
             requested = replace(made.resources, hugepages={})
-            before = self._cpus(self.state, [made.id])[made.id]
-            found = resize(self._machine, self.state, sandbox, live, requested, self._reading)
-            if isinstance(found, Refused):
-                refusal = _refused(manifest, found.reason, found.message, found.trace)
-                outcomes.append(replace(refusal, before=before))
+            before = self._cpus_by_container(self.state, [made.id])[made.id]
+            found = resize_container(
+                self._machine, self.state, sandbox, live, requested, self._reading
+            )
+            if isinstance(found, Rejected):
+                refusal = _rejected_outcome(manifest, found.reason, found.message, found.trace)
+                outcomes.append(replace(refusal, previous_cpus=before))
                 break
             self.state = found.state
             # Our override is on top.
-            changed = {**_given(requested), **_given(found.own)}
+            changed = {
+                **_changed_resources(requested),
+                **_changed_resources(found.container_update),
+            }
             self._live[made.id] = replace(live, resources=replace(live.resources, **changed))
-            outcomes.append(replace(self._outcome(manifest, made.id, found.trace), before=before))
+            outcomes.append(
+                replace(
+                    self._container_outcome(manifest, made.id, found.trace), previous_cpus=before
+                )
+            )
         return outcomes
 
-    def _remove(self, pod: PodManifest) -> None:
+    def _remove_pod(self, pod: PodManifest) -> None:
         for manifest in reversed(pod.containers):
-            self._release(container_id(pod, manifest.name))
+            self._release_container(container_id(pod, manifest.name))
         self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
-        self._devices.take_back(pod)
+        self._devices.release_devices(pod)
 
-    def _release(self, id: str, ended: float | None = None) -> None:
+    def _release_container(self, id: str, ended: float | None = None) -> None:
         self._live.pop(id, None)
-        self.state = admit.release(self._machine, self.state, id, ended).state
+        self.state = admit.release_container(self._machine, self.state, id, ended).state
 
-    def _outcome(self, manifest: ContainerManifest, id: str, trace: Trace) -> Outcome:
+    def _container_outcome(
+        self, manifest: ContainerManifest, id: str, trace: DecisionTrace
+    ) -> ContainerOutcome:
         allocation = self.state.allocations[id]
-        if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
-            verdict = Verdict.UNTOUCHED if allocation.preferred else Verdict.UNPINNED
-        elif LESS in allocation.reason:
-            verdict = Verdict.LESS
+        if allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems:
+            verdict = (
+                SimulatedOutcome.UNTOUCHED if allocation.aligned else SimulatedOutcome.UNPINNED
+            )
+        elif SHORTFALL_TEXT in allocation.reason:
+            verdict = SimulatedOutcome.SHORTFALL
         else:
-            verdict = Verdict.PLACED if allocation.preferred else Verdict.WIDENED
-        return Outcome(
+            verdict = SimulatedOutcome.PLACED if allocation.aligned else SimulatedOutcome.MISALIGNED
+        return ContainerOutcome(
             container=manifest.name,
             role=manifest.role,
             verdict=verdict,
-            cpus=self._cpus(self.state, [id])[id],
+            cpus=self._cpus_by_container(self.state, [id])[id],
             mems=str(allocation.mems),
             allocation=allocation,
             reason=allocation.reason,
             trace=trace,
         )
 
-    def _cpus(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
+    def _cpus_by_container(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
         """What containers have in a state, of those that are in it."""
         topology = self._machine.topology
-        pool, withheld = state.pool(topology, self._machine.settings), state.withheld_bits
+        pool, withheld = state.shared_pool(topology, self._machine.settings), state.unavailable_bits
         return {
             i: str(effective_cpus(state.allocations[i], pool, topology, withheld))
             for i in ids
@@ -442,18 +479,20 @@ class _Simulator:
         }
 
 
-def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trace) -> Outcome:
-    return Outcome(
+def _rejected_outcome(
+    manifest: ContainerManifest, reason: str, message: str, trace: DecisionTrace
+) -> ContainerOutcome:
+    return ContainerOutcome(
         container=manifest.name,
         role=manifest.role,
-        verdict=Verdict.REFUSED,
+        verdict=SimulatedOutcome.REJECTED,
         reason=reason,
         message=message,
         trace=trace,
     )
 
 
-def _adjusted(made: Container, decision: Admitted) -> Container:
+def _with_adjustment(made: Container, decision: Admitted) -> Container:
     """The container as the runtime keeps it after our answer."""
     adjustment = decision.adjustment
     changed = {"cpus": adjustment.cpus, "mems": adjustment.mems, "cpu_quota": adjustment.quota}
@@ -464,7 +503,7 @@ def _adjusted(made: Container, decision: Admitted) -> Container:
     )
 
 
-def _given(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
+def _changed_resources(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
     """What a change says of resources; it leaves the others as they are."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}

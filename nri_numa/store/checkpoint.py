@@ -29,25 +29,25 @@ from nri_numa.errors import (
 from nri_numa.model.workload import StateChange
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.store.files import directory_problem, file_problem, read_file, replace_file
+from nri_numa.store.files import directory_problem, file_obstacle, read_file, replace_file
 from nri_numa.store.journal import (
-    FORMAT,
+    JOURNAL_FORMAT,
     Document,
-    Line,
-    Loaded,
+    JournalContents,
+    JournalLine,
     changed_documents,
     encode,
-    frame,
-    parse,
+    frame_line,
+    parse_journal,
 )
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 
 log = get_logger("agent")
 
-JOURNAL: Final = "checkpoint"
-LOCK: Final = "lock"
+JOURNAL_FILE_NAME: Final = "checkpoint"
+LOCK_FILE_NAME: Final = "lock"
 
-_ASIDE: Final = "checkpoint.corrupt-"
+_CORRUPT_PREFIX: Final = "checkpoint.corrupt-"
 _MAX_BYTES: Final = 64 * 1024 * 1024
 """10,000 containers are 10 MB, and a journal is compacted at four times that; a larger file is not
 ours, and is not read."""
@@ -55,7 +55,7 @@ _MIN_COMPACT: Final = 64 * 1024
 """Compacting a smaller journal would not pay: it is read in a millisecond."""
 
 
-def read(path: str) -> Loaded:
+def read_checkpoint(path: str) -> JournalContents:
     """Read a checkpoint file without changing anything; for commands, beside a running agent.
 
     Raises:
@@ -64,10 +64,10 @@ def read(path: str) -> Loaded:
         CheckpointError: it cannot be read.
     """
     try:
-        found = parse(read_file(path, _MAX_BYTES, ours=False))
+        found = parse_journal(read_file(path, _MAX_BYTES, ours=False))
     except OSError as error:
-        raise _explained(path, "read", error) from error
-    unusable = _unusable(path, found)
+        raise _checkpoint_error(path, "read", error) from error
+    unusable = _check_usable(path, found)
     if unusable is not None:
         raise unusable
     if found.torn:
@@ -75,11 +75,11 @@ def read(path: str) -> Loaded:
     return found
 
 
-def _unusable(path: str, found: Loaded) -> CheckpointError | None:
+def _check_usable(path: str, found: JournalContents) -> CheckpointError | None:
     if found.newer:
         return CheckpointTooNew(
             path,
-            f"is in format {found.newer}, expected at most {FORMAT}: "
+            f"is in format {found.newer}, expected at most {JOURNAL_FORMAT}: "
             "a newer version of nri-numa wrote it",
         )
     if not found.head:
@@ -89,23 +89,25 @@ def _unusable(path: str, found: Loaded) -> CheckpointError | None:
     return None
 
 
-_MEMORY: Final = "running on with the state in memory only, every record tries again"
-_ELSEWHERE: Final = "choose another directory with --state-dir"
-_REMEDIES: Final[Mapping[int, str]] = {
-    errno.EACCES: f"let this user write there, or {_ELSEWHERE}",
-    errno.EPERM: f"let this user write there, or {_ELSEWHERE}",
-    errno.EROFS: f"the file system is read-only, {_ELSEWHERE}",
+_MEMORY_ONLY_TEXT: Final = "running on with the state in memory only, every record tries again"
+_STATE_DIR_HINT: Final = "choose another directory with --state-dir"
+_REMEDY_BY_ERRNO: Final[Mapping[int, str]] = {
+    errno.EACCES: f"let this user write there, or {_STATE_DIR_HINT}",
+    errno.EPERM: f"let this user write there, or {_STATE_DIR_HINT}",
+    errno.EROFS: f"the file system is read-only, {_STATE_DIR_HINT}",
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "raise the quota or free space on that file system",
-    errno.ENOTDIR: f"a part of the path is no directory, {_ELSEWHERE}",
-    errno.ENOENT: f"make the directory, or {_ELSEWHERE}",
-    errno.EINVAL: f"take it away, or {_ELSEWHERE}",
-    errno.ELOOP: f"the path holds a symbolic link where none may be, {_ELSEWHERE}",
+    errno.ENOTDIR: f"a part of the path is no directory, {_STATE_DIR_HINT}",
+    errno.ENOENT: f"make the directory, or {_STATE_DIR_HINT}",
+    errno.EINVAL: f"take it away, or {_STATE_DIR_HINT}",
+    errno.ELOOP: f"the path holds a symbolic link where none may be, {_STATE_DIR_HINT}",
 }
 
 
-def _explained(path: str, action: str, error: OSError) -> CheckpointError:
-    remedy = _REMEDIES.get(error.errno or 0, f"look at that file system, or {_ELSEWHERE}")
+def _checkpoint_error(path: str, action: str, error: OSError) -> CheckpointError:
+    remedy = _REMEDY_BY_ERRNO.get(
+        error.errno or 0, f"look at that file system, or {_STATE_DIR_HINT}"
+    )
     if action == "read" and error.errno in (errno.EACCES, errno.EPERM):
         remedy = "read it as the user that the agent runs as"
     return CheckpointError(path, f"cannot {action}: {error.strerror or error}; {remedy}")
@@ -136,7 +138,7 @@ class CheckpointStore:
         metrics: Metrics | None = None,
     ) -> None:
         self.directory = directory
-        self.path = os.path.join(directory, JOURNAL)
+        self.path = os.path.join(directory, JOURNAL_FILE_NAME)
         self._identity = dict(identity)
         self._clock = clock
         self.metrics = metrics
@@ -152,21 +154,21 @@ class CheckpointStore:
         self.error: CheckpointError | None = None
 
     @property
-    def locked(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether the directory is ours alone."""
         return self._lock_fd >= 0
 
     @property
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether everything recorded is on disk; `error` says why not."""
         return self.error is None and self._fd >= 0
 
     @property
-    def problem(self) -> str:
+    def write_problem(self) -> str:
         """Why not everything is on disk; empty when it is."""
         return "" if self.error is None else str(self.error)
 
-    def load(self) -> Loaded:
+    def load(self) -> JournalContents:
         """Take the directory, read what is there, and start a clean journal.
 
         Nothing found on disk makes this fail: what cannot be used is said in ``problems`` and kept
@@ -182,33 +184,33 @@ class CheckpointStore:
         except StateDirectoryBusy:
             raise
         except CheckpointError as error:
-            problems.append(f"{error}; {_MEMORY}")
-        loaded = self._read()
+            problems.append(f"{error}; {_MEMORY_ONLY_TEXT}")
+        loaded = self._read_journal()
         problems += loaded.problems
         self._entries = {key: loaded.raw[key] for key in loaded.entries}
         if self._lock_fd >= 0:
             try:
-                problems += self._rewrite()
+                problems += self._rewrite_journal()
             except CheckpointError as error:
-                problems.append(f"{error}; {_MEMORY}")
+                problems.append(f"{error}; {_MEMORY_ONLY_TEXT}")
         loaded.problems = problems
         return loaded
 
-    def _read(self) -> Loaded:
+    def _read_journal(self) -> JournalContents:
         """Read the journal and decide what of it may be used; it is kept aside where not all is."""
         if not self.trusted:
             self._keep_aside = True
-            return Loaded()
+            return JournalContents()
         unusable: CheckpointError | None
         try:
-            found = parse(read_file(self.path, _MAX_BYTES))
-            unusable = _unusable(self.path, found)
+            found = parse_journal(read_file(self.path, _MAX_BYTES))
+            unusable = _check_usable(self.path, found)
         except (FileNotFoundError, NotADirectoryError):
-            return Loaded()
+            return JournalContents()
         except OSError as error:
-            found, unusable = Loaded(), _explained(self.path, "read", error)
+            found, unusable = JournalContents(), _checkpoint_error(self.path, "read", error)
         foreign = {
-            key: f"its {key} is {_short(found.head.get(key))}, expected {_short(value)}"
+            key: f"its {key} is {_value_text(found.head.get(key))}, expected {_value_text(value)}"
             for key, value in self._identity.items()
             if key != "version" and found.head.get(key) != value
         }
@@ -216,10 +218,12 @@ class CheckpointStore:
             why = "is of another machine or boot: " + ", ".join(foreign.values())
             unusable = CheckpointError(self.path, why)
             if list(foreign) == ["boot"]:  # its containers ended with it
-                return Loaded(problems=[f"{unusable}; it is not used, a new one replaces it"])
+                return JournalContents(
+                    problems=[f"{unusable}; it is not used, a new one replaces it"]
+                )
         if unusable is not None:
             self._keep_aside = True
-            return Loaded(problems=[f"{unusable}; it is not used"])
+            return JournalContents(problems=[f"{unusable}; it is not used"])
         if found.problems:
             self._keep_aside = True
             said = "; ".join(found.problems[:5]) + " and more" * (len(found.problems) > 5)
@@ -230,23 +234,23 @@ class CheckpointStore:
             )
         return found
 
-    def write(self, before: NodeState, after: NodeState, change: StateChange) -> None:
+    def write_change(self, before: NodeState, after: NodeState, change: StateChange) -> None:
         """Write what one step changed, before it is answered; said once when it cannot be."""
         changes = changed_documents(before, after, change)
         if changes or self.error is not None:
             started = time.perf_counter()
-            if self._attempt(partial(self.record, changes)):
+            if self._attempt_write(partial(self.append_documents, changes)):
                 self.written_at = self._clock()
                 if self.metrics is not None:
                     self.metrics.checkpoint_write.observe(time.perf_counter() - started)
 
-    def maintain(self) -> None:
+    def retry_or_compact(self) -> None:
         """Between requests: try again what failed, and shrink the journal when it has grown."""
         failed = self.error is not None
-        if self._attempt(self.compact_if_needed) and failed:
+        if self._attempt_write(self.compact_if_needed) and failed:
             self.written_at = self._clock()
 
-    def _attempt(self, action: Callable[[], object]) -> bool:
+    def _attempt_write(self, action: Callable[[], object]) -> bool:
         failed = self.error is not None
         try:
             action()
@@ -260,7 +264,7 @@ class CheckpointStore:
             log.info("checkpoint written again")
         return True
 
-    def record(self, changes: Mapping[str, Document | None]) -> None:
+    def append_documents(self, changes: Mapping[str, Document | None]) -> None:
         """Write down new documents by key, together with all that could not be written so far.
 
         The documents are encoded at once and may be changed by the caller afterwards; None forgets
@@ -280,9 +284,9 @@ class CheckpointStore:
                 self._entries[key] = raw
         self._forget_vanished()
         if self._fd < 0:
-            self._rewrite()
+            self._rewrite_journal()
         elif encoded:
-            self._append(encoded)
+            self._append_line(encoded)
 
     def compact_if_needed(self) -> bool:
         """Shrink the journal when it has outgrown what it says; whether a new one was written.
@@ -295,9 +299,9 @@ class CheckpointStore:
         self._forget_vanished()
         # Four times: with less, a node whose containers only ever change would compact all day.
         grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
-        if self.healthy and not grown:
+        if self.is_healthy and not grown:
             return False
-        self._rewrite()
+        self._rewrite_journal()
         return True
 
     def close(self) -> None:
@@ -322,23 +326,23 @@ class CheckpointStore:
             # The directory was taken away: a lock on a file without a name keeps no agent out.
             os.close(self._lock_fd)
             self._lock_fd = -1
-        path = os.path.join(self.directory, LOCK)
+        path = os.path.join(self.directory, LOCK_FILE_NAME)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             problem = directory_problem(os.stat(self.directory))
             self.trusted = not problem
             if problem:
-                remedy = f"chown and chmod it, or {_ELSEWHERE}"
-                raise self._refused(self.directory, problem, remedy)
+                remedy = f"chown and chmod it, or {_STATE_DIR_HINT}"
+                raise self._record_error(self.directory, problem, remedy)
             fd = os.open(path, flags, 0o600)
         except OSError as error:
-            self.error = _explained(self.directory, "use as state directory", error)
+            self.error = _checkpoint_error(self.directory, "use as state directory", error)
             raise self.error from error
-        problem = file_problem(os.fstat(fd))
+        problem = file_obstacle(os.fstat(fd))
         if problem:
             os.close(fd)
-            raise self._refused(path, problem, f"take it away, or {_ELSEWHERE}")
+            raise self._record_error(path, problem, f"take it away, or {_STATE_DIR_HINT}")
         try:
             # The kernel lets go of it when we die, however we die.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -346,7 +350,7 @@ class CheckpointStore:
             number, _, pod = os.pread(fd, 400, 0).decode(errors="replace").strip().partition("\n")
             os.close(fd)
             process = f"process {number}" if number.isdigit() else ""
-            owner = harmless(pod) if pod else process
+            owner = escape_unprintable(pod) if pod else process
             self.error = StateDirectoryBusy(self.directory, owner)
             raise self.error from error
         self._lock_fd = fd
@@ -358,7 +362,7 @@ class CheckpointStore:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n{named}".encode(), 0)
 
-    def _refused(self, path: str, problem: str, remedy: str) -> CheckpointError:
+    def _record_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 
@@ -376,11 +380,11 @@ class CheckpointStore:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, encoded: Mapping[str, msgspec.Raw | None]) -> None:
-        line = frame(
+    def _append_line(self, encoded: Mapping[str, msgspec.Raw | None]) -> None:
+        line = frame_line(
             self._sequence + 1,
-            Line(
-                set={key: raw for key, raw in encoded.items() if raw is not None},
+            JournalLine(
+                updates={key: raw for key, raw in encoded.items() if raw is not None},
                 delete=tuple([key for key, raw in encoded.items() if raw is None]),
             ),
         )
@@ -390,29 +394,29 @@ class CheckpointStore:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._forget_file()  # half a line may be in it: the next record writes a new one
-            self.error = _explained(self.path, "write", error)
+            self.error = _checkpoint_error(self.path, "write", error)
             raise self.error from error
         self._size += len(line)
         self._sequence += 1
 
-    def _rewrite(self) -> list[str]:
+    def _rewrite_journal(self) -> list[str]:
         """Write everything to a new file and put it in place of the old one.
 
         A kill anywhere in here leaves either the old file or the new one under the name. Gives a
         sentence where an unusable old file is kept; usually none.
         """
         self._take_lock()
-        lines = [Line(head=self._identity, at=self._clock())]
+        lines = [JournalLine(head=self._identity, written_at=self._clock())]
         # One line for each container: damage costs that container alone.
-        lines += [Line(set={key: raw}) for key, raw in self._entries.items()]
-        data = b"".join(frame(number, line) for number, line in enumerate(lines, 1))
+        lines += [JournalLine(updates={key: raw}) for key, raw in self._entries.items()]
+        data = b"".join(frame_line(number, line) for number, line in enumerate(lines, 1))
         said: list[str] = []
         try:
             if self._keep_aside:
-                said = self._set_aside()
+                said = self._rename_corrupt()
             fd = replace_file(self.path, data)
         except OSError as error:
-            self.error = _explained(self.path, "write", error)
+            self.error = _checkpoint_error(self.path, "write", error)
             raise self.error from error
         self._forget_file()
         self._fd = fd
@@ -421,14 +425,14 @@ class CheckpointStore:
         self.error = None
         return said
 
-    def _set_aside(self) -> list[str]:
+    def _rename_corrupt(self) -> list[str]:
         """Give the old file a name under which it is never touched again."""
         numbers = [
-            int(name.removeprefix(_ASIDE))
+            int(name.removeprefix(_CORRUPT_PREFIX))
             for name in os.listdir(self.directory)
-            if name.startswith(_ASIDE) and name.removeprefix(_ASIDE).isdecimal()
+            if name.startswith(_CORRUPT_PREFIX) and name.removeprefix(_CORRUPT_PREFIX).isdecimal()
         ]
-        aside = os.path.join(self.directory, f"{_ASIDE}{max(numbers, default=0) + 1}")
+        aside = os.path.join(self.directory, f"{_CORRUPT_PREFIX}{max(numbers, default=0) + 1}")
         try:
             # A second name first: a kill now leaves the old file where it was.
             os.link(self.path, aside, follow_symlinks=False)
@@ -438,5 +442,5 @@ class CheckpointStore:
         return [f"the old checkpoint is kept as {aside}"]
 
 
-def _short(value: str | None) -> str:
+def _value_text(value: str | None) -> str:
     return "missing" if value is None else f"{value[:60]!r}" + "…" * (len(value) > 60)

@@ -17,7 +17,7 @@ import os
 import stat
 from typing import Final
 
-_SORTS: Final = (
+_FILE_TYPE_TEXTS: Final = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -25,17 +25,17 @@ _SORTS: Final = (
     (stat.S_ISBLK, "a block device"),
     (stat.S_ISLNK, "a symbolic link"),
 )
-_SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
+_SHARED_WRITE_BITS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def file_problem(status: os.stat_result, *, ours: bool = True, secret: bool = False) -> str:
+def file_obstacle(status: os.stat_result, *, ours: bool = True, secret: bool = False) -> str:
     """Why an opened file is not used, as the end of a sentence; empty when it is.
 
     One of ours belongs to us or to root, and only they may write it; a secret one only they read.
     """
     if not stat.S_ISREG(status.st_mode):
-        return f"is {_sort(status.st_mode)}, expected a regular file"
-    problem = _foreign(status) if ours else ""
+        return f"is {_file_type(status.st_mode)}, expected a regular file"
+    problem = _check_ownership(status) if ours else ""
     if not problem and secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         mode = stat.S_IMODE(status.st_mode)
         problem = f"has mode {mode:04o}, expected one that is for its owner only, such as 0600"
@@ -43,29 +43,29 @@ def file_problem(status: os.stat_result, *, ours: bool = True, secret: bool = Fa
 
 
 def directory_problem(status: os.stat_result) -> str:
-    """Say why a directory is not used for the state, as `file_problem`."""
+    """Say why a directory is not used for the state, as `file_obstacle`."""
     if not stat.S_ISDIR(status.st_mode):
-        return f"is {_sort(status.st_mode)}, expected a directory"
-    return _foreign(status)
+        return f"is {_file_type(status.st_mode)}, expected a directory"
+    return _check_ownership(status)
 
 
-def _foreign(status: os.stat_result) -> str:
+def _check_ownership(status: os.stat_result) -> str:
     me = os.geteuid()
     if status.st_uid not in (0, me):
         whom = "root" if me == 0 else f"user {me} or root"
         return f"belongs to user {status.st_uid}, expected {whom}"
-    if status.st_mode & _SHARED:
+    if status.st_mode & _SHARED_WRITE_BITS:
         mode = stat.S_IMODE(status.st_mode)
         return f"has mode {mode:04o}, expected one that only its owner may write, such as 0700"
     return ""
 
 
-def _sort(mode: int) -> str:
-    return next((name for is_it, name in _SORTS if is_it(mode)), "a regular file")
+def _file_type(mode: int) -> str:
+    return next((name for is_it, name in _FILE_TYPE_TEXTS if is_it(mode)), "a regular file")
 
 
 def read_file(path: str, most: int, *, ours: bool = True, secret: bool = False) -> bytes:
-    """A file of at most so many bytes, see `file_problem`; never waits for a FIFO's writer.
+    """A file of at most so many bytes, see `file_obstacle`; never waits for a FIFO's writer.
 
     Raises:
         OSError: it cannot be read, or it is another file than that.
@@ -73,7 +73,7 @@ def read_file(path: str, most: int, *, ours: bool = True, secret: bool = False) 
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
-        if problem := file_problem(status, ours=ours, secret=secret):
+        if problem := file_obstacle(status, ours=ours, secret=secret):
             raise OSError(errno.EINVAL, problem, path)
         if status.st_size > most:
             raise OSError(errno.EFBIG, f"is larger than {most} bytes", path)
@@ -123,15 +123,15 @@ def remove_directory(path: str) -> None:
 
 # --- The key that signs what is written on containers ---
 
-KEY: Final = "key"
-_BYTES: Final = 32
+KEY_FILE_NAME: Final = "key"
+_KEY_BYTES: Final = 32
 """As long as the hash, what RFC 2104 recommends."""
 
 
-def known_key(directory: str) -> bytes:
+def read_key(directory: str) -> bytes:
     """The key of a state directory; empty where there is none that can be used."""
     with contextlib.suppress(OSError):
-        return _key(os.path.join(directory, KEY))
+        return _read_signing_key(os.path.join(directory, KEY_FILE_NAME))
     return b""
 
 
@@ -141,15 +141,15 @@ def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes
     Where the directory is not trusted nothing is read nor written; where it is not ours to write, a
     new key lasts as long as this process.
     """
-    path, problems = os.path.join(directory, KEY), []
+    path, problems = os.path.join(directory, KEY_FILE_NAME), []
     if trusted:
         try:
-            return _key(path), []
+            return _read_signing_key(path), []
         except FileNotFoundError:
             pass
         except OSError as error:
             problems.append(f"{path}: {error.strerror}; another key is made")
-    key = os.urandom(_BYTES)
+    key = os.urandom(_KEY_BYTES)
     if trusted and writable:
         try:
             os.close(replace_file(path, key.hex().encode() + b"\n"))
@@ -160,11 +160,13 @@ def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes
     return key, problems
 
 
-def _key(path: str) -> bytes:
+def _read_signing_key(path: str) -> bytes:
     try:
-        key = bytes.fromhex(read_file(path, 4 * _BYTES, secret=True).strip().decode())
+        key = bytes.fromhex(read_file(path, 4 * _KEY_BYTES, secret=True).strip().decode())
     except ValueError:
         key = b""
-    if len(key) != _BYTES:
-        raise OSError(errno.EINVAL, f"is no key, expected {2 * _BYTES} hexadecimal digits", path)
+    if len(key) != _KEY_BYTES:
+        raise OSError(
+            errno.EINVAL, f"is no key, expected {2 * _KEY_BYTES} hexadecimal digits", path
+        )
     return key

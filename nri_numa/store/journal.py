@@ -23,22 +23,29 @@ from zlib import crc32
 
 import msgspec
 
-from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build, contradiction
+from nri_numa.engine.state import (
+    Allocation,
+    NodeState,
+    PodRecord,
+    PreviousCPUs,
+    build_state,
+    find_contradiction,
+)
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import StateChange
 
-FORMAT: Final = 1
+JOURNAL_FORMAT: Final = 1
 _MAX_DAMAGE: Final = 1000
 """A failing device damages a few lines; a list of millions would take more memory than the file."""
-LARGEST: Final = 1 << 53
+MAX_INTEGER: Final = 1 << 53
 """Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
-CONTAINER: Final = "c/"
-POD: Final = "p/"
+CONTAINER_KEY_PREFIX: Final = "c/"
+POD_KEY_PREFIX: Final = "p/"
 
 Document = dict[str, Any]
 
 
-class Loaded(msgspec.Struct, kw_only=True):
+class JournalContents(msgspec.Struct, kw_only=True):
     """Everything intact in a journal, and what was not.
 
     Attributes:
@@ -61,32 +68,32 @@ class Loaded(msgspec.Struct, kw_only=True):
     newer: int = 0
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "del"}):
+class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "del"}):
     """The JSON part of one line: who wrote the journal and when, what is set and what deleted."""
 
     head: dict[str, str] | None = None
-    at: float = 0.0
-    set: dict[str, msgspec.Raw] = {}
+    written_at: float = msgspec.field(name="at", default=0.0)
+    updates: dict[str, msgspec.Raw] = msgspec.field(name="set", default_factory=dict)
     delete: tuple[str, ...] = ()
 
 
 encode: Final = msgspec.json.Encoder(enc_hook=str).encode
-_decode_line: Final = msgspec.json.Decoder(Line).decode
+_decode_line: Final = msgspec.json.Decoder(JournalLine).decode
 _decode_document: Final = msgspec.json.Decoder(Document).decode
 _NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-VERSION: Final = re.compile(rb"([0-9]{1,9}) ")
+FORMAT_VERSION_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ")
 """All that later formats must keep: the first line starts with the number of the format."""
-_FRAME: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
+_FRAME_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
 
 
-def frame(sequence: int, line: Line) -> bytes:
+def frame_line(sequence: int, line: JournalLine) -> bytes:
     """Put one record on a line."""
     payload = encode(line)
-    front = b"%d %d %d " % (FORMAT, sequence, len(payload))
+    front = b"%d %d %d " % (JOURNAL_FORMAT, sequence, len(payload))
     return b"%b%08x %b\n" % (front, crc32(payload, crc32(front)), payload)
 
 
-def parse(data: bytes) -> Loaded:
+def parse_journal(data: bytes) -> JournalContents:
     """Read a journal; never raises, whatever the bytes.
 
     An unfinished last line is *torn*: the writer was killed. Any other line that is not intact is
@@ -94,7 +101,7 @@ def parse(data: bytes) -> Loaded:
     Nothing counts without the first line, and nothing after very much damage. Line by line, so
     that rubbish takes no more memory than its bytes.
     """
-    found = Loaded()
+    found = JournalContents()
     expected, number, end = 1, 0, -1
     while end < len(data):
         start, number = end + 1, number + 1
@@ -109,10 +116,14 @@ def parse(data: bytes) -> Loaded:
         if len(found.problems) >= _MAX_DAMAGE:
             found.problems.append(f"everything from line {number} on is not read")
             break
-        if number == 1 and (version := VERSION.match(line)) and int(version[1]) > FORMAT:
+        if (
+            number == 1
+            and (version := FORMAT_VERSION_PATTERN.match(line))
+            and int(version[1]) > JOURNAL_FORMAT
+        ):
             found.newer = int(version[1])
             break
-        match = _FRAME.match(line)
+        match = _FRAME_PATTERN.match(line)
         payload = b"" if match is None else line[match.end() :]
         if (
             match is None
@@ -135,8 +146,8 @@ def parse(data: bytes) -> Loaded:
         expected = sequence + 1
         found.records += 1
         if record.head is not None:
-            found.head, found.written_at = record.head, record.at
-        found.raw |= record.set
+            found.head, found.written_at = record.head, record.written_at
+        found.raw |= record.updates
         for key in record.delete:
             found.raw.pop(key, None)
     for key, raw in found.raw.items():
@@ -149,29 +160,32 @@ def parse(data: bytes) -> Loaded:
 
 # --- Documents of containers and pods ---
 
-_NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
-"""Fields that documents call otherwise."""
-_ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
-_EMPTY: Final = (CPUSet, NUMASet, dict)
+_KEY_BY_FIELD: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
+"""Encoded names that documents call otherwise."""
+_REQUIRED_FIELDS: Final = frozenset(("kind", "qos", "since", "reason"))
+_OMITTED_EMPTY_TYPES: Final = (CPUSet, NUMASet, dict)
 """Types of which nothing is left out too."""
-_KEYS: Final = {
-    f.name: (_NAMES.get(f.name, f.name), msgspec.NODEFAULT if f.name in _ALWAYS else f.default)
-    for f in msgspec.structs.fields(Allocation)
-    if f.name != "container_id"
+_FIELDS: Final = [f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"]
+_KEY_DEFAULT_BY_FIELD: Final = {
+    f.encode_name: (
+        _KEY_BY_FIELD.get(f.encode_name, f.encode_name),
+        msgspec.NODEFAULT if f.encode_name in _REQUIRED_FIELDS else f.default,
+    )
+    for f in _FIELDS
 }
-_DEFAULTS: Final = tuple(_KEYS.values())
-_values = attrgetter(*_KEYS)
+_KEY_DEFAULTS: Final = tuple(_KEY_DEFAULT_BY_FIELD.values())
+_values = attrgetter(*(f.name for f in _FIELDS))
 
 
 def allocation_document(a: Allocation) -> Document:
     """One container, as `encode` takes it: fields that are not as usual."""
     document = {
         key: value
-        for (key, default), value in zip(_DEFAULTS, _values(a), strict=True)
-        if value is not default and (value or type(value) not in _EMPTY)
+        for (key, default), value in zip(_KEY_DEFAULTS, _values(a), strict=True)
+        if value is not default and (value or type(value) not in _OMITTED_EMPTY_TYPES)
     }
     if a.load is not None:
-        document["load"] = a.load.busy
+        document["load"] = a.load.busy_intervals
     return document
 
 
@@ -181,31 +195,33 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {name: document[key] for name, (key, _) in _KEYS.items() if key in document}
+    found = {
+        name: document[key] for name, (key, _) in _KEY_DEFAULT_BY_FIELD.items() if key in document
+    }
     if found.get("load") is not None:
         found["load"] = {"busy": found["load"]}
-    missing = _ALWAYS - found.keys()
+    missing = _REQUIRED_FIELDS - found.keys()
     if missing:
         raise KeyError(min(missing))
     found["container_id"] = container_id
-    a = msgspec.convert(found, Allocation, dec_hook=_parsed, str_keys=True)
-    for amount in _amounts(a):
-        if not 0 <= amount <= LARGEST:
-            raise ValueError(f"expected 0 to {LARGEST}, not {str(amount)[:40]}")
-    if problem := contradiction(a):
+    a = msgspec.convert(found, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
+    for amount in _summed_amounts(a):
+        if not 0 <= amount <= MAX_INTEGER:
+            raise ValueError(f"expected 0 to {MAX_INTEGER}, not {str(amount)[:40]}")
+    if problem := find_contradiction(a):
         raise ValueError(problem)
     return a
 
 
-def _amounts(a: Allocation) -> Iterator[int]:
+def _summed_amounts(a: Allocation) -> Iterator[int]:
     """All that is summed up: sums stay within 64 bits."""
     yield from (a.cpu_milli, a.memory_bytes, *a.hugepages, *a.hugepages.values())
-    yield 0 if a.quota is None else a.quota + 1
+    yield 0 if a.lifted_quota is None else a.lifted_quota + 1
     for charge in a.charges.values():
         yield from (charge.cpu_milli, charge.memory, *charge.hugepages, *charge.hugepages.values())
 
 
-def _parsed(kind: type, value: object) -> object:
+def _decode_kernel_list(kind: type, value: object) -> object:
     if isinstance(value, str) and kind in (CPUSet, NUMASet):
         return kind.parse(value)
     raise TypeError(f"expected a kernel list, not {value!r}")
@@ -213,14 +229,14 @@ def _parsed(kind: type, value: object) -> object:
 
 def pod_document(record: PodRecord) -> Document | None:
     """What is worth remembering of a pod beyond its containers; None when nothing is."""
-    if record.affinity is None and not (record.former or record.sandbox_cgroup):
+    if record.affinity is None and not (record.previous or record.sandbox_cgroup):
         return None
     document: Document = {"pod_id": record.pod_id}
     if record.affinity is not None:
         document["affinity"] = record.affinity
-        document["preferred"] = record.affinity_preferred
-    if record.former:
-        document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.former.items()}
+        document["preferred"] = record.affinity_is_preferred
+    if record.previous:
+        document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.previous.items()}
     if record.sandbox_cgroup:
         document["cgroup"] = record.sandbox_cgroup
     return document
@@ -236,9 +252,9 @@ def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
         uid=uid,
         pod_id=document["pod_id"],
         affinity=None if affinity is None else NUMASet.parse(affinity),
-        affinity_preferred=bool(document.get("preferred", True)),
-        former={
-            name: Former(CPUSet.parse(cpus), NUMASet.parse(numa_nodes))
+        affinity_is_preferred=bool(document.get("preferred", True)),
+        previous={
+            name: PreviousCPUs(CPUSet.parse(cpus), NUMASet.parse(numa_nodes))
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
         sandbox_cgroup=cgroup,
@@ -253,7 +269,7 @@ def changed_documents(
     for container_id in change.containers:
         allocation = after.allocations.get(container_id)
         if allocation is not before.allocations.get(container_id):
-            documents[CONTAINER + container_id] = (
+            documents[CONTAINER_KEY_PREFIX + container_id] = (
                 None if allocation is None else allocation_document(allocation)
             )
     for uid in change.pods:
@@ -262,7 +278,7 @@ def changed_documents(
             continue
         document = None if record is None else pod_document(record)
         if document != (None if old is None else pod_document(old)):
-            documents[POD + uid] = document
+            documents[POD_KEY_PREFIX + uid] = document
     return documents
 
 
@@ -273,12 +289,12 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
     problems: list[str] = []
     for key, document in documents.items():
         try:
-            if key.startswith(CONTAINER):
-                allocations.append(allocation_from(key[len(CONTAINER) :], document))
-            elif key.startswith(POD):
-                records.append(pod_from(key[len(POD) :], document))
+            if key.startswith(CONTAINER_KEY_PREFIX):
+                allocations.append(allocation_from(key[len(CONTAINER_KEY_PREFIX) :], document))
+            elif key.startswith(POD_KEY_PREFIX):
+                records.append(pod_from(key[len(POD_KEY_PREFIX) :], document))
             else:
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
         except (*_NOT_JSON, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
-    return build(allocations, records), problems
+    return build_state(allocations, records), problems

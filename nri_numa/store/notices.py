@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.observe.notices import LIMIT, Notice, Notices
+from nri_numa.observe.notices import MAX_NOTICES, Notice, NoticeLog
 from nri_numa.store.files import read_file, replace_file
 
-FILE: Final = "notices"
-MAX_BYTES: Final = 4 << 20
-_GROWN: Final = 8 * LIMIT
+NOTICES_FILE_NAME: Final = "notices"
+MAX_NOTICE_FILE_BYTES: Final = 4 << 20
+_REWRITE_LINES: Final = 8 * MAX_NOTICES
 """Lines after which the file is written anew."""
 
 
@@ -54,10 +54,10 @@ class NoticeFile:
         directory: str,
         *,
         identity: Mapping[str, str],
-        notices: Notices,
+        notices: NoticeLog,
         trouble: Callable[[str], object],
     ) -> None:
-        self.path = os.path.join(directory, FILE)
+        self.path = os.path.join(directory, NOTICES_FILE_NAME)
         self._identity = {key: value for key, value in identity.items() if key != "version"}
         self._notices = notices
         self._trouble = trouble
@@ -65,17 +65,17 @@ class NoticeFile:
         self._lines = 0
         self._failed = False
 
-    def open(self, *, writable: bool = True) -> str:
+    def restore_and_open(self, *, writable: bool = True) -> str:
         """Restore what the last run knew, and write from now on; why a new sequence begins, if so.
 
         It is not kept where the directory is not ours alone.
         """
         if not writable:
-            self._notices.restore(secrets.token_hex(4))
+            self._notices.restore_notices(secrets.token_hex(4))
             return ""
-        problem = self._load()
-        self._notices.keep = self._keep
-        self._anew()
+        problem = self._load_notices()
+        self._notices.keep = self._append_notice
+        self._rewrite_file()
         return problem
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class NoticeFile:
             os.close(self._fd)
         self._fd = -1
 
-    def _load(self) -> str:
-        self._notices.restore(secrets.token_hex(4))
+    def _load_notices(self) -> str:
+        self._notices.restore_notices(secrets.token_hex(4))
         try:
-            data = read_file(self.path, MAX_BYTES)
+            data = read_file(self.path, MAX_NOTICE_FILE_BYTES)
         except FileNotFoundError:
             return ""
         except OSError as error:
@@ -108,38 +108,38 @@ class NoticeFile:
                 break  # the process ended in the middle of it
             if notice is not None:
                 found[notice.id] = notice
-        self._notices.restore(head.instance, found.values(), head.number)
+        self._notices.restore_notices(head.instance, found.values(), head.number)
         return ""
 
-    def _keep(self, notice: Notice) -> None:
-        if self._fd < 0 or self._lines >= _GROWN:
-            self._anew()  # holds the new one too
+    def _append_notice(self, notice: Notice) -> None:
+        if self._fd < 0 or self._lines >= _REWRITE_LINES:
+            self._rewrite_file()  # holds the new one too
             return
         line = _encode(notice) + b"\n"
         try:
             if os.write(self._fd, line) != len(line):  # the next would be on the same line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._fail(error)
+            self._report_write_failure(error)
             os.close(self._fd)
             self._fd = -1
             return
         self._lines += 1
 
-    def _anew(self) -> None:
-        notices = self._notices.after()
+    def _rewrite_file(self) -> None:
+        notices = self._notices.notices_after()
         head = _Head(1, self._notices.instance, self._identity, self._notices.number)
         data = b"\n".join([_encode(head), *map(_encode, notices), b""])
         try:
             fd = replace_file(self.path, data)
         except OSError as error:
-            self._fail(error)
+            self._report_write_failure(error)
             return
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._lines, self._failed = fd, len(notices), False
 
-    def _fail(self, error: OSError) -> None:
+    def _report_write_failure(self, error: OSError) -> None:
         if not self._failed:
             self._trouble(f"{self.path}: cannot be written: {error.strerror or error}")
         self._failed = True

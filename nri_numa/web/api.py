@@ -26,27 +26,35 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CONTENT_TYPE, Metrics
 from nri_numa.web import protocol
 from nri_numa.web import responses as shown
-from nri_numa.web.protocol import EVENTS, TEXT, APIError, Handler, Request, Response, Route
+from nri_numa.web.protocol import (
+    EVENT_STREAM_CONTENT_TYPE,
+    TEXT_CONTENT_TYPE,
+    APIError,
+    Handler,
+    HTTPRequest,
+    Response,
+    Route,
+)
 from nri_numa.web.security import Certificate, TokenFile
-from nri_numa.web.server import PROBES, Server
+from nri_numa.web.server import PROBE_PATHS, Server
 
 if TYPE_CHECKING:
     from nri_numa.agent.view import LiveView
 
 log = get_logger("http")
 
-RETRY = 10.0
+LISTEN_RETRY_S = 10.0
 """Seconds between two attempts to listen at an address that another program has."""
-STUCK: Final = 10.0
+STUCK_LOOP_S: Final = 10.0
 """Seconds after which a loop that never waits is not at work but lost."""
 MAX_STREAMS = 32
-HEARTBEAT = 15.0
-SETTLE = 0.25
+HEARTBEAT_INTERVAL_S = 15.0
+CHANGE_DEBOUNCE_S = 0.25
 """Seconds in which several changes are one event."""
-PIECE: Final = 10
+CONTAINERS_PER_CHUNK: Final = 10
 """Containers between two chances for the event loop: about a tenth of a millisecond, five times as
 long when other work had the caches meanwhile."""
-BLOCK: Final = 64 << 10
+SCRAPE_BLOCK_BYTES: Final = 64 << 10
 """Bytes of a scrape that are sent at once."""
 
 _encode = msgspec.json.Encoder().encode
@@ -59,57 +67,71 @@ class API:
         self, view: LiveView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._view, self._busy_for = view, busy_for
-        self._scrape = SharedScrape(metrics.chunks)
-        self._changes = Changes(view)
+        self._scrape = SharedScrape(metrics.render_chunks)
+        self._changes = ChangeStreams(view)
 
-        def get(path: str, answer: Handler, *query: str) -> Route:
+        def get_route(path: str, answer: Handler, *query: str) -> Route:
             return Route("GET", path, answer, query=query)
 
-        def document(path: str, make: Callable[[], object]) -> Route:
-            return get(path, lambda request: _json(make()))
+        def document_route(path: str, make: Callable[[], object]) -> Route:
+            return get_route(path, lambda request: _json_response(make()))
 
         described = resources.files("nri_numa.web").joinpath("openapi.yaml")
         self.routes = (
-            get("/metrics", lambda request: Response(200, self._scrape.pieces(), CONTENT_TYPE)),
-            get("/healthz", self._health, "verbose"),
-            get("/readyz", self._ready, "verbose"),
-            document("/v1/status", view.status),
-            document("/v1/topology", view.topology),
-            get("/v1/assignments", self._assignments, "namespace", "pod"),
-            get("/v1/explain/{namespace}/{pod}", self._explain),
-            get("/v1/explain/{namespace}/{pod}/{container}", self._explain),
-            document("/v1/refusals", lambda: shown.Refusals(refusals=tuple(view.refusals()))),
-            document("/v1/slots", view.slots),
-            document("/v1/zones", view.zones),
-            document("/v1/kubelet", view.kubelet),
-            get("/v1/notices", partial(self._after, view.notices), "after"),
-            get("/v1/requests", partial(self._after, view.requests), "after"),
-            document("/v1/use", view.use),
-            get("/v1/use/{namespace}/{pod}/{container}", self._container_use),
-            Route("GET", "/v1/events", self._events, admit=self._changes.admit, query=()),
-            get("/v2/system/numa/info", lambda request: Response(200, _encode(view.numa_info()))),
-            get(
+            get_route(
+                "/metrics", lambda request: Response(200, self._scrape.stream_text(), CONTENT_TYPE)
+            ),
+            get_route("/healthz", self._serve_healthz, "verbose"),
+            get_route("/readyz", self._serve_readyz, "verbose"),
+            document_route("/v1/status", view.status_document),
+            document_route("/v1/topology", view.machine_topology_document),
+            get_route("/v1/assignments", self._serve_assignments, "namespace", "pod"),
+            get_route("/v1/explain/{namespace}/{pod}", self._serve_explanations),
+            get_route("/v1/explain/{namespace}/{pod}/{container}", self._serve_explanations),
+            document_route(
+                "/v1/refusals", lambda: shown.Rejections(rejections=tuple(view.list_rejections()))
+            ),
+            document_route("/v1/slots", view.slots_document),
+            document_route("/v1/zones", view.scheduler_zones_document),
+            document_route("/v1/kubelet", view.kubelet_status_document),
+            get_route("/v1/notices", partial(self._after_number, view.notices_document), "after"),
+            get_route(
+                "/v1/requests", partial(self._after_number, view.decided_requests_document), "after"
+            ),
+            document_route("/v1/use", view.node_usage),
+            get_route("/v1/use/{namespace}/{pod}/{container}", self._container_use),
+            Route(
+                "GET",
+                "/v1/events",
+                self._serve_event_stream,
+                admit=self._changes.check_stream_limit,
+                query=(),
+            ),
+            get_route(
+                "/v2/system/numa/info", lambda request: Response(200, _encode(view.numa_info()))
+            ),
+            get_route(
                 "/openapi.yaml",
                 lambda request: Response(200, described.read_bytes(), "application/yaml"),
             ),
         )
         self.page = tuple(protocol.page_routes("nri_numa.web"))
 
-    def _health(self, request: Request) -> Response:
-        if (busy := self._busy_for()) > STUCK:
+    def _serve_healthz(self, request: HTTPRequest) -> Response:
+        if (busy := self._busy_for()) > STUCK_LOOP_S:
             text = f"the loop that answers the runtime is stuck for {busy:.0f} s\n"
-            return Response(503, text.encode(), TEXT)
-        return Response(200, b"ok\n", TEXT)
+            return Response(503, text.encode(), TEXT_CONTENT_TYPE)
+        return Response(200, b"ok\n", TEXT_CONTENT_TYPE)
 
-    def _ready(self, request: Request) -> Response:
+    def _serve_readyz(self, request: HTTPRequest) -> Response:
         readiness = self._view.readiness()
-        return _json(readiness, 200 if readiness.ready else 503)
+        return _json_response(readiness, 200 if readiness.ready else 503)
 
-    def _assignments(self, request: Request) -> Response:
-        return Response(200, self._listing(request.query))
+    def _serve_assignments(self, request: HTTPRequest) -> Response:
+        return Response(200, self._assignment_chunks(request.query))
 
-    async def _listing(self, query: dict[str, str]) -> AsyncIterator[bytes]:
-        head, containers = self._view.listing()
+    async def _assignment_chunks(self, query: dict[str, str]) -> AsyncIterator[bytes]:
+        head, containers = self._view.list_assignments()
         piece = bytearray(_encode(head)[:-1] + b',"containers":[')
         between = b""
         for n, one in enumerate(containers, 1):
@@ -118,44 +140,49 @@ class API:
             ):
                 piece += between + _encode(one)
                 between = b","
-            if n % PIECE == 0:
+            if n % CONTAINERS_PER_CHUNK == 0:
                 yield bytes(piece)
                 piece.clear()
         yield bytes(piece) + b"]}\n"
 
-    def _explain(self, request: Request) -> Response:
+    def _serve_explanations(self, request: HTTPRequest) -> Response:
         namespace, pod, *rest = request.segments[2:]
         container = rest[0] if rest else None
-        found = self._view.explain(namespace, pod, container)
+        found = self._view.explain_pod(namespace, pod, container)
         if not found:
             what = f"container {container!r} of " if container is not None else ""
             raise APIError(
                 404,
                 "NotFound",
                 f"nothing is known about {what}pod {namespace}/{pod}; "
-                + (self._view.status().link.problem or "it does not run on this node"),
+                + (self._view.status_document().link.problem or "it does not run on this node"),
             )
-        return _json(shown.Explanations(explanations=tuple(found)))
+        return _json_response(shown.Explanations(explanations=tuple(found)))
 
-    def _after(self, read: Callable[[int], object], request: Request) -> Response:
+    def _after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
         text = request.query.get("after", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
-        return _json(read(int(text)))
+        return _json_response(read(int(text)))
 
-    async def _container_use(self, request: Request) -> Response:
+    async def _container_use(self, request: HTTPRequest) -> Response:
         namespace, pod, container = request.segments[2:]
         found = await self._view.container_use(namespace, pod, container)
         if not found:
             problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
             raise APIError(404, "NotFound", problem)
-        return _json(shown.ContainerUses(containers=tuple(found)))
+        return _json_response(shown.MeasuredContainers(containers=tuple(found)))
 
-    def _events(self, request: Request) -> Response:
-        return Response(200, self._changes.stream(), EVENTS, [("X-Accel-Buffering", "no")])
+    def _serve_event_stream(self, request: HTTPRequest) -> Response:
+        return Response(
+            200,
+            self._changes.event_stream_chunks(),
+            EVENT_STREAM_CONTENT_TYPE,
+            [("X-Accel-Buffering", "no")],
+        )
 
 
-def _json(document: object, status: int = 200) -> Response:
+def _json_response(document: object, status: int = 200) -> Response:
     return Response(status, _encode(document) + b"\n")
 
 
@@ -172,7 +199,7 @@ class SharedScrape:
         self._begun = self._made = 0
         self._text = b""
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def stream_text(self) -> AsyncIterator[bytes]:
         """The text; no part of it is older than this call."""
         begun = self._begun
         async with self._turn:
@@ -184,11 +211,11 @@ class SharedScrape:
                     await asyncio.sleep(0)  # others have their turn
                 self._text, self._made = bytes(text), number
             whole = self._text
-        for start in range(0, len(whole), BLOCK):
-            yield whole[start : start + BLOCK]
+        for start in range(0, len(whole), SCRAPE_BLOCK_BYTES):
+            yield whole[start : start + SCRAPE_BLOCK_BYTES]
 
 
-class Changes:
+class ChangeStreams:
     """The event streams; costs nothing while none is open.
 
     The agent says that it changed in the middle of a request of the runtime, in its own thread:
@@ -201,49 +228,51 @@ class Changes:
         self._end: Callable[[], None] = lambda: None
         self._waking = False
 
-    def admit(self, request: Request) -> None:
+    def check_stream_limit(self, request: HTTPRequest) -> None:
         """Raise `APIError` where there are too many."""
         if len(self._streams) >= MAX_STREAMS:
-            raise protocol.too_many("event streams")
+            raise protocol.limit_error("event streams")
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def event_stream_chunks(self) -> AsyncIterator[bytes]:
         """Pieces of one event stream: where we are, then every change, then a heartbeat."""
         changed = asyncio.Event()
         changed.set()
         if not self._streams:
-            self._end = self._view.subscribe(partial(self._changed, asyncio.get_running_loop()))
+            self._end = self._view.subscribe_to_changes(
+                partial(self._on_agent_change, asyncio.get_running_loop())
+            )
         self._streams.add(changed)
         try:
             yield b"retry: 2000\n\n"
             while True:
                 try:
-                    async with asyncio.timeout(HEARTBEAT):
+                    async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
                         await changed.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
                 changed.clear()
-                yield self._event()
-                await asyncio.sleep(SETTLE)
+                yield self._encode_state_event()
+                await asyncio.sleep(CHANGE_DEBOUNCE_S)
         finally:
             self._streams.discard(changed)
             if not self._streams:
                 self._end()
 
-    def _changed(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_agent_change(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called in the agent's thread."""
         if not self._waking:
             self._waking = True
             with contextlib.suppress(RuntimeError):  # our loop ended just now
-                loop.call_soon_threadsafe(self._wake)
+                loop.call_soon_threadsafe(self._wake_streams)
 
-    def _wake(self) -> None:
+    def _wake_streams(self) -> None:
         self._waking = False
         for changed in self._streams:
             changed.set()
 
-    def _event(self) -> bytes:
-        status = self._view.status()
+    def _encode_state_event(self) -> bytes:
+        status = self._view.status_document()
         data = {
             "serial": status.serial,
             "version": status.version,
@@ -281,7 +310,7 @@ class AgentServer(Server):
         self._token = TokenFile(config.token_file) if config.token_file else None
         certificate = Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         api = API(view, metrics, busy_for)
-        self._open = PROBES | {route.path for route in api.page}
+        self._open = PROBE_PATHS | {route.path for route in api.page}
         super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
         self._metrics, self._crowded = metrics, crowded
 
@@ -295,14 +324,18 @@ class AgentServer(Server):
 
     async def start(self) -> None:
         """Return when it listens at the address; what is served there does not need the socket."""
-        if self._certificate is not None and (problem := self._certificate.expired()):
+        if self._certificate is not None and (problem := self._certificate.report_expired()):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
         if self._socket:
             listen = partial(self.listen_at, self._socket)
-            self._tasks.add(asyncio.create_task(self._until(listen, self._socket, "http.socket")))
+            self._tasks.add(
+                asyncio.create_task(self._listen_with_retry(listen, self._socket, "http.socket"))
+            )
         if self._port >= 0:
             where = f"{self._host}:{self._port}"
-            await self._until(partial(self.listen, self._port), where, "http.address")
+            await self._listen_with_retry(
+                partial(self.listen_on_port, self._port), where, "http.address"
+            )
         self._metrics.http_up.set(1)
         log.info(
             "http listening",
@@ -312,7 +345,7 @@ class AgentServer(Server):
             token=self._token is not None,
         )
 
-    async def _until(self, listen: Callable[[], None], where: str, key: str) -> None:
+    async def _listen_with_retry(self, listen: Callable[[], None], where: str, key: str) -> None:
         """Listen; while the address is in use, say so and try again."""
         said = ""
         while True:
@@ -330,10 +363,10 @@ class AgentServer(Server):
                     log.error(
                         "no http: containers are placed as usual",
                         problem=f"cannot listen on {where}: {reason}",
-                        remedy=f"see {key}; tried again every {RETRY:.0f} s",
+                        remedy=f"see {key}; tried again every {LISTEN_RETRY_S:.0f} s",
                     )
                 said = reason
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(LISTEN_RETRY_S)
             else:
                 return
 
@@ -343,23 +376,23 @@ class AgentServer(Server):
         await super().stop()
         self._crowded(False)
 
-    def admit(self, request: Request) -> None:
+    def check_request_allowed(self, request: HTTPRequest) -> None:
         """Probes and the page itself are open; the unix socket's mode has said who may ask."""
         if self._token is not None and not (request.local or request.path in self._open):
-            self._token.check(request)
+            self._token.check_request_token(request)
 
-    def answered(self, request: Request | None, status: int) -> None:
+    def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count it by the pattern of its path: bounded, whatever clients send."""
-        there = self.routes.at(request) if request is not None else []
+        there = self.routes.routes_for_path(request) if request is not None else []
         route = there[0].path if there else "other"
-        label = "page" if route in self._open - PROBES else route
+        label = "page" if route in self._open - PROBE_PATHS else route
         self._metrics.http_requests.labels(label, str(status)).inc()
 
-    def dropped(self) -> None:
+    def on_connection_dropped(self) -> None:
         """Count it."""
         self._metrics.http_dropped.inc()
 
-    def connected(self, count: int, *, crowded: bool) -> None:
+    def on_connection_count(self, count: int, *, crowded: bool) -> None:
         """Show it."""
         self._metrics.http_connections.set(count)
         self._crowded(crowded)

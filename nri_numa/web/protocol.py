@@ -16,9 +16,9 @@ import msgspec
 
 from nri_numa.web.responses import Error, ErrorBody
 
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-EVENTS: Final = "text/event-stream"
+JSON_CONTENT_TYPE: Final = "application/json"
+TEXT_CONTENT_TYPE: Final = "text/plain; charset=utf-8"
+EVENT_STREAM_CONTENT_TYPE: Final = "text/event-stream"
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -39,7 +39,7 @@ Headers = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HTTPRequest:
     """A request as far as handlers care.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
     certified: bool = False
 
     @classmethod
-    def of(cls, method: str, target: bytes, **more: object) -> Request:
+    def parse_target(cls, method: str, target: bytes, **more: object) -> HTTPRequest:
         """The request for a target; `APIError` where no client of ours sends such a one."""
         text = target.decode("latin-1")
         path, _, query = text.partition("?")
@@ -74,7 +74,7 @@ class Request:
             raise APIError(400, "BadRequest", problem) from error
         return cls(method, path, segments, dict(pairs), **more)  # type: ignore[arg-type]
 
-    def header(self, name: bytes) -> bytes:
+    def header_value(self, name: bytes) -> bytes:
         """A header's value; empty when it is not there."""
         return self.headers.get(name, b"")
 
@@ -85,7 +85,7 @@ class Response:
 
     status: int
     body: bytes | AsyncIterator[bytes]
-    content_type: str = JSON
+    content_type: str = JSON_CONTENT_TYPE
     headers: Headers = field(default_factory=list)
 
 
@@ -97,18 +97,18 @@ class APIError(Exception):
         self.status, self.reason, self.message = status, reason, message
         self.headers = headers or []
 
-    def response(self) -> Response:
+    def error_response(self) -> Response:
         """The answer: an `Error` document."""
         body = msgspec.json.encode(Error(error=ErrorBody(reason=self.reason, message=self.message)))
         return Response(self.status, body + b"\n", headers=self.headers)
 
 
-def too_many(what: str) -> APIError:
+def limit_error(what: str) -> APIError:
     """The refusal where a limit is reached."""
     return APIError(503, "Busy", f"too many {what} are open", [("Retry-After", "5")])
 
 
-Handler = Callable[[Request], Awaitable[Response] | Response]
+Handler = Callable[[HTTPRequest], Awaitable[Response] | Response]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Route:
 
     Attributes:
         path: with ``{name}`` for any one segment.
-        largest: bytes of the body; 0 where it has none.
+        max_body_bytes: bytes of the body; 0 where it has none.
         admit: called before the body is read; raises `APIError`.
         query: the parameters that it knows; None where the handler sees to them.
     """
@@ -125,11 +125,11 @@ class Route:
     method: str
     path: str
     answer: Handler
-    largest: int = 0
-    admit: Callable[[Request], object] = lambda request: None
+    max_body_bytes: int = 0
+    admit: Callable[[HTTPRequest], object] = lambda request: None
     query: tuple[str, ...] | None = None
 
-    def matches(self, segments: tuple[str, ...]) -> bool:
+    def matches_path(self, segments: tuple[str, ...]) -> bool:
         """Whether a path is one of this route, whatever the method."""
         pattern = self.path.split("/")[1:]
         return len(pattern) == len(segments) and all(
@@ -141,15 +141,15 @@ class Route:
 class Routes:
     """All routes of a server."""
 
-    all: tuple[Route, ...]
+    every_route: tuple[Route, ...]
 
-    def at(self, request: Request) -> list[Route]:
+    def routes_for_path(self, request: HTTPRequest) -> list[Route]:
         """The routes of a path, of all methods."""
-        return [route for route in self.all if route.matches(request.segments)]
+        return [route for route in self.every_route if route.matches_path(request.segments)]
 
-    def find(self, request: Request) -> Route:
+    def resolve_route(self, request: HTTPRequest) -> Route:
         """The route of a request; `APIError` where it has none."""
-        there = self.at(request)
+        there = self.routes_for_path(request)
         if not there:
             raise APIError(404, "NotFound", "there is no such path")
         method = "GET" if request.method == "HEAD" else request.method
@@ -167,7 +167,7 @@ class Routes:
         return route
 
 
-_TYPES: Final = {
+_FILE_CONTENT_TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -178,7 +178,7 @@ _TYPES: Final = {
 def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
     """The files of a room's page, or some of them; read once, so that no request names a file."""
     for file in resources.files(room).joinpath("static").iterdir():
-        kind = _TYPES.get(file.name.rpartition(".")[2])
+        kind = _FILE_CONTENT_TYPES.get(file.name.rpartition(".")[2])
         if kind is not None and (not names or file.name in names):
             data = file.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
@@ -186,19 +186,19 @@ def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
                 yield Route("GET", at + name, partial(_page_file, data, kind, tag), query=())
 
 
-def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
+def _page_file(data: bytes, kind: str, tag: str, request: HTTPRequest) -> Response:
     headers = [
         ("ETag", tag),
         ("Cache-Control", "no-cache"),
         ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
         ("Referrer-Policy", "no-referrer"),
     ]
-    if request.header(b"if-none-match") == tag.encode():
+    if request.header_value(b"if-none-match") == tag.encode():
         return Response(304, b"", kind, headers)
     return Response(200, data, kind, headers)
 
 
-class Connection:
+class HTTPConnection:
     """Requests in, answers out; ``limit`` is the deadline of whatever is under way.
 
     ``said`` is what the client has sent already; ``turn`` returns when the next piece of an answer
@@ -227,11 +227,11 @@ class Connection:
             h11.RemoteProtocolError: it is no HTTP.
         """
         while (event := self._h11.next_event()) is h11.NEED_DATA:
-            await self._receive()
+            await self._receive_data()
         # Else ConnectionClosed, or PAUSED after a protocol switch that we never accept.
         return event if isinstance(event, h11.Request) else None
 
-    def request(self, event: h11.Request, *, local: bool) -> Request:
+    def read_request(self, event: h11.Request, *, local: bool) -> HTTPRequest:
         """That request without its body.
 
         Raises:
@@ -247,17 +247,17 @@ class Connection:
             raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
         certified = bool(self._writer.get_extra_info("peercert"))
         method = event.method.decode("ascii", "replace")
-        return Request.of(
+        return HTTPRequest.parse_target(
             method, event.target, headers=self._head, local=local, certified=certified
         )
 
-    def announced(self, largest: int) -> int:
+    def content_length(self, largest: int) -> int:
         """Bytes that the body of this request has, if it may have so many."""
         if b"transfer-encoding" in self._head:
             return largest
         return min(int(self._head.get(b"content-length", b"0")), largest)
 
-    async def body(self, largest: int) -> bytes:
+    async def read_body(self, largest: int) -> bytes:
         """The body of the request, or `APIError`; where none is expected (0), it is thrown away."""
         most = largest or IGNORED_BODY
         expected = f"a body of at most {largest} bytes" if largest else "no body"
@@ -267,42 +267,44 @@ class Connection:
         if self._h11.they_are_waiting_for_100_continue:
             if not largest:
                 raise error
-            self._put(h11.InformationalResponse(status_code=100, headers=[]))
+            self._write_events(h11.InformationalResponse(status_code=100, headers=[]))
         body = bytearray()
-        async for piece in self._pieces():
+        async for piece in self._read_body_pieces():
             body += piece
             if len(body) > most:
                 raise error
         self._limit.reschedule(None)
         return bytes(body) if largest else b""
 
-    async def skip(self) -> None:
+    async def discard_body(self) -> None:
         """Read a body that is refused, unless it is too long or has not been sent."""
         size = 0
         if not self._h11.they_are_waiting_for_100_continue:
-            async for piece in self._pieces():
+            async for piece in self._read_body_pieces():
                 if (size := size + len(piece)) > MAX_SKIPPED:
                     break
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    async def _read_body_pieces(self) -> AsyncIterator[bytes]:
         while not isinstance(event := self._h11.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
-                await self._receive()
+                await self._receive_data()
             elif isinstance(event, h11.Data):
                 yield event.data
 
-    async def _receive(self) -> None:
+    async def _receive_data(self) -> None:
         """Read some more; a deadline does not move with what trickles in."""
         data = await self._reader.read(MAX_HEADER_BYTES)
         if self._idle and data:
-            self._begin()
+            self._start_request()
         self._h11.receive_data(data)
 
-    def _begin(self) -> None:
+    def _start_request(self) -> None:
         self._idle = False
         self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT)
 
-    async def send(self, response: Response, server: str, *, head: bool, last: bool) -> None:
+    async def send_response(
+        self, response: Response, server: str, *, head: bool, last: bool
+    ) -> None:
         """Write an answer; a broken request makes it the last one, and so does ``last``."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -324,45 +326,47 @@ class Connection:
         start = h11.Response(status_code=response.status, headers=raw)
         if isinstance(body, bytes):
             whole = () if head or not body else (h11.Data(data=body),)
-            self._put(start, *whole, h11.EndOfMessage())
+            self._write_events(start, *whole, h11.EndOfMessage())
         else:
-            self._put(start)
+            self._write_events(start)
             try:
                 if not head:
-                    await self._send_pieces(body, flush=response.content_type == EVENTS)
+                    await self._send_pieces(
+                        body, flush=response.content_type == EVENT_STREAM_CONTENT_TYPE
+                    )
             finally:
                 await body.aclose()  # type: ignore[attr-defined]  # ours are generators
-            self._put(h11.EndOfMessage())
-        await self._drain()
+            self._write_events(h11.EndOfMessage())
+        await self._drain_writer()
 
     async def _send_pieces(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
         async for piece in body:
             if piece:
-                self._put(h11.Data(data=piece))
+                self._write_events(h11.Data(data=piece))
             if flush and self._reader.at_eof():
                 raise EOFError
-            await self._drain()
+            await self._drain_writer()
             # drain() returns at once while the buffer has room: here the runtime has its turn
             # (`nri_numa.agent.loop`), and other clients.
             await self._turn()
 
-    def next(self) -> bool:
+    def prepare_next_request(self) -> bool:
         """Get ready for another request; False when the connection must be closed."""
         if not (self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE):
             return False
         if self._h11.trailing_data[0]:
-            self._begin()  # it came along with the one before
+            self._start_request()  # it came along with the one before
         else:
             self._idle = True
             self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT)
         self._h11.start_next_cycle()
         return True
 
-    def _put(self, *events: h11.Event) -> None:
+    def _write_events(self, *events: h11.Event) -> None:
         if data := b"".join(self._h11.send(event) or b"" for event in events):
             self._writer.write(data)
 
-    async def _drain(self) -> None:
+    async def _drain_writer(self) -> None:
         self._limit.reschedule(asyncio.get_running_loop().time() + WRITE_TIMEOUT)
         await self._writer.drain()
         self._limit.reschedule(None)

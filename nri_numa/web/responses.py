@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from nri_numa.config.sections import camel_case
 from nri_numa.observe.notices import DecidedRequest, Notice
@@ -36,16 +36,18 @@ class NUMANodeUse(Document, frozen=True, kw_only=True):
     id: int
     cpus: IdList
     exclusive: Annotated[str, "CPUs that are exclusive to one container."]
-    idle: Annotated[str, "Thread siblings kept idle for their neighbour."]
+    idle_siblings: Annotated[str, "Thread siblings kept idle for their neighbour."] = field(
+        name="idle"
+    )
     kubelet: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
     shared: Annotated[str, "CPUs of the shared pool."]
     reserved: Annotated[str, "CPUs that are never given exclusively."]
     cpu_capacity_milli: int
     cpu_allocated_milli: int
-    cpu_available_milli: int
+    cpu_free_milli: int = field(name="cpuAvailableMilli")
     memory_bytes: int
     memory_allocated_bytes: int
-    memory_available_bytes: int
+    memory_free_bytes: int = field(name="memoryAvailableBytes")
     huge_pages: tuple[HugePages, ...] = ()
     capacity_factor: float = 1.0
     free_exclusive_cpus: Annotated[
@@ -53,22 +55,32 @@ class NUMANodeUse(Document, frozen=True, kw_only=True):
     ] = 0
 
 
-class Actual(Document, frozen=True, kw_only=True):
+class ActualCpuset(Document, frozen=True, kw_only=True):
     """What a container really has, as its cgroup says, where that is not what it should have."""
 
     cpus: Annotated[str, "CPUs that it can really run on."]
     mems: Annotated[str, "Memory nodes that it can really use."]
-    meant_cpus: Annotated[str, "CPUs that it should have; empty where it has."]
-    meant_mems: Annotated[str, "Memory nodes that it should have; empty where it has."]
-    since: Annotated[float, "From when on it was so, as far as seen; seconds since the epoch."]
+    desired_cpus: Annotated[str, "CPUs that it should have; empty where it has."] = field(
+        name="meantCPUs"
+    )
+    desired_mems: Annotated[str, "Memory nodes that it should have; empty where it has."] = field(
+        name="meantMems"
+    )
+    observed_at: Annotated[
+        float, "From when on it was so, as far as seen; seconds since the epoch."
+    ] = field(name="since")
     text: Annotated[str, "Both sides: meant 4-7, has 0-7."]
-    found: Annotated[str, "What the files of its cgroup say."]
-    intruder: Annotated[bool, "It can run on exclusive CPUs of others."]
-    owners: Annotated[tuple[str, ...], "Those others, as namespace/pod/container."]
-    given_up: Annotated[
+    finding: Annotated[str, "What the files of its cgroup say."] = field(name="found")
+    on_exclusive_cpus: Annotated[bool, "It can run on exclusive CPUs of others."] = field(
+        name="intruder"
+    )
+    holders: Annotated[tuple[str, ...], "Those others, as namespace/pod/container."] = field(
+        name="owners"
+    )
+    repairs_abandoned: Annotated[
         bool,
         "Put right again and again; left as it is for a while, because something else rewrites it.",
-    ]
+    ] = field(name="givenUp")
 
 
 class ContainerMemory(Document, frozen=True, kw_only=True):
@@ -79,11 +91,11 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
     ]
     by_numa_node: Annotated[dict[str, int], "By NUMA node, the bytes that it has there."]
     source: Annotated[str, "memory.numa_stat or numa_maps; empty when neither is known."]
-    at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
     problem: Annotated[str, "Why it is not known; else empty."]
 
 
-class ContainerWaiting(Document, frozen=True, kw_only=True):
+class ContainerPressure(Document, frozen=True, kw_only=True):
     """How much a container waits for CPUs, as last read."""
 
     pressure_percent: Annotated[
@@ -96,7 +108,7 @@ class ContainerWaiting(Document, frozen=True, kw_only=True):
         "Threads of it that waited for a CPU, on average since the round before; "
         "null when not known.",
     ]
-    at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
+    read_at: Annotated[float, "When it was read; seconds since the epoch, or 0."] = field(name="at")
     problem: Annotated[str, "Why one of them is not known; else empty."]
 
 
@@ -118,39 +130,41 @@ class Assignment(Document, frozen=True, kw_only=True):
     qos: str
     smt: str
     cpus: Annotated[str, "CPUs it is meant to run on; empty when they are left alone."]
-    pinned: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = ""
+    foreign_cpus: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = field(
+        name="pinned", default=""
+    )
     mems: Annotated[str, "Its memory nodes; empty when they are left alone."]
-    moving: Annotated[
+    migration: Annotated[
         str | UnsetType,
         "Its memory is on its way: from where to where, and how much has moved; left out else.",
-    ] = UNSET
+    ] = field(name="moving", default=UNSET)
     mempolicy: Annotated[
         str | UnsetType, "The memory policy that the runtime was asked for; left out without one."
     ] = UNSET
     numa_nodes: Annotated[str, "NUMA nodes that its CPUs belong to."]
-    idle: Annotated[str, "Thread siblings kept idle for it."]
+    idle_siblings: Annotated[str, "Thread siblings kept idle for it."] = field(name="idle")
     displaced: Annotated[
         str, "CPUs it was placed on, while all are offline and it shares the pool."
     ] = ""
-    preferred: Annotated[bool, "False when a wider set had to be taken."]
+    aligned: Annotated[bool, "False when a wider set had to be taken."] = field(name="preferred")
     reason: str
     cpu_milli: int
     memory_bytes: int
-    since: Seconds
-    actual: Annotated[Actual | None, "What it has instead; null while it is as meant."] = None
+    assigned_at: Seconds = field(name="since")
+    actual: Annotated[ActualCpuset | None, "What it has instead; null while it is as meant."] = None
     slots: Annotated[str, "Ids of the extended resource that it holds, separated by commas."] = ""
     memory: Annotated[
         ContainerMemory | UnsetType, "Where its memory is; left out unless memoryLocality.enabled."
     ] = UNSET
-    late: Annotated[
+    start_delay: Annotated[
         float | UnsetType,
         "Seconds from its start until its cgroup had what was decided; only over "
         "CRI, and left out while it is not known.",
-    ] = UNSET
-    waiting: Annotated[
-        ContainerWaiting | UnsetType,
+    ] = field(name="late", default=UNSET)
+    cpu_pressure: Annotated[
+        ContainerPressure | UnsetType,
         "How much it waits for CPUs; left out unless cpuWaiting.enabled.",
-    ] = UNSET
+    ] = field(name="waiting", default=UNSET)
 
 
 class NodeUse(Document, frozen=True, kw_only=True):
@@ -167,7 +181,7 @@ class Assignments(NodeUse, frozen=True, kw_only=True):
     containers: tuple[Assignment, ...]
 
 
-class Refusal(Document, frozen=True, kw_only=True):
+class RejectionRecord(Document, frozen=True, kw_only=True):
     """A container that was refused."""
 
     namespace: str
@@ -175,28 +189,28 @@ class Refusal(Document, frozen=True, kw_only=True):
     container: str
     reason: str
     message: str
-    at: Seconds
+    last_time: Seconds = field(name="at")
     observed: Annotated[
         bool, "It only would have been refused: the agent observed and changed nothing."
     ] = False
     count: Annotated[int, "How often, at last at that moment."] = 1
 
 
-class Refusals(Document, frozen=True, kw_only=True):
+class Rejections(Document, frozen=True, kw_only=True):
     """The latest refusals of pods that are there, newest first; by container and reason."""
 
-    refusals: tuple[Refusal, ...]
+    rejections: tuple[RejectionRecord, ...] = field(name="refusals")
 
 
 class NUMANodeSlots(Document, frozen=True, kw_only=True):
     """Exclusive CPUs of one NUMA node, counted for the scheduler."""
 
     id: int
-    held: Annotated[int, "CPUs of containers that hold slots for them."]
+    allocated: Annotated[int, "CPUs of containers that hold slots for them."] = field(name="held")
     free: Annotated[int, "CPUs that could become exclusive."]
 
 
-class Slots(Document, frozen=True, kw_only=True):
+class SlotsDocument(Document, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler may count: those held with slots, and those still free."""
 
     serial: Annotated[int, "Grows with every change of the state."]
@@ -243,17 +257,19 @@ class NUMANodeLoad(Document, frozen=True, kw_only=True):
     memory_history: tuple[int | None, ...]
 
 
-class Use(Document, frozen=True, kw_only=True):
+class NodeUsage(Document, frozen=True, kw_only=True):
     """What is really used, as the kernel counts it, and was within the last minutes."""
 
-    at: Annotated[float | None, "Of the last sample, seconds since the epoch; null before."]
+    sampled_at: Annotated[
+        float | None, "Of the last sample, seconds since the epoch; null before."
+    ] = field(name="at")
     interval: Annotated[float, "Seconds that the last sample is taken over."]
     problem: Annotated[str, "Why there is nothing new; else empty."]
     cpus: Annotated[dict[str, int], "By CPU, per cent of its time."]
     numa_nodes: tuple[NUMANodeLoad, ...]
 
 
-class ContainerUse(Document, frozen=True, kw_only=True):
+class MeasuredContainer(Document, frozen=True, kw_only=True):
     """What one container really uses, measured now."""
 
     namespace: str
@@ -268,10 +284,10 @@ class ContainerUse(Document, frozen=True, kw_only=True):
     problem: Annotated[str, "Why something is not known; else empty."]
 
 
-class ContainerUses(Document, frozen=True, kw_only=True):
+class MeasuredContainers(Document, frozen=True, kw_only=True):
     """What the containers of one name in a pod use; one but for a moment of a restart."""
 
-    containers: tuple[ContainerUse, ...]
+    containers: tuple[MeasuredContainer, ...]
 
 
 class Explanation(Document, frozen=True, kw_only=True):
@@ -282,9 +298,11 @@ class Explanation(Document, frozen=True, kw_only=True):
     container: str
     outcome: Annotated[str, "admitted or refused."]
     summary: str
-    steps: Annotated[tuple[str, ...], "How the decision came about; empty when not kept."]
+    decision_steps: Annotated[
+        tuple[str, ...], "How the decision came about; empty when not kept."
+    ] = field(name="steps")
     assignment: Assignment | None = None
-    refusal: Refusal | None = None
+    rejection: RejectionRecord | None = field(name="refusal", default=None)
     details: Annotated[
         dict[str, Any] | None,
         "What the steps are made from: inputs with their sources, what each "
@@ -305,17 +323,17 @@ class Link(Document, frozen=True, kw_only=True):
     detail: str
     runtime: str
     runtime_version: str
-    unanswered: Annotated[
+    pending_registration: Annotated[
         str, "What the runtime has not answered for too long, as a sentence; else empty."
-    ] = ""
+    ] = field(name="unanswered", default="")
     problem: Annotated[
         str,
         "Since when there is no link, and what that means for containers, as a sentence; empty "
         "while there is one.",
     ] = ""
-    over: Annotated[
+    interface: Annotated[
         str | UnsetType, "`cri` where the runtime is reached over CRI; absent over NRI."
-    ] = UNSET
+    ] = field(name="over", default=UNSET)
 
 
 class Checkpoint(Document, frozen=True, kw_only=True):
@@ -335,17 +353,21 @@ class Status(Document, frozen=True, kw_only=True):
     ready: bool
     serial: int
     containers: Annotated[dict[str, int], "Number of containers by kind."]
-    wider: Annotated[
+    misaligned: Annotated[
         int,
         "Containers on more NUMA nodes than ideal, or unpinned because what they "
         "asked for could not be met.",
-    ] = 0
-    differing: Annotated[int, "Containers that have something else than they should."] = 0
-    intruders: Annotated[int, "Those of them that can run on exclusive CPUs of others."] = 0
+    ] = field(name="wider", default=0)
+    drifted: Annotated[int, "Containers that have something else than they should."] = field(
+        name="differing", default=0
+    )
+    on_exclusive_cpus: Annotated[int, "Those of them that can run on exclusive CPUs of others."] = (
+        field(name="intruders", default=0)
+    )
     kubelet_cpus: Annotated[str, "CPUs that the kubelet's static policy granted exclusively."] = ""
-    contested: Annotated[
+    kubelet_conflicts: Annotated[
         int, "Containers whose cpuset the kubelet writes too; see /v1/kubelet."
-    ] = 0
+    ] = field(name="contested", default=0)
     link: Link
     checkpoint: Checkpoint
 
@@ -362,7 +384,7 @@ class KubeletGrant(Document, frozen=True, kw_only=True):
     overridden: Annotated[bool, "It runs elsewhere: its pod lists CPUs or memory nodes itself."]
 
 
-class KubeletContest(Document, frozen=True, kw_only=True):
+class KubeletConflict(Document, frozen=True, kw_only=True):
     """A container whose cpuset the kubelet and nri-numa both write."""
 
     container_id: str
@@ -370,15 +392,17 @@ class KubeletContest(Document, frozen=True, kw_only=True):
     pod: str
     pod_uid: str
     container: str
-    asked: Annotated[str, "CPUs that the kubelet wants."]
-    kept: Annotated[str, "CPUs that it has instead; empty when it has those."]
+    requested_cpus: Annotated[str, "CPUs that the kubelet wants."] = field(name="asked")
+    actual_cpus: Annotated[str, "CPUs that it has instead; empty when it has those."] = field(
+        name="kept"
+    )
     yields_to: Annotated[str, "kubelet or nri-numa, as configured."]
-    seen_in: Annotated[str, "UpdateContainer or cgroup."]
-    since: Seconds
+    detected_in: Annotated[str, "UpdateContainer or cgroup."] = field(name="seenIn")
+    first_time: Seconds = field(name="since")
     times: Annotated[int, "How often it was seen."]
 
 
-class Kubelet(Document, frozen=True, kw_only=True):
+class KubeletDocument(Document, frozen=True, kw_only=True):
     """The kubelet beside us: what its managers granted, and where it and we disagree."""
 
     cpu_policy: Annotated[str, "none or static; empty when unknown."] = ""
@@ -389,10 +413,12 @@ class Kubelet(Document, frozen=True, kw_only=True):
     ] = ""
     granted_cpus: Annotated[str, "All CPUs that it granted exclusively."] = ""
     grants: tuple[KubeletGrant, ...] = ()
-    contests: tuple[KubeletContest, ...] = ()
+    conflicts: tuple[KubeletConflict, ...] = field(name="contests", default=())
     problems: Annotated[tuple[str, ...], "What is wrong with its state files, as sentences."] = ()
     configuration: Annotated[str, "Its configuration file as found; empty when none was."] = ""
-    adopted: Annotated[tuple[str, ...], "What of its configuration became ours, as sentences."] = ()
+    inherited: Annotated[
+        tuple[str, ...], "What of its configuration became ours, as sentences."
+    ] = field(name="adopted", default=())
     differences: Annotated[
         tuple[str, ...], "Where its configuration and ours differ, as sentences."
     ] = ()
@@ -475,20 +501,20 @@ class Zone(Document, frozen=True, kw_only=True):
     cpu_available_milli: int
     exclusive_cpus: Annotated[int, "CPUs that one container could have exclusively, were it alone."]
     free_exclusive_cpus: Annotated[int, "CPUs that one more container could have exclusively."]
-    exclusive_cpus_after_moving: Annotated[
+    exclusive_cpus_after_moves: Annotated[
         int | None, "The same once movable containers moved; null where that is not more."
-    ] = None
+    ] = field(name="exclusiveCPUsAfterMoving", default=None)
     shared_cpus: Annotated[int, "CPUs of the shared pool."]
     memory_bytes: int
     memory_allocatable_bytes: int
     memory_available_bytes: int
     huge_pages: tuple[ZoneHugePages, ...]
     capacity_factor: float
-    measured_factor: Annotated[
+    measured_capacity_factor: Annotated[
         float,
         "What of its CPUs' time the host leaves, as measured, where "
         "measuredCapacity.mode is act; capacityFactor has it too, unless something else counts.",
-    ] = 1.0
+    ] = field(name="measuredFactor", default=1.0)
     devices: tuple[ZoneDevices, ...] = ()
     core_kind: Annotated[
         str,
@@ -529,7 +555,9 @@ class Zones(Document, frozen=True, kw_only=True):
         str | None, "The kubelet's; null where none of its managers pins, or that is not known."
     ] = None
     memory_manager_policy: Annotated[str | None, "The kubelet's; null in the same cases."] = None
-    shares: Annotated[bool, "Pods that ask for nothing share CPUs, by the defaults."]
+    defaults_to_shared: Annotated[
+        bool, "Pods that ask for nothing share CPUs, by the defaults."
+    ] = field(name="shares")
     threads_per_core: int
     free_exclusive_cpus: Annotated[
         int | None, "CPUs that containers could still have exclusively on the whole machine."
@@ -540,11 +568,11 @@ class Zones(Document, frozen=True, kw_only=True):
         "Ordered by namespace and name, each once; Guaranteed ones from their "
         "sandbox on, before anything of them is charged.",
     ]
-    charged: Annotated[
+    counted_containers: Annotated[
         tuple[ZoneContainer, ...] | None,
         "Containers that the numbers count, ordered: all that asked for NUMA nodes, also with "
         "nothing; null from an agent that does not say it.",
-    ] = None
+    ] = field(name="charged", default=None)
     devices_problem: Annotated[
         str | None,
         "Why the kubelet's devices are not known, as a sentence; empty when they "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
-from nri_numa.web.protocol import APIError, Request
+from nri_numa.web.protocol import APIError, HTTPRequest
 
 if TYPE_CHECKING:
     import ssl
@@ -35,16 +35,16 @@ class TokenFile:
         self._path, self._setting = path, setting
         self._seen: tuple[int, int, int] | None = None
         self._token = b""
-        if problem := self._read():
+        if problem := self._refresh_token():
             raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
 
-    def check(self, request: Request) -> None:
+    def check_request_token(self, request: HTTPRequest) -> None:
         """Raise `APIError` unless the Authorization header carries the token.
 
         When the file became unreadable the last token stays in force.
         """
-        self._read()
-        scheme, _, given = request.header(b"authorization").partition(b" ")
+        self._refresh_token()
+        scheme, _, given = request.header_value(b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             raise APIError(
                 401,
@@ -54,7 +54,7 @@ class TokenFile:
                 [("WWW-Authenticate", 'Bearer realm="nri-numa"')],
             )
 
-    def _read(self) -> str:
+    def _refresh_token(self) -> str:
         try:
             info = os.stat(self._path)
             seen = (info.st_mtime_ns, info.st_size, info.st_ino)
@@ -85,18 +85,18 @@ class Certificate:
         self._seen: tuple[int, ...] = ()
         self._problem = ""
         try:
-            self._load()
+            self._refresh_context()
         except OSError as error:
             raise ConfigError(
                 "configuration",
                 [f"{setting}.tlsCert: {' and '.join(self._files)} cannot be used: {error}"],
             ) from error
 
-    def current(self) -> ssl.SSLContext:
+    def current_context(self) -> ssl.SSLContext:
         """What the next connection is made with: that of changed files, if they can be used."""
         problem = ""
         try:
-            self._load()
+            self._refresh_context()
         except OSError as error:  # a rotation half done, say: the old pair stays in force
             problem = f"{self._files[0]}: {error}"
         if problem and problem != self._problem:
@@ -114,14 +114,14 @@ class Certificate:
         first = text[text.index(begin) : text.index(end)] + end
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest()
 
-    def expired(self) -> str:
+    def report_expired(self) -> str:
         """Says so when clients will refuse the certificate; it is served all the same."""
         left = seconds_left(self._files[0], time.time())
         if left is None or left >= 0:
             return ""
         return f"{self._files[0]} expired {int(-left // 86400)} days ago, clients will refuse it"
 
-    def _load(self) -> None:
+    def _refresh_context(self) -> None:
         import ssl
 
         seen = tuple(os.stat(path).st_mtime_ns for path in self._files)

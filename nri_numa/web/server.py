@@ -38,7 +38,15 @@ import h11
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CONTENT_TYPE as METRICS
 from nri_numa.web import protocol
-from nri_numa.web.protocol import TEXT, APIError, Connection, Request, Response, Route, Routes
+from nri_numa.web.protocol import (
+    TEXT_CONTENT_TYPE,
+    APIError,
+    HTTPConnection,
+    HTTPRequest,
+    Response,
+    Route,
+    Routes,
+)
 from nri_numa.web.security import Certificate, host_is_expected
 
 log = get_logger("http")
@@ -48,9 +56,9 @@ MAX_RESERVE = 1024
 """As many as the kernel's queue has: who is here with an ordinary request does not come again."""
 TLS_RESERVE: Final = 64
 """Places of the reserve behind TLS, where one byte is enough for a handshake."""
-PROBES: Final = frozenset(("/healthz", "/readyz"))
+PROBE_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Open to everybody, and answered even when there is no place for anything else."""
-_PROBE_STARTS: Final = tuple(f"GET {path}".encode() for path in sorted(PROBES))
+_PROBE_STARTS: Final = tuple(f"GET {path}".encode() for path in sorted(PROBE_PATHS))
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 _PROBE: Final = re.compile(
     rb"(?:%s)(?:\?[^ \r\n]*)? HTTP/1\.[01]\r?\n(?:[^\r\n]+\r?\n)*\r?\n" % b"|".join(_PROBE_STARTS)
@@ -60,21 +68,21 @@ MAX_ACCEPTED: Final = 64
 """Connections in one round of the loop: 0.1 ms each."""
 PROBE_TIMEOUT: Final = 2.0
 """Seconds for everything, TLS handshake included, on a connection in the reserve."""
-GRACE: Final = 0.02
+RESERVE_GRACE_S: Final = 0.02
 """Seconds that a newcomer in the reserve has at least, if that needs a pause in accepting."""
-LONGEST_PROBE: Final = 4096
+MAX_PROBE_BYTES: Final = 4096
 """Bytes of a request in the reserve; a probe has a tenth of that."""
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds for the end of a connection: a TLS client may never say good-bye."""
 MAX_REQUESTS = 1000
 """Requests of one connection; a client that has more connects again, and queues with the rest."""
-ALL_BODIES: Final = 32 << 20
+MAX_BODY_BYTES_TOTAL: Final = 32 << 20
 """Bytes of all bodies that are read at a time."""
-BACKLOG: Final = 1024
-EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-EXHAUSTED_RETRY = 1.0
-EXHAUSTED_SAID_EVERY: Final = 60.0
-LOCAL: Final = "unix"
+LISTEN_BACKLOG: Final = 1024
+EXHAUSTION_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+EXHAUSTION_RETRY_S = 1.0
+EXHAUSTION_LOG_INTERVAL_S: Final = 60.0
+UNIX_PEER: Final = "unix"
 """The address of every client that comes over a unix socket."""
 sslproto.SSLProtocol.max_size = 32 << 10
 # asyncio has buffers of so many bytes for each TLS connection, 256 KiB if nothing is set, and two
@@ -82,71 +90,71 @@ sslproto.SSLProtocol.max_size = 32 << 10
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ConnectionSlot:
     """One connection's right to be there.
 
     Attributes:
-        reserve: only probes are answered, and one request.
+        is_reserve: only probes are answered, and one request.
         idle_since: when it began to wait for its next request; None while it has one, or has not
             made its first.
-        said: what was read before there is a stream.
+        first_bytes: what was read before there is a stream.
         timer: ends the connection until there is one.
     """
 
     peer: str
-    since: float
-    close: Callable[[], object] = lambda: None
-    reserve: bool = False
+    accepted_at: float
+    close_connection: Callable[[], object] = lambda: None
+    is_reserve: bool = False
     idle_since: float | None = None
     answered: int = 0
-    said: bytes = b""
+    first_bytes: bytes = b""
     timer: asyncio.TimerHandle | None = None
 
 
-class Places:
+class ConnectionLimiter:
     """All of them: ``limit`` for everybody, and a ``reserve`` in which probes are answered."""
 
     def __init__(
         self, limit: int, reserve: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limit, self.reserve, self._clock = limit, reserve, clock
-        self._ordinary: dict[Place, None] = {}
-        self._reserve: dict[Place, None] = {}
+        self._ordinary: dict[ConnectionSlot, None] = {}
+        self._reserve: dict[ConnectionSlot, None] = {}
         self._peers: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._reserve)
 
     @property
-    def crowded(self) -> bool:
+    def uses_reserve(self) -> bool:
         """Whether there are newcomers without a place, and with them maybe a probe."""
         return bool(self._reserve)
 
-    def pause(self) -> float:
+    def accept_pause_s(self) -> float:
         """Seconds until one more newcomer can be in the reserve without cutting another short."""
         if len(self._ordinary) < self.limit or len(self._reserve) < self.reserve:
             return 0.0
-        return max(0.0, next(iter(self._reserve)).since + GRACE - self._clock())
+        return max(0.0, next(iter(self._reserve)).accepted_at + RESERVE_GRACE_S - self._clock())
 
-    def take(self, peer: str) -> Place:
+    def acquire_slot(self, peer: str) -> ConnectionSlot:
         """A place for a newcomer; another connection may lose its own for it."""
-        place = Place(peer, self._clock())
+        place = ConnectionSlot(peer, self._clock())
         if len(self._ordinary) >= self.limit:
-            victim = self._idle() or self._greedy(peer)
+            victim = self._longest_idle_slot() or self._oldest_slot_of_top_peer(peer)
             if victim is None:
-                place.reserve = True
+                place.is_reserve = True
                 if len(self._reserve) >= self.reserve:
-                    self._end(next(iter(self._reserve)))
+                    self._close_slot(next(iter(self._reserve)))
                 self._reserve[place] = None
                 return place
-            self._end(victim)
+            self._close_slot(victim)
         self._ordinary[place] = None
         self._peers[peer] += 1
         return place
 
-    def leave(self, place: Place) -> None:
+    def release_slot(self, place: ConnectionSlot) -> None:
         """A connection ended; once more does no harm."""
-        place.close = lambda: None  # it knows the connection, which knows its place
+        place.close_connection = lambda: None  # it knows the connection, which knows its place
         if place.timer is not None:
             place.timer.cancel()
         self._reserve.pop(place, None)
@@ -154,22 +162,22 @@ class Places:
             del self._ordinary[place]
             self._peers -= Counter((place.peer,))
 
-    def close(self) -> None:
+    def close_all_connections(self) -> None:
         """End every connection."""
         for place in [*self._ordinary, *self._reserve]:
-            self._end(place)
+            self._close_slot(place)
 
-    def _end(self, place: Place) -> None:
-        close = place.close
-        self.leave(place)
+    def _close_slot(self, place: ConnectionSlot) -> None:
+        close = place.close_connection
+        self.release_slot(place)
         close()
 
-    def _idle(self) -> Place | None:
+    def _longest_idle_slot(self) -> ConnectionSlot | None:
         """The one that waits longest for its next request; its client can connect again."""
         waiting = [(p.idle_since, n, p) for n, p in enumerate(self._ordinary) if p.idle_since]
         return min(waiting)[2] if waiting else None
 
-    def _greedy(self, newcomer: str) -> Place | None:
+    def _oldest_slot_of_top_peer(self, newcomer: str) -> ConnectionSlot | None:
         """The oldest connection of the peer with most of them, where a newcomer has fewer."""
         peer, most = self._peers.most_common(1)[0]
         if most <= self._peers[newcomer] + 1:
@@ -239,7 +247,9 @@ class Server:
         self._host, self._certificate = host, certificate
         self._name = f"nri-numa/{version}"
         self.routes = Routes(tuple(routes))
-        self._places = Places(most or MAX_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE)
+        self._places = ConnectionLimiter(
+            most or MAX_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE
+        )
         # Half of the files that may be open are for other things than clients, as the checkpoint.
         share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         if share > 0:  # not RLIM_INFINITY
@@ -248,36 +258,36 @@ class Server:
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts, self._answers = Turns(), Turns()
-        self._exhausted_at = -EXHAUSTED_SAID_EVERY
+        self._exhausted_at = -EXHAUSTION_LOG_INTERVAL_S
         self._bodies = 0
         self.address: tuple[str, int] | None = None
 
     @property
-    def port(self) -> int:
+    def listening_port(self) -> int:
         """That it listens on; 0 as long as it does not."""
         return self.address[1] if self.address else 0
 
     # --- what a kind of server adds -----------------------------------------------------------
 
-    def admit(self, request: Request) -> None:
+    def check_request_allowed(self, request: HTTPRequest) -> None:
         """Raise `APIError` where a request may not be made, whatever its path."""
 
-    def refusal(self, error: APIError) -> Response:
+    def error_response(self, error: APIError) -> Response:
         """The answer that says an error."""
-        return error.response()
+        return error.error_response()
 
-    def answered(self, request: Request | None, status: int) -> None:
+    def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """A request was answered; None when it was no HTTP."""
 
-    def dropped(self) -> None:
+    def on_connection_dropped(self) -> None:
         """A connection was closed because it had no place or was too slow."""
 
-    def connected(self, count: int, *, crowded: bool) -> None:
-        """So many connections are open now; `Places.crowded`."""
+    def on_connection_count(self, count: int, *, crowded: bool) -> None:
+        """So many connections are open now; `ConnectionLimiter.uses_reserve`."""
 
     # --- listeners ----------------------------------------------------------------------------
 
-    def listen(self, port: int) -> None:
+    def listen_on_port(self, port: int) -> None:
         """Serve on every address of the host, of the machine for an empty one; or `OSError`."""
         found = socket.getaddrinfo(
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -288,7 +298,9 @@ class Server:
                 if (host, at) not in {address[:2] for *_, address in found}:
                     raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{at}")
             sockets = sockets or [
-                made.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
+                made.enter_context(
+                    socket.create_server(address, family=family, backlog=LISTEN_BACKLOG)
+                )
                 for family, _, _, _, address in dict.fromkeys(found)
                 # Each family has a socket of its own, where the kernel has both.
                 if family == socket.AF_INET or socket.has_dualstack_ipv6()
@@ -313,7 +325,7 @@ class Server:
     def _serve_at(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listeners[listener] = None
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        asyncio.get_running_loop().add_reader(listener, self._accept_connection, listener)
 
     async def stop(self) -> None:
         """Close the listeners and every connection."""
@@ -323,12 +335,12 @@ class Server:
                 paused.cancel()
             listener.close()
         self._listeners.clear()
-        self._places.close()
+        self._places.close_all_connections()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept_connection(self, listener: socket.socket) -> None:
         """Take whoever waits, up to `MAX_ACCEPTED`.
 
         A probe in the reserve has 16 rounds until newcomers end it. Behind TLS it is known after
@@ -339,33 +351,33 @@ class Server:
             try:
                 sock, peer = listener.accept()
             except OSError as error:
-                if error.errno in EXHAUSTED:
-                    self._exhausted(error)
-                    self._pause(listener, EXHAUSTED_RETRY)
+                if error.errno in EXHAUSTION_ERRNOS:
+                    self._report_exhaustion(error)
+                    self._pause_listener(listener, EXHAUSTION_RETRY_S)
                 break  # nobody waits, or the client left the queue
-            self._seat(sock, str(peer[0]) if peer else LOCAL)
-            if pause := self._places.pause():
-                self._pause(listener, pause)
+            self._seat(sock, str(peer[0]) if peer else UNIX_PEER)
+            if pause := self._places.accept_pause_s():
+                self._pause_listener(listener, pause)
                 break
-        self.connected(len(self._places), crowded=self._places.crowded)
+        self.on_connection_count(len(self._places), crowded=self._places.uses_reserve)
 
     def _seat(self, sock: socket.socket, peer: str) -> None:
         """Give a place to a connection."""
         sock.setblocking(False)
-        place = self._places.take(peer)
-        place.close = partial(self._hang_up, sock, place)
+        place = self._places.acquire_slot(peer)
+        place.close_connection = partial(self._hang_up, sock, place)
         loop = asyncio.get_running_loop()
-        place.timer = loop.call_at(_deadline(place), place.close)
+        place.timer = loop.call_at(_first_request_deadline(place), place.close_connection)
         loop.add_reader(sock, self._first_bytes, sock, place)
         self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
 
-    def _pause(self, listener: socket.socket, seconds: float) -> None:
+    def _pause_listener(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         self._listeners[listener] = loop.call_later(seconds, self._serve_at, listener)
 
-    def _exhausted(self, error: OSError) -> None:
-        if time.monotonic() - self._exhausted_at >= EXHAUSTED_SAID_EVERY:
+    def _report_exhaustion(self, error: OSError) -> None:
+        if time.monotonic() - self._exhausted_at >= EXHAUSTION_LOG_INTERVAL_S:
             self._exhausted_at = time.monotonic()
             log.warning(
                 "no more connections can be taken",
@@ -376,96 +388,100 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------
 
-    def _first_bytes(self, sock: socket.socket, place: Place) -> None:
+    def _first_bytes(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """Nothing is made for a connection before its client has said something.
 
         In the reserve it must be a whole request, as far as that can be read: thousands may come
         there one after the other. So must a probe, which begins without waiting for a turn.
         """
-        tls = self._tls(place)
+        tls = self._uses_tls(place)
         try:
-            said = sock.recv(1, socket.MSG_PEEK) if tls else sock.recv(LONGEST_PROBE)
+            said = sock.recv(1, socket.MSG_PEEK) if tls else sock.recv(MAX_PROBE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             said = b""
         if not tls:
-            place.said += said
-        whole = _HEAD_END.search(place.said) or len(place.said) >= LONGEST_PROBE
-        if not said or (place.reserve and len(place.said) >= LONGEST_PROBE):
+            place.first_bytes += said
+        whole = _HEAD_END.search(place.first_bytes) or len(place.first_bytes) >= MAX_PROBE_BYTES
+        if not said or (place.is_reserve and len(place.first_bytes) >= MAX_PROBE_BYTES):
             self._hang_up(sock, place)
-        elif tls or _PROBE.fullmatch(place.said):
+        elif tls or _PROBE.fullmatch(place.first_bytes):
             self._begin(sock, place)
-        elif whole or not (place.reserve or _can_be_probe(place.said)):
+        elif whole or not (place.is_reserve or _can_be_probe(place.first_bytes)):
             asyncio.get_running_loop().remove_reader(sock)
             begin = partial(self._begin, sock, place)
-            self._starts.ask(place, begin, first=not place.reserve)
+            self._starts.ask(place, begin, first=not place.is_reserve)
 
-    def _begin(self, sock: socket.socket, place: Place) -> None:
+    def _begin(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """Serve a connection whose client has said something."""
         asyncio.get_running_loop().remove_reader(sock)
         if place.timer is not None:
             place.timer.cancel()
-        task = asyncio.create_task(self._serve(sock, place))
-        place.close = task.cancel
+        task = asyncio.create_task(self._serve_connection(sock, place))
+        place.close_connection = task.cancel
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(task, sock, place))
+        task.add_done_callback(lambda task: self._on_task_done(task, sock, place))
 
-    def _hang_up(self, sock: socket.socket, place: Place) -> None:
+    def _hang_up(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """End a connection that has said too little, or had no turn in time."""
         self._starts.leave(place)
         asyncio.get_running_loop().remove_reader(sock)
         sock.close()
-        self.dropped()
-        self._left(place)
+        self.on_connection_dropped()
+        self._release_slot(place)
 
-    def _ended(self, task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
+    def _on_task_done(
+        self, task: asyncio.Task[None], sock: socket.socket, place: ConnectionSlot
+    ) -> None:
         self._tasks.discard(task)
         sock.close()
         if task.cancelled():
-            self.dropped()
+            self.on_connection_dropped()
         elif (error := task.exception()) is not None:
             log.error("http connection failed", error=repr(error))
-        self._left(place)
+        self._release_slot(place)
 
-    def _left(self, place: Place) -> None:
-        self._places.leave(place)
-        self.connected(len(self._places), crowded=self._places.crowded)
+    def _release_slot(self, place: ConnectionSlot) -> None:
+        self._places.release_slot(place)
+        self.on_connection_count(len(self._places), crowded=self._places.uses_reserve)
 
-    def _tls(self, place: Place) -> bool:
-        return self._certificate is not None and place.peer != LOCAL
+    def _uses_tls(self, place: ConnectionSlot) -> bool:
+        return self._certificate is not None and place.peer != UNIX_PEER
 
-    async def _serve(self, sock: socket.socket, place: Place) -> None:
+    async def _serve_connection(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """One connection from its first byte to its end."""
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout_at(_deadline(place)) as limit:
-                reader, writer = await self._streams(sock, tls=self._tls(place))
+            async with asyncio.timeout_at(_first_request_deadline(place)) as limit:
+                reader, writer = await self._open_streams(sock, tls=self._uses_tls(place))
                 turn = partial(self._answers.wait, first=True)  # an answer that was begun is ended
-                connection = Connection(reader, writer, limit, place.said, turn)
-                while await self._exchange(connection, place):
+                connection = HTTPConnection(reader, writer, limit, place.first_bytes, turn)
+                while await self._serve_request(connection, place):
                     pass
         except TimeoutError as error:
-            self.dropped()  # too slow: its loss, and nothing to report
-            _forget(error)
+            self.on_connection_dropped()  # too slow: its loss, and nothing to report
+            _clear_tracebacks(error)
         except (OSError, EOFError, h11.LocalProtocolError) as error:
-            _forget(error)  # the client went away: its loss too
+            _clear_tracebacks(error)  # the client went away: its loss too
         except asyncio.CancelledError as error:
             if writer is not None:
                 writer.transport.abort()
                 writer = None
-            _forget(error)
+            _clear_tracebacks(error)
             raise
         finally:
             if writer is not None:
-                await _close(writer)
+                await _close_writer(writer)
 
-    async def _streams(
+    async def _open_streams(
         self, sock: socket.socket, *, tls: bool
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The streams of an accepted connection, behind the TLS handshake where there is one."""
         loop = asyncio.get_running_loop()
-        context = self._certificate.current() if tls and self._certificate is not None else None
+        context = (
+            self._certificate.current_context() if tls and self._certificate is not None else None
+        )
         reader = asyncio.StreamReader(limit=protocol.MAX_HEADER_BYTES)
         streams = _Streams(reader)
         try:
@@ -477,55 +493,57 @@ class Server:
             raise
         return reader, asyncio.StreamWriter(transport, streams, reader, loop)
 
-    async def _exchange(self, connection: Connection, place: Place) -> bool:
+    async def _serve_request(self, connection: HTTPConnection, place: ConnectionSlot) -> bool:
         """One request and its answer; False when the connection is finished."""
-        request: Request | None = None
+        request: HTTPRequest | None = None
         try:
             event = await connection.head()
             place.idle_since = None
             if event is None:
                 return False
             # Without a turn: the only request of the reserve, which had one, and a probe.
-            if place.answered or not (place.reserve or _path_of(event) in PROBES):
+            if place.answered or not (place.is_reserve or _path_of(event) in PROBE_PATHS):
                 await self._answers.wait()
-            request = connection.request(event, local=place.peer == LOCAL)
+            request = connection.read_request(event, local=place.peer == UNIX_PEER)
             try:
-                if place.reserve and request.path not in PROBES:
-                    raise protocol.too_many("connections")
-                route = self._admitted(request)
+                if place.is_reserve and request.path not in PROBE_PATHS:
+                    raise protocol.limit_error("connections")
+                route = self._admitted_route(request)
             except APIError:
-                await connection.skip()
+                await connection.discard_body()
                 raise
-            with self._room(connection.announced(route.largest)):
-                body = await connection.body(route.largest)
+            with self._reserve_body(connection.content_length(route.max_body_bytes)):
+                body = await connection.read_body(route.max_body_bytes)
                 answer = route.answer(replace(request, body=body))
                 response = await answer if inspect.isawaitable(answer) else answer
         except APIError as error:
-            response = self.refusal(error)
+            response = self.error_response(error)
         except h11.RemoteProtocolError as error:
             bad = APIError(error.error_status_hint, "BadRequest", f"not HTTP: {error}")
-            response = self.refusal(bad)
+            response = self.error_response(bad)
         except (OSError, EOFError):
             raise
         except Exception:
             log.exception("http request failed", path=request.path if request else "")
-            response = self.refusal(APIError(500, "Internal", "a mistake of ours; see the log"))
-        self.answered(request, response.status)
+            response = self.error_response(
+                APIError(500, "Internal", "a mistake of ours; see the log")
+            )
+        self.on_request_answered(request, response.status)
         place.answered += 1
-        last = place.reserve or place.answered >= MAX_REQUESTS
+        last = place.is_reserve or place.answered >= MAX_REQUESTS
         head = request is not None and request.method == "HEAD"
-        await connection.send(response, self._name, head=head, last=last)
+        await connection.send_response(response, self._name, head=head, last=last)
         place.idle_since = time.monotonic()
-        return connection.next()
+        return connection.prepare_next_request()
 
-    def _admitted(self, request: Request) -> Route:
+    def _admitted_route(self, request: HTTPRequest) -> Route:
         """The route of a request that may be made."""
-        if not (request.local or host_is_expected(request.header(b"host"), self._host)):
+        if not (request.local or host_is_expected(request.header_value(b"host"), self._host)):
             problem = "this server is only reachable as localhost or by its address"
             raise APIError(421, "MisdirectedRequest", problem)
-        self.admit(request)
-        route = self.routes.find(request)
-        if route.method != "GET" and (origin := request.header(b"origin")):
+        self.check_request_allowed(request)
+        route = self.routes.resolve_route(request)
+        if route.method != "GET" and (origin := request.header_value(b"origin")):
             # Browsers send some requests for foreign pages, and our own page sends none of these.
             page = origin[:80].decode("latin-1")
             raise APIError(403, "Forbidden", f"the page {page} asks, expected no page")
@@ -533,10 +551,10 @@ class Server:
         return route
 
     @contextlib.contextmanager
-    def _room(self, size: int) -> Iterator[None]:
+    def _reserve_body(self, size: int) -> Iterator[None]:
         """Memory for a body while it is read and answered."""
-        if self._bodies + size > ALL_BODIES:
-            raise protocol.too_many("request bodies")
+        if self._bodies + size > MAX_BODY_BYTES_TOTAL:
+            raise protocol.limit_error("request bodies")
         self._bodies += size
         try:
             yield
@@ -555,12 +573,12 @@ class _Streams(asyncio.StreamReaderProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in the base class; a circle would wait for the collector (`_forget`)."""
+        """As in the base class; a circle would wait for the collector (`_clear_tracebacks`)."""
         self.transport = None
         super().connection_lost(exc)
 
 
-class Site(Server):
+class RouteServer(Server):
     """A server of routes, metrics and probes; its errors are documents with one sentence.
 
     ``not_ready`` says why, and is empty when it is ready; ``counted`` is called with path and
@@ -579,27 +597,29 @@ class Site(Server):
         counted: Callable[[str, int], object] = lambda path, status: None,
         most: int | None = None,
     ) -> None:
-        def ready(request: Request) -> Response:
+        def serve_readyz(request: HTTPRequest) -> Response:
             problem = not_ready()
-            return Response(503 if problem else 200, f"{problem or 'ok'}\n".encode(), TEXT)
+            return Response(
+                503 if problem else 200, f"{problem or 'ok'}\n".encode(), TEXT_CONTENT_TYPE
+            )
 
         routes = [
             *routes,
             Route("GET", "/metrics", lambda request: Response(200, metrics(), METRICS)),
-            Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT)),
-            Route("GET", "/readyz", ready),
+            Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT_CONTENT_TYPE)),
+            Route("GET", "/readyz", serve_readyz),
         ]
         super().__init__(host, routes, version=version, certificate=certificate, most=most)
         self._counted = counted
 
-    def refusal(self, error: APIError) -> Response:
+    def error_response(self, error: APIError) -> Response:
         """An error as a document with one sentence."""
         body = json.dumps({"error": error.message}).encode()
         return Response(error.status, body, headers=error.headers)
 
-    def answered(self, request: Request | None, status: int) -> None:
+    def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         """Count it."""
-        for route in self.routes.at(request)[:1] if request is not None else ():
+        for route in self.routes.routes_for_path(request)[:1] if request is not None else ():
             self._counted(route.path, status)
 
 
@@ -626,7 +646,7 @@ def unix_listener(path: str) -> socket.socket:
         with contextlib.suppress(OSError):  # without CAP_CHOWN: the directory's setgid bit did it
             os.chown(path, -1, os.stat(os.path.dirname(path)).st_gid)
         os.chmod(path, 0o660)
-        sock.listen(BACKLOG)
+        sock.listen(LISTEN_BACKLOG)
         made.pop_all()
     return sock
 
@@ -640,24 +660,24 @@ def _path_of(event: h11.Request) -> str:
     return event.target.partition(b"?")[0].decode("latin-1")
 
 
-def _deadline(place: Place) -> float:
+def _first_request_deadline(place: ConnectionSlot) -> float:
     """Of the first request of a connection, TLS handshake included, in the loop's time."""
-    return place.since + (PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT)
+    return place.accepted_at + (PROBE_TIMEOUT if place.is_reserve else protocol.REQUEST_TIMEOUT)
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
+async def _close_writer(writer: asyncio.StreamWriter) -> None:
     """End a connection in good form, and in time."""
     writer.close()
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await writer.wait_closed()
     except (OSError, TimeoutError) as error:
-        _forget(error)
+        _clear_tracebacks(error)
     finally:
         writer.transport.abort()
 
 
-def _forget(error: BaseException) -> None:
+def _clear_tracebacks(error: BaseException) -> None:
     """Let go of what the frames of an exception hold.
 
     asyncio leaves futures and exceptions that refer to each other, and with them a connection with

@@ -7,7 +7,7 @@ from typing import Any
 from nri_numa.engine.state import Allocation, Kind
 
 
-def allocation(container_id: str = "c", kind: Kind = Kind.UNBOUND, **fields: Any) -> Allocation:
+def allocation(container_id: str = "c", kind: Kind = Kind.UNPINNED, **fields: Any) -> Allocation:
     """Of container ``app`` in pod ``shop/web``.
 
     `fields`: others of `Allocation` that are not as for a container without a request.

@@ -23,13 +23,13 @@ from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
+    CgroupWrite,
     CgroupWriter,
     Scopes,
-    Wanted,
-    Written,
+    WriteOutcome,
     relative_path,
 )
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe import logs
@@ -41,7 +41,7 @@ from tests.beds.world import World
 class Result:
     """What became of a push."""
 
-    ok: bool = True
+    succeeded: bool = True
     detail: str = ""
 
 
@@ -63,11 +63,11 @@ class Writer(CgroupWriter):
         assert self._last is not None
         self._last.result()
 
-    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+    def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         """The runtime's books follow, so that they say what is meant."""
         if self.problem:
-            return dict.fromkeys(wanted, Written(problem=self.problem))
-        done = super().write(wanted)
+            return dict.fromkeys(wanted, WriteOutcome(problem=self.problem))
+        done = super().write_cpusets(wanted)
         for container_id, (place, cpus, mems) in wanted.items():
             if done[container_id].changed:
                 path = relative_path(place.cgroups_path)
@@ -92,7 +92,7 @@ class CgroupBed(Clock):
     observe: bool = False
     clock: float = 1000.0
     wall: float = 1_000_000.0
-    active: bool = True
+    is_synchronized: bool = True
     over_cri: bool = False
     pushes: list[list[ContainerUpdate]] = field(default_factory=list)
     failing: str = ""
@@ -102,13 +102,15 @@ class CgroupBed(Clock):
     scopes: Scopes = field(default_factory=lambda: Scopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
-        topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+        topology = build_synthetic_topology(
+            sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1
+        )
         self.world = World(topology, observe=self.observe)
         self.world.starts = False
         self.world.synchronize()
         self.timing: Clock = self
         self.output = io.StringIO()
-        logs.setup("debug", stream=self.output)
+        logs.setup_logging("debug", stream=self.output)
 
     def time(self) -> float:
         return self.wall
@@ -120,8 +122,8 @@ class CgroupBed(Clock):
         self.clock += seconds
         self.on_sleep()
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
-        if self.failing or not self.active:
+    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> Result:
+        if self.failing or not self.is_synchronized:
             return Result(False, self.failing or "there is no link")
         self.pushes.append(list(updates))
         self.before_push()
@@ -167,7 +169,7 @@ def blocked(file: Path) -> Iterator[None]:
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cgroups, "BOUND", 0.5)
+            patch.setattr(cgroups, "MAX_WRITE_WAIT_SECONDS", 0.5)
             yield
     finally:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

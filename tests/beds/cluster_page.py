@@ -9,13 +9,13 @@ from typing import Any
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
-from nri_numa.config.sections import Page as Section
+from nri_numa.config.sections import PageSection as Section
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
-from nri_numa.controller.service import TOPOLOGIES
+from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
-from nri_numa.scheduler.published import read
-from nri_numa.web.server import Site
+from nri_numa.scheduler.published import decode_topology
+from nri_numa.web.server import RouteServer
 from tests.beds.loop_thread import LoopThread
 
 PREFIX = "numa.kubernetes.io"
@@ -24,13 +24,13 @@ PREFIX = "numa.kubernetes.io"
 class _Unwatched:
     """No API server is asked: documents come by `ClusterPage.tell`."""
 
-    def put(self, document: dict[str, Any]) -> None:
+    def on_update(self, document: dict[str, Any]) -> None:
         raise AssertionError(document)
 
-    def remove(self, document: dict[str, Any]) -> None:
+    def on_delete(self, document: dict[str, Any]) -> None:
         raise AssertionError(document)
 
-    def listed(self, keys: frozenset[str]) -> None:
+    def on_list(self, keys: frozenset[str]) -> None:
         raise AssertionError(keys)
 
 
@@ -41,22 +41,22 @@ class ClusterPage(LoopThread):
         section = Section(enabled=True, token_file=str(token_file or ""), node_url=node_url)
         config = AgentConfig(controller=Controller(address="127.0.0.1:0", page=section))
         self._overview = Overview(config)
-        self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES, _Unwatched())
+        self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES_PATH, _Unwatched())
         page = Page(config, self._overview, self._watch)
         super().__init__()
-        self._server = Site(
+        self._server = RouteServer(
             "127.0.0.1",
             version="1",
             metrics=lambda: b"",
             not_ready=lambda: "this replica does not lead",
-            routes=[*page.routes()],
+            routes=[*page.http_routes()],
         )
         self.serve()
-        self.url = f"http://127.0.0.1:{self._server.port}/cluster/"
+        self.url = f"http://127.0.0.1:{self._server.listening_port}/cluster/"
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-        self.do(lambda: self._server.listen(self._server.port))
+        self.do(lambda: self._server.listen_on_port(self._server.listening_port))
 
     def hang_up(self) -> None:
         self.call(self._server.stop())
@@ -70,9 +70,9 @@ class ClusterPage(LoopThread):
                 text = (drained or {}).get(name, "")
                 drained_by = {f"{PREFIX}/drained": text} if text else {}
                 node = {"metadata": {"annotations": drained_by}, "status": one.get("status")}
-                self._overview.node(name, node, 0.0)
+                self._overview.on_node(name, node, 0.0)
                 if "zones" in one:
-                    self._overview.put_room(name, read(one, PREFIX))
+                    self._overview.update_node(name, decode_topology(one, PREFIX))
             self._watch.synced.set()
 
         self.do(told)
@@ -81,8 +81,8 @@ class ClusterPage(LoopThread):
         self._watch.problem = problem
 
     def forget(self, name: str) -> None:
-        self.do(lambda: self._overview.node_removed(name))
-        self.do(lambda: self._overview.topology_removed(name))
+        self.do(lambda: self._overview.on_node_removed(name))
+        self.do(lambda: self._overview.on_topology_removed(name))
 
     def close(self) -> None:
         self.hang_up()

@@ -20,13 +20,13 @@ class Watch(DeviceWatch):
             Devices(network=False, cdi=False),
             root=str(root),
             kubelet_root="",
-            places=lambda: agent.machine.places,
+            places=lambda: agent.machine.alignable_nodes,
         )
         self.jobs: deque[Callable[[], object]] = deque()
 
-    def _do(self, pool: object, function: Callable[..., object], *args: object) -> None:
+    def _submit_task(self, pool: object, function: Callable[..., object], *args: object) -> None:
         self.jobs.append(partial(function, *args))
 
-    def settle(self) -> None:
+    def wait_for_tasks(self) -> None:
         while self.jobs:
             self.jobs.popleft()()

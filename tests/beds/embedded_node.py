@@ -23,7 +23,7 @@ from typing import Any, Self
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -161,7 +161,7 @@ class Node(LoopThread):
         version: int = 1,
     ) -> None:
         self.directory, self._mirrors = directory, mirrored
-        self.topology = topology or synthetic(memory_gib=64)
+        self.topology = topology or build_synthetic_topology(memory_gib=64)
         self.cgroups = CgroupTree(
             directory / "cgroup", version, self.topology.online, self.topology.memory_nodes
         )

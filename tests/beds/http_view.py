@@ -50,12 +50,12 @@ def assignment(n: int, name: str = "server") -> shown.Assignment:
         cpus="0-3",
         mems="0",
         numa_nodes="0",
-        idle="",
-        preferred=True,
+        idle_siblings="",
+        aligned=True,
         reason="emptiest NUMA node",
         cpu_milli=500,
         memory_bytes=1 << 28,
-        since=1_700_000_000.0,
+        assigned_at=1_700_000_000.0,
     )
 
 
@@ -63,17 +63,17 @@ def intruder(n: int) -> shown.Assignment:
     """The n-th container, on CPUs that another one owns."""
     return replace(
         assignment(n),
-        actual=shown.Actual(
+        actual=shown.ActualCpuset(
             cpus="0-7",
             mems="0",
-            meant_cpus="0-3",
-            meant_mems="",
-            since=time.time() - 12,
+            desired_cpus="0-3",
+            desired_mems="",
+            observed_at=time.time() - 12,
             text="meant 0-3, has 0-7",
-            found="cpuset.cpus is 0-7, meant 0-3",
-            intruder=True,
-            owners=("shop/db/server", f"shop/{HOSTILE}/server"),
-            given_up=True,
+            finding="cpuset.cpus is 0-7, meant 0-3",
+            on_exclusive_cpus=True,
+            holders=("shop/db/server", f"shop/{HOSTILE}/server"),
+            repairs_abandoned=True,
         ),
     )
 
@@ -95,7 +95,7 @@ class FakeView:
     instance: str = "0a0b0c0d"
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
-    def status(self) -> shown.Status:
+    def status_document(self) -> shown.Status:
         return shown.Status(
             version="0.1.0",
             started_at=1_700_000_000.0,
@@ -103,14 +103,14 @@ class FakeView:
             ready=self.ready,
             serial=self.serial,
             containers={"shared": len(self.containers)},
-            differing=sum(one.actual is not None for one in self.containers),
-            intruders=sum(one.actual is not None for one in self.containers),
+            drifted=sum(one.actual is not None for one in self.containers),
+            on_exclusive_cpus=sum(one.actual is not None for one in self.containers),
             link=shown.Link(
                 state="active",
                 detail="",
                 runtime="containerd",
                 runtime_version="v2.1.9",
-                unanswered=self.unanswered,
+                pending_registration=self.unanswered,
             ),
             checkpoint=shown.Checkpoint(written_at=None, problem=""),
         )
@@ -118,7 +118,7 @@ class FakeView:
     def readiness(self) -> shown.Readiness:
         return shown.Readiness(ready=self.ready, reason="" if self.ready else "not synchronized")
 
-    def topology(self) -> dict[str, Any]:
+    def machine_topology_document(self) -> dict[str, Any]:
         return {
             "id": "x",
             "cpus": {"online": "0-3"},
@@ -149,20 +149,20 @@ class FakeView:
             ),
         )
 
-    def listing(self) -> tuple[shown.NodeUse, Iterator[shown.Assignment]]:
+    def list_assignments(self) -> tuple[shown.NodeUse, Iterator[shown.Assignment]]:
         node = shown.NUMANodeUse(
             id=0,
             cpus="0-3",
             exclusive="",
-            idle="",
+            idle_siblings="",
             shared="0-3",
             reserved="0",
             cpu_capacity_milli=4000,
             cpu_allocated_milli=1000,
-            cpu_available_milli=3000,
+            cpu_free_milli=3000,
             memory_bytes=1 << 34,
             memory_allocated_bytes=1 << 29,
-            memory_available_bytes=1 << 33,
+            memory_free_bytes=1 << 33,
             huge_pages=(
                 shown.HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),
             ),
@@ -170,7 +170,9 @@ class FakeView:
         head = shown.NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,))
         return head, iter(self.containers)
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
+    def explain_pod(
+        self, namespace: str, pod: str, container: str | None
+    ) -> list[shown.Explanation]:
         return [
             shown.Explanation(
                 namespace=one.namespace,
@@ -178,7 +180,7 @@ class FakeView:
                 container=one.container,
                 outcome="admitted",
                 summary=one.reason,
-                steps=("looked", "found"),
+                decision_steps=("looked", "found"),
                 assignment=one,
                 details={
                     "namespace": one.namespace,
@@ -195,46 +197,47 @@ class FakeView:
             if one.namespace == namespace and one.pod == pod and container in (None, one.container)
         ]
 
-    def kubelet(self) -> shown.Kubelet:
+    def kubelet_status_document(self) -> shown.KubeletDocument:
         grant = shown.KubeletGrant(
             pod_uid="uid-g", container=HOSTILE, namespace="shop", pod="g", cpus="2-3", mems="",
             overridden=False,
         )  # fmt: skip
-        contest = shown.KubeletContest(
+        contest = shown.KubeletConflict(
             container_id="c", namespace="shop", pod="g", pod_uid="uid-g", container=HOSTILE,
-            asked="2-3", kept="1", yields_to="nri-numa", seen_in="UpdateContainer",
-            since=1_700_000_000.0, times=2,
+            requested_cpus="2-3", actual_cpus="1", yields_to="nri-numa",
+            detected_in="UpdateContainer",
+            first_time=1_700_000_000.0, times=2,
         )  # fmt: skip
-        return shown.Kubelet(
-            cpu_policy="static", granted_cpus="2-3", grants=(grant,), contests=(contest,)
+        return shown.KubeletDocument(
+            cpu_policy="static", granted_cpus="2-3", grants=(grant,), conflicts=(contest,)
         )
 
-    def refusals(self) -> list[shown.Refusal]:
+    def list_rejections(self) -> list[shown.RejectionRecord]:
         return [
-            shown.Refusal(
+            shown.RejectionRecord(
                 namespace="shop",
                 pod="greedy",
                 container=HOSTILE,
                 reason="NotEnoughCPUs",
                 message=f"needs 9 CPUs, {HOSTILE}",
-                at=1_700_000_000.0,
+                last_time=1_700_000_000.0,
                 count=202,
             )
         ]
 
-    def slots(self) -> shown.Slots:
-        return shown.Slots(
+    def slots_document(self) -> shown.SlotsDocument:
+        return shown.SlotsDocument(
             serial=self.serial,
             ready=self.ready,
             reason="" if self.ready else "not synchronized",
             annotation="numa.kubernetes.io/slots",
             total=3,
             exclusive=1,
-            numa_nodes=(shown.NUMANodeSlots(id=0, held=1, free=2),),
+            numa_nodes=(shown.NUMANodeSlots(id=0, allocated=1, free=2),),
             ids=("slot-0",),
         )
 
-    def zones(self) -> shown.Zones:
+    def scheduler_zones_document(self) -> shown.Zones:
         free = self.free_cpus
         zone = shown.Zone(
             id=self.zone_id, socket=0, distances=(shown.Distance(id=0, value=10),), cpus=4,
@@ -249,34 +252,34 @@ class FakeView:
         )  # fmt: skip
         return shown.Zones(
             serial=self.serial, ready=self.ready, reason="" if self.ready else "not synchronized",
-            policy="single-numa-node", scope="pod", shares=False, threads_per_core=2,
+            policy="single-numa-node", scope="pod", defaults_to_shared=False, threads_per_core=2,
             zones=(zone,),
             pods=tuple(shown.ZonePod(namespace=one.namespace, name=one.pod, qos=one.qos)
                        for one in self.containers),
         )  # fmt: skip
 
-    def notices(self, after: int) -> shown.Notices:
+    def notices_document(self, after: int) -> shown.Notices:
         found = tuple(one for one in self.noted if one.number > after)
         return shown.Notices(
             instance=self.instance, number=self.notice_number(), evicted=0, notices=found
         )
 
-    def requests(self, after: int) -> shown.DecidedRequests:
+    def decided_requests_document(self, after: int) -> shown.DecidedRequests:
         return shown.DecidedRequests(instance="1", number=after, requests=())
 
     def notice_number(self) -> int:
         return max((one.number for one in self.noted), default=0)
 
-    def use(self) -> shown.Use:
-        return shown.Use(
-            at=None, interval=0.0, problem="not read yet", cpus={"0": 7}, numa_nodes=()
+    def node_usage(self) -> shown.NodeUsage:
+        return shown.NodeUsage(
+            sampled_at=None, interval=0.0, problem="not read yet", cpus={"0": 7}, numa_nodes=()
         )
 
     async def container_use(
         self, namespace: str, pod: str, container: str
-    ) -> list[shown.ContainerUse]:
+    ) -> list[shown.MeasuredContainer]:
         return [
-            shown.ContainerUse(
+            shown.MeasuredContainer(
                 namespace=namespace,
                 pod=pod,
                 container=container,
@@ -290,7 +293,7 @@ class FakeView:
             if (one.namespace, one.pod, one.container) == (namespace, pod, container)
         ]
 
-    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 

@@ -18,7 +18,9 @@ from nri_numa.runtime import LinkState
 from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.recording_plugin import RecordingPlugin
 
-PLUGIN_EVENTS = AGENT_EVENTS & ~(Event.START_CONTAINER.bit | Event.POST_START_CONTAINER.bit)
+PLUGIN_EVENTS = AGENT_EVENTS & ~(
+    Event.START_CONTAINER.mask_bit | Event.POST_START_CONTAINER.mask_bit
+)
 """What a plugin of these tests subscribes to, unless it says otherwise."""
 
 
@@ -91,10 +93,10 @@ class RawRuntime:
         await self.send()
 
     async def configure(self, request: pb.ConfigureRequest | None = None) -> int:
-        self.session.request("Configure", request or pb.ConfigureRequest())
+        self.session.call_plugin("Configure", request or pb.ConfigureRequest())
         await self.send()
         answer = await self.next_event()
-        assert isinstance(answer, ev.Answered)
+        assert isinstance(answer, ev.RequestAnswered)
         return pb.ConfigureResponse.FromString(answer.payload).events
 
     async def handshake(self, request: pb.ConfigureRequest | None = None) -> None:
@@ -104,7 +106,7 @@ class RawRuntime:
         await self.synchronize()
 
     async def synchronize(self) -> None:
-        self.session.request("Synchronize", pb.SynchronizeRequest())
+        self.session.call_plugin("Synchronize", pb.SynchronizeRequest())
         await self.send()
         await self.next_event()
 

@@ -13,20 +13,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation, sentences
-from nri_numa.engine.explain.explanation import Document
+from nri_numa.engine.explain.explanation import ExplanationDocument
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
+    DeniedAction,
     IsolatedCPUs,
     Limits,
     NamespaceQuota,
     NohzFullCPUs,
-    Otherwise,
     Permission,
     PreferredCores,
     Quota,
@@ -102,7 +102,7 @@ class Life:
         memory_only = without_cpus if random.random() < 0.7 else NUMASet()
         return Settings(
             strategy=random.choice(list(Strategy)),
-            oversale=random.choice((1.0, 1.0, 1.5)),
+            cpu_overcommit=random.choice((1.0, 1.0, 1.5)),
             reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
             strict_reserved=random.random() < 0.3,
             reserved_memory={0: GIB} if random.random() < 0.3 else {},
@@ -120,14 +120,14 @@ class Life:
             nohz_full=random.choice(list(NohzFullCPUs)),
             cores=random.choice(list(PreferredCores)),
             memory_only_nodes=memory_only,
-            lift_quota=random.random() < 0.8,
+            disable_cfs_quota=random.random() < 0.8,
             set_environment=random.random() < 0.8,
             permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
             if random.random() < 0.3
             else (),
             limits=Limits(
                 quota=Quota(exclusive=CPUAmount(percent=75)),
-                idle=CPUAmount(percent=random.choice((25, 50))),
+                idle_siblings=CPUAmount(percent=random.choice((25, 50))),
                 numa_pool=CPUAmount(random.choice((0, 0, 1))),
             )
             if random.random() < 0.5
@@ -154,26 +154,28 @@ class Life:
         """What is told of the first and the last container and of a refusal, and all notices."""
         agent = self.world.agent
         documents = [
-            explanation.of_allocation(one, agent.grounds_of(one.container_id), agent.cpus_of(one))
+            explanation.explain_allocation(
+                one, agent.grounds_of(one.container_id), agent.cpus_of(one)
+            )
             for _, one in sorted(agent.state.allocations.items())
         ]
         refused = [
-            explanation.of_refusal(agent.grounds_of_refusal(one), one.reason, one.message)
-            for one in agent.refusals
+            explanation.explain_rejection(agent.grounds_of_refusal(one), one.reason, one.message)
+            for one in agent.rejections
         ]
         for document in self._told_at_the_end(documents, refused):
             self.lines.append("explained:")
-            self.lines += [f"    {line}" for line in sentences.text(document).splitlines()]
+            self.lines += [f"    {line}" for line in sentences.render_text(document).splitlines()]
         self.lines.append("noted:")
-        for one in agent.notices.after():
+        for one in agent.notices.notices_after():
             who = f"{one.pod}/{one.container}"
             self.lines.append(
-                f"    {one.what} {who} {one.count}: {one.reason} {one.message}".rstrip()
+                f"    {one.notice_kind} {who} {one.count}: {one.reason} {one.message}".rstrip()
             )
 
     def _told_at_the_end(
-        self, documents: list[Document], refused: list[Document]
-    ) -> list[Document]:
+        self, documents: list[ExplanationDocument], refused: list[ExplanationDocument]
+    ) -> list[ExplanationDocument]:
         return [*documents[:1], *documents[-1:], *refused[-1:]]
 
     def _look(self) -> None:
@@ -184,9 +186,9 @@ class Life:
             i: f"{_allocation(state.allocations[i])} | {self._runs_on(i)}"
             for i in sorted(self.world.live)
         }
-        now["pool"] = str(state.pool(self.world.topology, self.world.settings))
+        now["pool"] = str(state.shared_pool(self.world.topology, self.world.settings))
         now["kept for pods"] = "; ".join(
-            f"{uid} {one.affinity}{'' if one.affinity_preferred else ' not preferred'}"
+            f"{uid} {one.affinity}{'' if one.affinity_is_preferred else ' not preferred'}"
             for uid, one in sorted(state.pods.items())
             if one.affinity is not None
         )
@@ -197,7 +199,7 @@ class Life:
 
     def _runs_on(self, container_id: str) -> str:
         has = self.world.live[container_id].resources
-        pool = self.world.agent.state.pool(self.world.topology, self.world.settings)
+        pool = self.world.agent.state.shared_pool(self.world.topology, self.world.settings)
         cpus = "the pool" if has.cpus == str(pool) else has.cpus or "all"
         return f"runs on {cpus}/{has.mems or 'all'} quota {has.cpu_quota}"
 
@@ -273,11 +275,11 @@ class Life:
     def _create(self) -> None:
         of, made, asked = self._new()
         answer = self.world.create(of, made)
-        said = _refused(answer) if isinstance(answer, Refused) else ""
+        said = _refused(answer) if isinstance(answer, Rejected) else ""
         self.lines.append(f"create {made.id}: {asked} {said}".rstrip())
         self._answered(answer)
 
-    def _answered(self, answer: Admitted | Refused | None) -> None:
+    def _answered(self, answer: Admitted | Rejected | None) -> None:
         """More of an answer, where a life tells more."""
 
     def _in_a_gap(self) -> None:
@@ -325,7 +327,7 @@ class Life:
         factor = self._random.choice((0.0, 0.5, 1.0))
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         self.world.apply(
-            self.world.agent.retopology(
+            self.world.agent.update_topology(
                 replace(self.world.agent.machine, settings=self.world.settings)
             )
         )
@@ -333,7 +335,7 @@ class Life:
 
     def _granted(self) -> None:
         state = self.world.agent.state
-        pool = sorted(state.pool(self.world.topology, self.world.settings))
+        pool = sorted(state.shared_pool(self.world.topology, self.world.settings))
         if len(pool) < 4:
             return
         text = str(CPUSet(pool[-1:]))
@@ -374,14 +376,14 @@ class OddLife(Life):
                     namespaces=("team-a",),
                     keys=("policy", "cpus", "smt", "scope", "on-failure"),
                     values={"smt": ("any", "full-core", "isolate")},
-                    otherwise=random.choice(list(Otherwise)),
+                    on_denied=random.choice(list(DeniedAction)),
                 ),
                 Permission(name="permissions[1]", labels={"kind": "odd"}, unpaid_cpus=True),
                 Permission(name="permissions[2]", reserved_cpus=True, qos=(QoSClass.GUARANTEED,)),
             )[random.choice((0, 0, 1, 3)) :],
             limits=Limits(
                 quota=Quota(exclusive=random.choice(amounts), listed=random.choice(amounts)),
-                idle=random.choice(amounts),
+                idle_siblings=random.choice(amounts),
                 namespaces=(
                     NamespaceQuota(
                         name="limits.namespaces[0]",
@@ -457,7 +459,7 @@ class OddLife(Life):
         said = f"refused: {refused.reason}: {refused.message}" if refused else ""
         self.lines.append(f"resize {one} to {_resources(wants)} {said}".rstrip())
 
-    def _answered(self, answer: Admitted | Refused | None) -> None:
+    def _answered(self, answer: Admitted | Rejected | None) -> None:
         if isinstance(answer, Admitted):
             told = answer.adjustment
             words = [f"{key}={value}" for key, value in sorted(told.env.items())]
@@ -467,8 +469,8 @@ class OddLife(Life):
             self.lines += [f"    warned: {one}" for one in answer.warnings]
 
     def _told_at_the_end(
-        self, documents: list[Document], refused: list[Document]
-    ) -> list[Document]:
+        self, documents: list[ExplanationDocument], refused: list[ExplanationDocument]
+    ) -> list[ExplanationDocument]:
         return [*documents[:4], *refused[-2:]]
 
     def _explain(self) -> None:
@@ -497,14 +499,26 @@ def _resources(one: Resources) -> str:
     return " ".join(words)
 
 
-def _refused(one: Refused) -> str:
+def _refused(one: Rejected) -> str:
     return f"refused: {one.reason}: {one.message.partition(', container ')[2]}"
+
+
+RECORDED_SETTINGS: Final = {
+    "cpu_overcommit": "oversale",
+    "disable_cfs_quota": "lift_quota",
+    "reservation_seconds": "kept_seconds",
+    "rebalance_moves": "room_moves",
+    "rebalance_headroom": "room_keep",
+}
+"""Names of settings in recorded files, by field."""
 
 
 def _told(settings: Settings) -> str:
     usual = Settings()
     return ", ".join(
-        f"{name}={value}" if not isinstance(value, Limits | tuple) else name
+        f"{RECORDED_SETTINGS.get(name, name)}={value}"
+        if not isinstance(value, Limits | tuple)
+        else name
         for name in settings.__struct_fields__
         if (value := getattr(settings, name)) != getattr(usual, name)
     )
@@ -512,17 +526,17 @@ def _told(settings: Settings) -> str:
 
 def _allocation(one: Allocation) -> str:
     words: list[object] = [one.kind, one.cpus or "-"]
-    if one.idle:
-        words.append(f"idle {one.idle}")
-    if one.owned and one.kind is not Kind.EXCLUSIVE:
+    if one.idle_siblings:
+        words.append(f"idle {one.idle_siblings}")
+    if one.exclusive and one.kind is not Kind.EXCLUSIVE:
         words.append("owned")
     words.append(f"numa {one.numa_nodes or '-'} mems {one.mems or '-'} {one.policy} {one.smt}")
-    if not one.preferred:
+    if not one.aligned:
         words.append("not preferred")
-    if one.pinned:
-        words.append(f"pinned {one.pinned}")
-    if one.quota is not None:
-        words.append(f"lifted {one.quota}")
+    if one.foreign_cpus:
+        words.append(f"pinned {one.foreign_cpus}")
+    if one.lifted_quota is not None:
+        words.append(f"lifted {one.lifted_quota}")
     if one.reason:
         words.append(f"({one.reason})")
     for i, charge in sorted(one.charges.items()):

@@ -17,8 +17,8 @@ class NRIRequests:
     def __init__(self, handler: RuntimeHandler) -> None:
         self.handler = handler
 
-    def answer(self, request: ev.Requested | ev.SynchronizeRequested) -> bytes:
-        answer = conversion.answer(self.handler, request)
+    def answer(self, request: ev.EventRequested | ev.SynchronizeRequested) -> bytes:
+        answer = conversion.answer_request(self.handler, request)
         return b"" if answer is None else answer.SerializeToString()
 
     def synchronize(
@@ -27,17 +27,17 @@ class NRIRequests:
         return self.answer(ev.SynchronizeRequested(0, pods, containers))
 
     def create_container(self, request: pb.CreateContainerRequest) -> bytes:
-        return self.answer(ev.Requested(0, Event.CREATE_CONTAINER, request))
+        return self.answer(ev.EventRequested(0, Event.CREATE_CONTAINER, request))
 
     def update_container(self, request: pb.UpdateContainerRequest) -> bytes:
-        return self.answer(ev.Requested(0, Event.UPDATE_CONTAINER, request))
+        return self.answer(ev.EventRequested(0, Event.UPDATE_CONTAINER, request))
 
     def stop_container(self, request: pb.StopContainerRequest) -> bytes:
-        return self.answer(ev.Requested(0, Event.STOP_CONTAINER, request))
+        return self.answer(ev.EventRequested(0, Event.STOP_CONTAINER, request))
 
     def container_event(self, event: Event, pod: pb.PodSandbox, container: pb.Container) -> bytes:
         change = pb.StateChangeEvent(pod=pod, container=container)
-        return self.answer(ev.Requested(0, event, change))
+        return self.answer(ev.EventRequested(0, event, change))
 
     def pod_event(self, event: Event, pod: pb.PodSandbox) -> bytes:
-        return self.answer(ev.Requested(0, event, pb.StateChangeEvent(pod=pod)))
+        return self.answer(ev.EventRequested(0, event, pb.StateChangeEvent(pod=pod)))

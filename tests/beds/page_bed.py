@@ -8,9 +8,9 @@ from contextlib import closing
 
 from msgspec.structs import replace
 
-from nri_numa.agent.serving import About
+from nri_numa.agent.serving import ProcessInfo
 from nri_numa.config import HTTP
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.machine.pci import PCIDevice
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -35,7 +35,7 @@ class PageBed(LoopThread):
         self.roots: dict[int, tuple[str, ...]] = {}
         settings = settings or Settings(reserved_cpus=CPUSet([0]))
         self.clock = StillClock(time.time)
-        self.agent = agent_of(Machine(topology=topology, settings=settings), clock=self.clock)
+        self.agent = agent_of(NodeModel(topology=topology, settings=settings), clock=self.clock)
         self.agent.synchronized = True
         self.link = Link(state="active", detail="", runtime="containerd", runtime_version="v2.1.9")
         self._section = HTTP(address="127.0.0.1:0", token_file=token_file)
@@ -43,7 +43,7 @@ class PageBed(LoopThread):
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
 
-    def facts(self) -> Link:
+    def status_facts(self) -> Link:
         return self.link
 
     def counted(self) -> None:
@@ -55,7 +55,7 @@ class PageBed(LoopThread):
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-        about = About(self.version, "worker-7.example.org", time.time())
+        about = ProcessInfo(self.version, "worker-7.example.org", time.time())
         view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = AgentServer(section, view, Metrics("0"), version=self.version)

@@ -10,8 +10,8 @@ from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
@@ -44,7 +44,7 @@ def _recorded(event: Event, default: Any = ()) -> Callable[..., Any]:
         if isinstance(of, Container):
             self._names[of.id] = of.name
         name = self._names.get(of, of) if isinstance(of, str) else of.name
-        self.log.append(f"{event.method} {name}")
+        self.log.append(f"{event.method_name} {name}")
         return self._call(hook, default, *given)
 
     return method
@@ -74,12 +74,14 @@ class RecordingPlugin:
     def _call(self, hook: str, default: Any, *arguments: Any) -> Any:
         return self.hooks[hook](*arguments) if hook in self.hooks else default
 
-    def configured(self, info: RuntimeInfo) -> None:
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
         self.info = info
         self.log.append("Configure")
         self._call("configured", None, info)
 
-    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+    def synchronize(
+        self, pods: PodTable, containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
         self.log.append("Synchronize")
         self.pods = {pod_id: pods[pod_id] for pod_id in pods.uids}
         self.containers = {container.id: container for container in containers}
@@ -98,7 +100,7 @@ class RecordingPlugin:
     stop_pod = _recorded(Event.STOP_POD_SANDBOX)
     remove_pod = _recorded(Event.REMOVE_POD_SANDBOX)
 
-    def replied(self, event_name: str, seconds: float) -> None:
+    def on_request_answered(self, event_name: str, seconds: float) -> None:
         assert seconds >= 0
         self.answered.append(event_name)
         self._call("replied", None, event_name)

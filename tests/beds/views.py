@@ -6,10 +6,10 @@ from typing import Any
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.serving import About, Collaborators
-from nri_numa.agent.usage import Watches
+from nri_numa.agent.serving import OptionalParts, ProcessInfo
+from nri_numa.agent.usage import UsageWatches
 from nri_numa.agent.view import LiveView
-from nri_numa.engine.decision import Reading
+from nri_numa.engine.decision import MeasuredFree
 from nri_numa.web.responses import Link
 from tests.beds.world import StillClock
 
@@ -19,28 +19,28 @@ ACTIVE = Link(state="active", detail="", runtime="", runtime_version="")
 class Linked:
     """A runtime, and where the link to it stands."""
 
-    def facts(self) -> Link:
+    def status_facts(self) -> Link:
         return ACTIVE
 
 
 class Known:
     """So much memory is left."""
 
-    def __init__(self, memory: Reading | None) -> None:
+    def __init__(self, memory: MeasuredFree | None) -> None:
         self.memory = memory
 
 
 def live_view(
     agent: Agent,
-    about: About = About("0", "", 0.0),  # noqa: B008 - a value
+    about: ProcessInfo = ProcessInfo("0", "", 0.0),  # noqa: B008 - a value
     *,
     link: Any = None,
-    memory: Reading | None = None,
-    watches: Watches = Watches(),  # noqa: B008 - a value
+    memory: MeasuredFree | None = None,
+    watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
     clock: Clock | None = None,
     **more: Any,
 ) -> LiveView:
     """A view; ``more`` stands for collaborators."""
-    collaborators = Collaborators(readings=Known(memory), **more)
+    collaborators = OptionalParts(readings=Known(memory), **more)
     link, clock = link or Linked(), clock or StillClock()
     return LiveView(agent, about, link, collaborators, watches, clock)

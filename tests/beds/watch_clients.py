@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, Page, Scheduling, Stuck
-from nri_numa.controller.service import Service
+from nri_numa.config.sections import Controller, PageSection, Scheduling, Stuck
+from nri_numa.controller.service import ControllerService
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.publisher.publisher import BoundPods
 from nri_numa.scheduler.extender import Extender
@@ -33,10 +33,10 @@ def watch_of(name: str, credentials: str) -> Watch:
         return extender.topologies if kind != "pods" else extender.pods
     section = Controller(
         credentials=credentials,
-        page=Page(enabled=True),
+        page=PageSection(enabled=True),
         stuck=Stuck(evict=True, partly_running=True),
     )
-    watches = Service(AgentConfig(controller=section))._watches
+    watches = ControllerService(AgentConfig(controller=section))._watches
     return next(one for one in watches if one._path.endswith(f"/{kind}"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nri_numa.nri.wire import ttrpc
-from nri_numa.nri.wire.events import Answered, ConfigureRequested
+from nri_numa.nri.wire.events import ConfigureRequested, RequestAnswered
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
@@ -65,10 +65,10 @@ class SessionPair:
 
     def configured(self, request: pb.ConfigureRequest | None = None) -> SessionPair:
         """Bring both to the phase after Configure."""
-        self.plugin.register("numapin", "10")
+        self.plugin.register_plugin("numapin", "10")
         (registration,) = self.to_runtime()
         self.runtime.reply(registration.stream)
-        self.runtime.request("Configure", request or pb.ConfigureRequest())
+        self.runtime.call_plugin("Configure", request or pb.ConfigureRequest())
         _, configure = self.to_plugin()
         assert isinstance(configure, ConfigureRequested)
         self.plugin.reply(configure.stream, pb.ConfigureResponse(events=0x68F))
@@ -78,17 +78,17 @@ class SessionPair:
     def active(self) -> SessionPair:
         """Bring both to the phase after Synchronize."""
         self.configured()
-        self.runtime.request("Synchronize", pb.SynchronizeRequest())
+        self.runtime.call_plugin("Synchronize", pb.SynchronizeRequest())
         (event,) = self.to_plugin()
         self.plugin.reply(event.stream)
         assert len(self.to_runtime()) == 1
         return self
 
-    def ask(self, method: str, request: Any, answer: Callable[[Any], None]) -> Answered:
+    def ask(self, method: str, request: Any, answer: Callable[[Any], None]) -> RequestAnswered:
         """Send a request, let the plugin answer its one event, return what the runtime got."""
-        self.runtime.request(method, request)
+        self.runtime.call_plugin(method, request)
         (event,) = self.to_plugin()
         answer(event)
         (answered,) = self.to_runtime()
-        assert isinstance(answered, Answered)
+        assert isinstance(answered, RequestAnswered)
         return answered

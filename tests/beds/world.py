@@ -16,12 +16,18 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
-from nri_numa.engine.explain.explanation import Grounds
-from nri_numa.engine.state import Allocation, Kind, effective_cpus, violations
+from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel, Rejected
+from nri_numa.engine.explain.explanation import StoredExplanation
+from nri_numa.engine.state import Allocation, Kind, check_invariants, effective_cpus
 from nri_numa.errors import CheckpointError
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Wanted, Written
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWrite,
+    CgroupWriter,
+    WriteOutcome,
+)
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -42,7 +48,12 @@ PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
 
 two_by_four = partial(
-    synthetic, sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
+    build_synthetic_topology,
+    sockets=2,
+    numa_per_socket=1,
+    cores_per_numa=4,
+    threads=1,
+    memory_gib=8,
 )
 """CPUs 0-3 and 4-7, 8 GiB each."""
 
@@ -59,7 +70,7 @@ class MemoryStore(CheckpointStore):
         self.unwritten: dict[str, dict[str, object] | None] = {}
         self.full = False
 
-    def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
+    def append_documents(self, changes: Mapping[str, dict[str, object] | None]) -> None:
         """Keep the documents, or fail as a full disk does."""
         self.unwritten.update(msgspec.json.decode(encode(changes)))
         if self.full:
@@ -74,7 +85,7 @@ class MemoryStore(CheckpointStore):
                 self.documents[key] = document
 
     def compact_if_needed(self) -> bool:
-        self.record({})
+        self.append_documents({})
         return True
 
 
@@ -109,11 +120,11 @@ class StillClock(Clock):
 class Unread:
     """What the kernel has left of memory is not known."""
 
-    memory: Reading | None = None
+    memory: MeasuredFree | None = None
 
 
 def agent_of(
-    machine: Machine,
+    machine: NodeModel,
     *,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -134,7 +145,7 @@ class _Cgroups(CgroupWriter):
     """Writes as a test says, or into the runtime's books, which stand for the cgroups too."""
 
     def __init__(
-        self, world: World, write: Callable[[CgroupPlace, str, str], Written] | None
+        self, world: World, write: Callable[[CgroupPlace, str, str], WriteOutcome] | None
     ) -> None:
         super().__init__(world.cgroups)
         self._world, self._as_said = world, write
@@ -142,14 +153,14 @@ class _Cgroups(CgroupWriter):
     def write_problem(self, place: CgroupPlace | None = None) -> str:
         return "" if self._as_said is None else "read-only"
 
-    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+    def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         if self._as_said is not None:
             return {i: self._as_said(*one) for i, one in wanted.items()}
         self._world.apply(
             ContainerUpdate(i, cpus=one.cpus, mems=one.mems, ignore_failure=True)
             for i, one in wanted.items()
         )
-        return dict.fromkeys(wanted, Written(changed=True))
+        return dict.fromkeys(wanted, WriteOutcome(changed=True))
 
 
 def resources(
@@ -214,8 +225,8 @@ class World:
         settings: Settings | None = None,
         *,
         observe: bool = False,
-        reading: Reading | None = None,
-        write: Callable[[CgroupPlace, str, str], Written] | None = None,
+        reading: MeasuredFree | None = None,
+        write: Callable[[CgroupPlace, str, str], WriteOutcome] | None = None,
         cgroups: CgroupReader | None = None,
         key: bytes = b"a key of this node",
         clock: Callable[[], float] = lambda: 0.0,
@@ -241,7 +252,7 @@ class World:
         self.agent = self.boot()
 
     @property
-    def memory(self) -> Reading | None:
+    def memory(self) -> MeasuredFree | None:
         return self.reading
 
     def boot(self) -> Agent:
@@ -249,7 +260,7 @@ class World:
         self.metrics = self.store.metrics = Metrics("test")
         self.timing = StillClock(lambda: self.now, lambda: self.clock())
         self.agent = Agent(
-            Machine(topology=self.topology, settings=self.settings, key=self.key),
+            NodeModel(topology=self.topology, settings=self.settings, key=self.key),
             metrics=self.metrics,
             store=self.store,
             clock=self.timing,
@@ -259,7 +270,7 @@ class World:
         )
         state, problems = state_from(self.store.documents)
         assert problems == []
-        self.agent.restore(state)
+        self.agent.restore_state(state)
         return self.agent
 
     def restart(
@@ -274,7 +285,7 @@ class World:
 
     def becomes(self, topology: Topology) -> None:
         self.topology = topology
-        self.apply(self.agent.retopology(replace(self.agent.machine, topology=topology)))
+        self.apply(self.agent.update_topology(replace(self.agent.machine, topology=topology)))
 
     def kubelet(
         self,
@@ -289,13 +300,13 @@ class World:
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet
-        taken = KubeletGrants(cpus=cpus).granted
+        taken = KubeletGrants(cpus=cpus).granted_cpus
         now = self.topology.online - taken
         nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
         if reserved:
             self.settings = replace(self.settings, kubelet_reserved=CPUSet.parse(reserved))
             self.agent.machine = replace(self.agent.machine, settings=self.settings)
-        self.agent.granted(
+        self.agent.apply_grants(
             KubeletGrants(
                 cpu_policy="static",
                 memory_policy="Static" if nodes else "None",
@@ -317,11 +328,11 @@ class World:
             later(function)
         return updates
 
-    def create(self, of: PodSandbox, made: Container) -> Admitted | Refused | None:
+    def create(self, of: PodSandbox, made: Container) -> Admitted | Rejected | None:
         """Run CreateContainer through the agent, and keep what comes out."""
         self.pods[of.id] = of
         answer = self.agent.create_container(of, made)
-        if isinstance(answer, Refused):
+        if isinstance(answer, Rejected):
             assert self.agent.stop_container(made.id) == ()  # as the runtime does after a failure
             self.agent.remove_container(made.id)
             return answer
@@ -350,14 +361,14 @@ class World:
         """Create, expect success, and say which cpus and mems the container has."""
         made = made or container(of, wants=wants)
         answer = self.create(of, made)
-        assert not isinstance(answer, Refused), answer.message
+        assert not isinstance(answer, Rejected), answer.message
         return self.has(made.id)
 
     def refuse(
         self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
-    ) -> Refused:
+    ) -> Rejected:
         answer = self.create(of, made or container(of, wants=wants))
-        assert isinstance(answer, Refused), answer
+        assert isinstance(answer, Rejected), answer
         return answer
 
     def admit(
@@ -377,7 +388,7 @@ class World:
     def refused(
         self, name: str, asks: Mapping[str, str] | None = None, cpus: float = 0, memory: float = 0,
         qos: QoSClass = QoSClass.GUARANTEED, *, pages: Mapping[int, int] | None = None,
-    ) -> Refused:  # fmt: skip
+    ) -> Rejected:  # fmt: skip
         """What `put` would place."""
         return self.refuse(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
 
@@ -398,18 +409,18 @@ class World:
         now = replace(made.resources, **changes)  # type: ignore[arg-type]
         self.live[container_id] = replace(made, resources=now)
 
-    def update_refused(self, container_id: str, asked: Resources) -> Refused:
+    def update_refused(self, container_id: str, asked: Resources) -> Rejected:
         refused = self.update(container_id, asked)
-        assert isinstance(refused, Refused), f"{container_id} was resized"
+        assert isinstance(refused, Rejected), f"{container_id} was resized"
         return refused
 
-    def update(self, container_id: str, asked: Resources) -> Refused | None:
+    def update(self, container_id: str, asked: Resources) -> Rejected | None:
         before = self.live[container_id]
         outcome = self.agent.update_container(self.pods[before.pod_id], before, asked)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Rejected):
             return outcome
         self.apply(outcome.updates)
-        own = outcome.own
+        own = outcome.container_update
         now = before.resources
         self.live[container_id] = replace(
             before,
@@ -472,14 +483,14 @@ class World:
     def allocation(self, container_id: str) -> Allocation:
         return self.agent.state.allocations[container_id]
 
-    def grounds(self, container_id: str) -> Grounds:
+    def grounds(self, container_id: str) -> StoredExplanation:
         known = self.agent.grounds_of(container_id)
         assert known is not None
         return known
 
     def steps(self, container_id: str) -> tuple[str, ...]:
         """How it came to be where it is."""
-        return self.grounds(container_id).basis.steps
+        return self.grounds(container_id).basis.decision_steps
 
     def count(self, name: str) -> float:
         """A counter or a gauge of the agent, without ``nri_numa_``."""
@@ -495,18 +506,18 @@ class World:
     def check(self) -> None:
         """What must hold after every step, judged by the runtime's books."""
         state = self.agent.state
-        broken = violations(state, self.topology, self.agent.machine.settings)
+        broken = check_invariants(state, self.topology, self.agent.machine.settings)
         assert broken == [], broken
         value = self.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
-        pool = state.pool(self.topology, self.agent.machine.settings)
+        pool = state.shared_pool(self.topology, self.agent.machine.settings)
         assert pool
         for container_id, made in self.live.items():
             allocation = state.allocations.get(container_id)
             assert allocation is not None, f"{container_id} runs and is not in the state"
             if allocation.kind is Kind.FOREIGN:
                 continue
-            wanted = effective_cpus(allocation, pool, self.topology, state.withheld_bits)
+            wanted = effective_cpus(allocation, pool, self.topology, state.unavailable_bits)
             if not self._observe:
                 has = self.cpus(container_id)
                 assert has == (wanted or self.topology.allowed), (container_id, has, wanted)
@@ -518,26 +529,29 @@ class World:
                     and other.exclusive_list == allocation.exclusive_list
                 ):
                     continue  # its pod's
-                if other.owned and other_id != container_id and not self._observe:
+                if other.exclusive and other_id != container_id and not self._observe:
                     assert not self.cpus(container_id) & other.cpus, (
                         f"{container_id} may run on CPUs that {other_id} owns"
                     )
-            theirs = state.kubelet.granted - allocation.cpus
+            theirs = state.kubelet.granted_cpus - allocation.cpus
             assert self._observe or not self.cpus(container_id) & theirs, (
                 f"{container_id} may run on CPUs that the kubelet granted"
             )
-        alive = {i for i, a in state.allocations.items() if not a.ended}
+        alive = {i for i, a in state.allocations.items() if not a.reserved_at}
         assert alive <= set(self.live), "the state remembers dead containers"
 
 
 def two_nodes(
-    reading: Reading | None = None, *, pages: Mapping[int, int] | None = None, **settings: object
+    reading: MeasuredFree | None = None,
+    *,
+    pages: Mapping[int, int] | None = None,
+    **settings: object,
 ) -> World:
     """CPUs 0-3 and 4-7, 8 GiB each, with so many bytes of huge pages."""
     return World(two_by_four(hugepages=pages), Settings(**settings), reading=reading)  # type: ignore[arg-type]
 
 
-def says(refused: Refused, reason: str, *words: str) -> None:
+def says(refused: Rejected, reason: str, *words: str) -> None:
     """It has that reason, if one is given, and its message each of these."""
     assert reason in ("", refused.reason), refused.message
     for word in words:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from tests.beds.browser import Page, browser
@@ -153,13 +153,13 @@ class Bed:
 PAGES = {2 << 20: 4 * GIB}
 BEDS = (
     Bed(
-        topology=synthetic(sockets=1, numa_per_socket=1, memory_gib=32),
+        topology=build_synthetic_topology(sockets=1, numa_per_socket=1, memory_gib=32),
         reserved="0",
         populate=one,
         pictures=(("page-1", 1280, False, nothing), ("page-1-narrow", 375, False, nothing)),
     ),
     Bed(
-        topology=synthetic(
+        topology=build_synthetic_topology(
             cores_per_numa=8, cores_per_l3=4, memory_gib=64, hugepages=PAGES, offline=CPUSet([31])
         ),
         reserved="0-1",
@@ -172,7 +172,7 @@ BEDS = (
         busy=True,
     ),
     Bed(
-        topology=synthetic(
+        topology=build_synthetic_topology(
             numa_per_socket=8,
             cores_per_numa=8,
             memory_gib=48,
@@ -187,7 +187,9 @@ BEDS = (
         ),
     ),
     Bed(
-        topology=synthetic(sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32),
+        topology=build_synthetic_topology(
+            sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32
+        ),
         reserved="0-3",
         populate=sixty_four,
         pictures=(("page-64", 1440, False, nothing), ("page-64-dark", 1440, True, numa(9))),

@@ -197,14 +197,16 @@ def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
 
 def test_a_runtime_that_does_not_answer_is_said(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    bed.link = replace(bed.link, unanswered="the runtime has not answered a call for 60 s")
-    bed.do(bed.agent.notify)
+    bed.link = replace(
+        bed.link, pending_registration="the runtime has not answered a call for 60 s"
+    )
+    bed.do(bed.agent.notify_listeners)
     page.wait(
         f"{BANNERS}.includes('The runtime has not answered a call for 60 s. If no container')"
     )
     assert "does not answer" in page.run("document.getElementById('link-runtime').textContent")
-    bed.link = replace(bed.link, unanswered="")
-    bed.do(bed.agent.notify)
+    bed.link = replace(bed.link, pending_registration="")
+    bed.do(bed.agent.notify_listeners)
     page.wait(f"{BANNERS} === ''")
 
 
@@ -212,18 +214,18 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     """The kernel says that a container has other CPUs; returns its id."""
     agent, one = bed.agent, of_pod(bed, pod)
     meant = CPUSet.parse(agent.cpus_of(one)) or agent.machine.topology.online
-    others = agent.state.owned - (one.cpus if one.owned else CPUSet())
+    others = agent.state.exclusive - (one.cpus if one.exclusive else CPUSet())
     wrong = Correction(
         container_id=one.container_id,
         name=one.full_name,
-        meant_cpus=meant,
-        has_cpus=cpus,
-        found=f"cpuset.cpus is {cpus}, meant {meant}",
+        desired_cpus=meant,
+        actual_cpus=cpus,
+        finding=f"cpuset.cpus is {cpus}, meant {meant}",
         rank=0 if cpus & others else 2,
     )
     ids = [one.container_id]
     since = {one.container_id: time.time() - 12}
-    bed.do(lambda: agent.differences.update(ids, [wrong], since, ids if given_up else ()))
+    bed.do(lambda: agent.differences.update_drift(ids, [wrong], since, ids if given_up else ()))
     return one.container_id
 
 
@@ -232,7 +234,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     visit(page, bed)
     assert "is:differs" in page.run("document.getElementById('filter').placeholder")
     agent = bed.agent
-    owner = next(a for a in agent.state.allocations.values() if a.owned)
+    owner = next(a for a in agent.state.allocations.values() if a.exclusive)
     web = of_pod(bed, "web-0")
     cpu = min(owner.cpus)
     meant = CPUSet.parse(agent.cpus_of(web))
@@ -267,7 +269,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     assert {"web-0", owner.pod} <= set(page.run(PODS)), "who can run there, not who should"
     page.run(fill("filter", ""))
 
-    bed.do(lambda: agent.differences.forget(intruder))
+    bed.do(lambda: agent.differences.remove_repaired(intruder))
     page.wait(f"{BANNERS} === '' && !document.querySelector('#map .wrong')")
     assert "NOT AS MEANT" not in page.run(label(cpu))
     assert "meant" not in page.run(LIST)
@@ -275,7 +277,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
 
 def test_an_owner_that_lacks_a_cpu_is_marked_there(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    owner = next(a for a in bed.agent.state.allocations.values() if a.owned and len(a.cpus) > 1)
+    owner = next(a for a in bed.agent.state.allocations.values() if a.exclusive and len(a.cpus) > 1)
     cpu = max(owner.cpus)
     differ(bed, owner.pod, owner.cpus - CPUSet([cpu]))
     page.wait("document.querySelectorAll('#map .wrong').length === 1")
@@ -347,8 +349,8 @@ def test_a_click_on_a_cpu_a_numa_node_or_a_container_explains_it(page: Page, bed
     marked = page.run(MARKED)
     assert sorted(marked) == list(train.cpus)
     page.run("document.getElementById('close').click()")
-    page.click(f'[data-cpu="{train.cpus.first}"]')
-    page.wait(f"{DETAILS_TITLE} === 'CPU {train.cpus.first}'")
+    page.click(f'[data-cpu="{train.cpus.first_id}"]')
+    page.wait(f"{DETAILS_TITLE} === 'CPU {train.cpus.first_id}'")
     page.wait(f"{STEPS} > 3")
     assert "train-0-" in page.run(DETAILS)
     page.click('[data-numa="1"] h4 button')
@@ -371,8 +373,8 @@ def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: P
 def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     text = page.run(REFUSALS)
-    assert bed.agent.refusals
-    for refusal in bed.agent.refusals:
+    assert bed.agent.rejections
+    for refusal in bed.agent.rejections:
         assert refusal.reason in text
         assert refusal.message in text
     page.click("#refusals li a:not(.reason)")

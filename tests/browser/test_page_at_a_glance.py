@@ -34,7 +34,7 @@ SHOWN = "getComputedStyle(document.getElementById('details')).display !== 'none'
 @pytest.fixture
 def bed() -> Iterator[PageBed]:
     """Two sockets, four NUMA nodes of eight CPUs; pods keep those of containers that end."""
-    settings = Settings(reserved_cpus=CPUSet([0]), kept_seconds=600.0)
+    settings = Settings(reserved_cpus=CPUSet([0]), reservation_seconds=600.0)
     with page_bed(machines.snc_smt(), settings) as made:
         yield made
 
@@ -55,7 +55,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
         bed.create(f"full-{n}", cpus=4, policy="single-numa-node")
     bed.create("wide-0", cpus=6, policy="best-effort")
     (wide,) = (a for a in bed.agent.state.allocations.values() if a.pod == "wide-0")
-    assert not wide.preferred
+    assert not wide.aligned
     page.wait(f"{FIGURES}.includes('Wider than ideal1')")
     for cpu in wide.cpus:
         assert "wider than ideal" in page.run(label(cpu))
@@ -152,7 +152,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
         for places in ("#figures div", "#legend li")
     }
     state, machine = bed.agent.state, bed.agent.machine
-    assert told == {str(len(state.pool(machine.topology, machine.settings)))}
+    assert told == {str(len(state.shared_pool(machine.topology, machine.settings)))}
 
 
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
@@ -205,7 +205,7 @@ def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> 
     page.run("document.querySelector('#refusals a:not(.reason)').click()")
     page.wait(f"{DETAILS}.includes('Why it would have been refused')")
     bed.do(lambda: setattr(bed.agent, "observe", False))
-    bed.do(bed.agent.notify)
+    bed.do(bed.agent.notify_listeners)
     page.wait(f"{title} === 'Refused lately'")
     assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from tests.beds.axe import axe_source, findings
 from tests.beds.browser import Page
@@ -53,7 +53,7 @@ def test_axe_finds_nothing_on_the_other_pages(page: Page, bed: PageBed, axe: str
 
 def test_single_node_sockets_stand_several_to_a_row(page: Page) -> None:
     """64 of them were 11,011 px tall."""
-    with page_bed(synthetic(sockets=64, numa_per_socket=1, cores_per_numa=4)) as bed:
+    with page_bed(build_synthetic_topology(sockets=64, numa_per_socket=1, cores_per_numa=4)) as bed:
         page.size(1280, 900)
         visit(page, bed)
         height = page.run("document.getElementById('map').offsetHeight")

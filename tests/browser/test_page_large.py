@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
@@ -29,7 +29,9 @@ VERDICT = "document.getElementById('verdict').textContent"
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[PageBed]:
     """64 NUMA nodes with 100 exclusive pods, and others that share."""
-    with page_bed(synthetic(sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32)) as bed:
+    with page_bed(
+        build_synthetic_topology(sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32)
+    ) as bed:
         for n in range(100):
             bed.create(f"train-{n}", cpus=(2, 4, 6, 8)[n % 4], policy=SINGLE)
         for n in range(9):
@@ -150,7 +152,7 @@ def test_the_sheet_of_a_telephone_does_not_cover_the_row(page: Page, crowded: Pa
 @pytest.mark.parametrize("width", [1440, 2560])
 @pytest.mark.parametrize("offline", ["", "31"])
 def test_four_numa_nodes_fill_the_window(page: Page, width: int, offline: str) -> None:
-    with page_bed(synthetic(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
+    with page_bed(build_synthetic_topology(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
         page.size(width, 1300)
         visit(page, bed)
         shares = page.run(

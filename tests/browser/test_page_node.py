@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
 from tests.beds.page_node import page_node
@@ -31,7 +31,7 @@ OLD = "[...document.querySelectorAll('{}')].filter(e => e.old).length"
 
 def test_a_day_of_a_node(page: Page) -> None:
     """Pods come and go, one is refused, the runtime restarts, the agent restarts."""
-    machine = synthetic(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
+    machine = build_synthetic_topology(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
     with page_node(machine, {"reservedCPUs": "0-1"}) as node:
         node.start_agent()
         visit(page, node)
@@ -64,7 +64,9 @@ def test_a_day_of_a_node(page: Page) -> None:
 
 
 def test_sixty_four_numa_nodes_with_a_thousand_containers(page: Page) -> None:
-    machine = synthetic(sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32)
+    machine = build_synthetic_topology(
+        sockets=8, numa_per_socket=8, cores_per_numa=8, memory_gib=32
+    )
     with page_node(machine, {"reservedCPUs": "0-3"}) as node:
 
         async def crowd() -> None:
@@ -108,7 +110,7 @@ def test_sixty_four_numa_nodes_with_a_thousand_containers(page: Page) -> None:
 
 
 def test_a_storm_of_changes_is_drawn_to_its_end(page: Page) -> None:
-    with page_node(synthetic(cores_per_numa=8)) as node:
+    with page_node(build_synthetic_topology(cores_per_numa=8)) as node:
         node.start_agent()
         visit(page, node)
 

@@ -16,15 +16,16 @@ from msgspec.structs import replace
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
-    SMTAlignmentRefused,
+    SMTMisaligned,
     TakeRequest,
-    index,
+    build_allocator_index,
     take_cpus,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import HIGH, LOW, SMT, Load
+from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT, Load
+from tests.beds.lives import RECORDED_SETTINGS
 from tests.beds.recorded import write_down
 from tests.machines import named
 
@@ -36,13 +37,13 @@ MACHINES: Final = (
     *("snc_asymmetric", "memory_only", "one_cpu"),
 )
 CASES: Final = 48
-_LOADS: Final = (HIGH, LOW, Load(((540, 1080),)), Load(((0, 360), (1320, 1440))))
+_LOADS: Final = (LOAD_HIGH, LOAD_LOW, Load(((540, 1080),)), Load(((0, 360), (1320, 1440))))
 
 
 def told(machine: str) -> Iterator[str]:
     """One choice a line: what was asked of what was free, and what was taken."""
     topology = getattr(named, machine)()
-    tables = index(topology)
+    tables = build_allocator_index(topology)
     for number in range(CASES):
         asked = _request(Random(f"{machine} {number}"), topology)
         yield f"{number} {_asked(asked)}"
@@ -62,13 +63,13 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
     busy = allowed - available
     request = TakeRequest(
         count=count,
-        available=available,
+        free_cpus=available,
         affinity=NUMASet(random.sample(nodes, random.choice((1, 1, 2)) if nodes[1:] else 1))
         if random.random() < 0.6
         else None,
         strict=random.random() < 0.2,
         smt=smt,
-        busy=busy,
+        unavailable_cpus=busy,
         settings=Settings(
             cpu_order=CPUOrder.KUBELET if kubelet else CPUOrder.DEFAULT,
             distribute_across_numa=random.random() < 0.25,
@@ -82,11 +83,11 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
     )
     if random.random() < 0.25:
         held = _some(random, allowed, 0.1)
-        request = replace(request, held=held, available=available | held)
+        request = replace(request, current_cpus=held, free_cpus=available | held)
     if random.random() < 0.2:
         request = replace(request, prefer=_some(random, allowed, 0.2))
     if random.random() < 0.2:
-        request = replace(request, last=_some(random, available, 0.4))
+        request = replace(request, contended_cpus=_some(random, available, 0.4))
     if smt is SMT.PAIR:
         loads = {i: random.choice(_LOADS) for i in busy if random.random() < 0.8}
         request = replace(request, load=random.choice((None, *_LOADS)), loads=loads)
@@ -95,9 +96,15 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
 
 def _asked(one: TakeRequest) -> str:
     usual = Settings()
-    words = [f"{one.count} of {one.available}", str(one.smt)]
+    words = [f"{one.count} of {one.free_cpus}", str(one.smt)]
     words += [
-        f"{name} {value}" for name in ("prefer", "held", "last") if (value := getattr(one, name))
+        f"{word} {value}"
+        for word, name in (
+            ("prefer", "prefer"),
+            ("held", "current_cpus"),
+            ("last", "contended_cpus"),
+        )
+        if (value := getattr(one, name))
     ]
     if one.affinity is not None:
         words.append(f"on {one.affinity}{' only' if one.strict else ''}")
@@ -105,7 +112,7 @@ def _asked(one: TakeRequest) -> str:
         words.append(f"load {_load(one.load)}")
         words += [f"{i}={_load(load)}" for i, load in sorted(one.loads.items())]
     words += [
-        f"{name}={value}"
+        f"{RECORDED_SETTINGS.get(name, name)}={value}"
         for name in usual.__struct_fields__
         if (value := getattr(one.settings, name)) != getattr(usual, name)
     ]
@@ -113,16 +120,18 @@ def _asked(one: TakeRequest) -> str:
 
 
 def _load(load: Load | None) -> str:
-    return "-" if load is None else "+".join(f"{start}..{end}" for start, end in load.busy)
+    return (
+        "-" if load is None else "+".join(f"{start}..{end}" for start, end in load.busy_intervals)
+    )
 
 
-def _answer(found: ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused) -> str:
+def _answer(found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned) -> str:
     if isinstance(found, ChosenCPUs):
         idle = f" idle {found.idle}" if found.idle else ""
         return f"{found.cpus or 'none'}{idle}: {'; '.join(found.notes)}"
     if isinstance(found, NotEnoughCPUs):
         per_numa = " ".join(f"{i}:{count}" for i, count in sorted(found.per_numa.items()))
-        return f"{found.available or 'none'} could be had, {found.held} held, {per_numa}"
+        return f"{found.free_cpus or 'none'} could be had, {found.current_count} held, {per_numa}"
     return f"whole cores: {found.available or 'none'}"
 
 

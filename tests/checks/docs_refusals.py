@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from nri_numa.agent.links import memory_policies
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
@@ -23,7 +23,7 @@ from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 
 def machine(*, offline: CPUSet | None = None, allowed: CPUSet | None = None) -> Topology:
     """Two NUMA nodes with four cores of two threads each: CPUs 0-3,8-11 and 4-7,12-15."""
-    return synthetic(
+    return build_synthetic_topology(
         sockets=2,
         numa_per_socket=1,
         cores_per_numa=4,
@@ -42,9 +42,9 @@ def refuse(
     topology: Topology | None = None,
     settings: Settings | None = None,
     before: Callable[[World], object] | None = None,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     slots: str = "",
-) -> Refused:
+) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
     world = World(topology or machine(), settings, reading=reading)
     if before is not None:
@@ -65,7 +65,7 @@ def owner(cpus: str) -> Callable[[World], object]:
     return lambda world: world.place(of, container(of, "engine", wants=resources(2)))
 
 
-def _bare_node() -> Refused:
+def _bare_node() -> Rejected:
     topology = machine()
     nodes = dict(topology.numa_nodes)
     nodes[1] = replace(nodes[1], memory_bytes=0)
@@ -109,14 +109,14 @@ def _old_runtime(world: World) -> None:
 
 SINGLE = {"policy": "single-numa-node"}
 
-REFUSALS: dict[str, Callable[[], Refused]] = {
+REFUSALS: dict[str, Callable[[], Rejected]] = {
     "InvalidAnnotation": lambda: refuse({"policy": "single-node"}),
     "TopologyAffinityError": lambda: refuse(SINGLE, cpus=12, memory=4),
     "NotEnoughCPUs": lambda: refuse(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),
     "NotEnoughMemory": lambda: refuse(
-        {"numamem": "0"}, cpus=2, memory=12, reading=Reading(memory={0: 5 * GIB, 1: 15 * GIB})
+        {"numamem": "0"}, cpus=2, memory=12, reading=MeasuredFree(memory={0: 5 * GIB, 1: 15 * GIB})
     ),
     "SMTAlignmentError": lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
     "SharedPoolEmpty": lambda: refuse({"cpus": "exclusive"}, cpus=16),
@@ -166,7 +166,7 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
 """By reason, how to come by one."""
 
 
-def line(refused: Refused) -> str:
+def line(refused: Rejected) -> str:
     return f"{refused.reason}: {refused.message}"
 
 

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from random import Random
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Problem, align
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import Verdict, hints_of, walk
 
 
-def aligned(case: Problem) -> Verdict:
+def aligned(case: AlignmentRequest) -> Verdict:
     """What the engine says, in the oracle's terms."""
-    found = align(case)
+    found = align_demands(case)
     assert found.exact
     affinity = None if found.affinity is None else frozenset(found.affinity)
     return Verdict(found.admitted, affinity, found.preferred)
 
 
-def walked(case: Problem) -> Verdict:
+def walked(case: AlignmentRequest) -> Verdict:
     """What the oracle says."""
     distance = case.distance if case.prefer_closest else None
     lists = hints_of(case.demands, case.numa_ids)
@@ -54,7 +54,7 @@ def _quantity(random: Random, name: str, nodes: list[int]) -> ResourceDemand:
         resource=name,
         need=need,
         capacity=capacity,
-        available=available,
+        free_amounts=available,
         required=required,
         sockets=sockets,
         empty_is_nil=random.random() < 0.1,
@@ -84,11 +84,11 @@ def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
                 resource=name,
                 need=random.choice((base.need, base.need, 1)),
                 capacity=base.capacity,
-                available=base.available,
+                free_amounts=base.free_amounts,
                 required=base.required,
                 groups=groups if random.random() < 0.97 else None,
                 assigned=NUMASet(assigned),
-                share=share if random.random() < 0.9 else None,
+                joint_key=share if random.random() < 0.9 else None,
                 empty_is_nil=random.random() < 0.5,
             )
         )
@@ -123,7 +123,9 @@ def distances(random: Random, nodes: list[int]) -> Callable[[int, int], int]:
     return lambda i, j: found[i, j]
 
 
-def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5)) -> Problem:
+def random_case(
+    random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5)
+) -> AlignmentRequest:
     """One problem; the same for the same state of ``random``."""
     size = random.choice(sizes)
     nodes = sorted(random.sample(range(size + random.choice((0, 0, 1, 4))), size))
@@ -142,7 +144,7 @@ def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5
     rank = None
     if random.random() < 0.3:
         rank = {i: random.randint(0, size) for i in nodes if random.random() < 0.95}
-    return Problem(
+    return AlignmentRequest(
         demands=tuple(demands),
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),
@@ -152,12 +154,12 @@ def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5
     )
 
 
-def additive_case(random: Random, sizes: tuple[int, ...]) -> Problem:
+def additive_case(random: Random, sizes: tuple[int, ...]) -> AlignmentRequest:
     """A problem of plain quantities on a larger machine, often nearly full."""
     size = random.choice(sizes)
     nodes = sorted(random.sample(range(size + random.choice((0, 3))), size))
     names = ("cpu", "memory", "hugepages-1Gi", "gpu")[: random.randint(1, 4)]
-    return Problem(
+    return AlignmentRequest(
         demands=tuple(_quantity(random, name, nodes) for name in names),
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),

@@ -62,7 +62,7 @@ def _quantity_hints(demands: Sequence[ResourceDemand], numa_ids: Sequence[int]) 
                         bound = True
         if bound:
             continue
-        if any(sum(max(d.available.get(i, 0), 0) for i in mask) < d.need for d in demands):
+        if any(sum(max(d.free_amounts.get(i, 0), 0) for i in mask) < d.need for d in demands):
             continue
         found.append(mask)
     sockets = demands[0].sockets
@@ -117,7 +117,7 @@ def hints_of(demands: Sequence[HintDemand], numa_ids: NUMASet) -> list[HintList]
                 for d in demands
                 if isinstance(d, ResourceDemand)
                 and d.need > 0
-                and (d is demand or (d.share is not None and d.share == demand.share))
+                and (d is demand or (d.joint_key is not None and d.joint_key == demand.joint_key))
             ]
             answer = _quantity_hints(together, machine)
             if not answer and any(d.empty_is_nil for d in together):
@@ -221,7 +221,7 @@ def walk(
 ) -> Verdict:
     """Merge hint lists by looking at every combination.
 
-    `rank`: see `nri_numa.engine.align.hints.Order`.
+    `rank`: see `nri_numa.engine.align.hints.MaskOrder`.
     """
     everything = frozenset(numa_ids)
     if policy is Policy.SINGLE_NUMA_NODE:

@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from nri_numa.engine.request.annotations import KEYS, resolve
-from nri_numa.engine.request.demand import MAX_SHARES, demand, with_slots
-from nri_numa.model.settings import Otherwise, Permission, Rule, Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Refusal, Requested, Resources
+from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
+from nri_numa.engine.request.demand import MAX_SHARES, compute_demand, with_slots
+from nri_numa.model.settings import DeniedAction, Permission, Rule, Settings
+from nri_numa.model.workload import (
+    Container,
+    PlacementOptions,
+    PodSandbox,
+    QoSClass,
+    Rejection,
+    Resources,
+)
 from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"
@@ -47,13 +54,15 @@ def _value(random: Random, key: str, good: float) -> str:
 
 
 def _levels(random: Random, keys: int, good: float) -> dict[str, str]:
-    return {key: _value(random, key, good) for key in random.sample(KEYS, keys)}
+    return {key: _value(random, key, good) for key in random.sample(OPTION_KEYS, keys)}
 
 
 def _annotations(random: Random, kind: str) -> dict[str, str]:
     prefix = "numa.kubernetes.io/"
     if kind == "one-key":
-        key = random.choice((*KEYS, *KEYS, "Policy", "polcy", "numa-cpu", "x" * 400, "x" * 401))
+        key = random.choice(
+            (*OPTION_KEYS, *OPTION_KEYS, "Policy", "polcy", "numa-cpu", "x" * 400, "x" * 401)
+        )
         before = random.choice(("", "", "main.", "other.", "example.org/"))
         return {f"{before}{prefix}{key}": _value(random, key, 0.5)}
     if kind in ("amounts", "slots"):
@@ -80,9 +89,9 @@ def _settings(random: Random, kind: str) -> Settings:
         Permission(
             name="permissions[0]",
             namespaces=("shop",),
-            keys=tuple(random.sample(KEYS, 6)),
+            keys=tuple(random.sample(OPTION_KEYS, 6)),
             values={"smt": ("any", "full-core"), "numacpu": ("0-3", "6"), "numamem": ("0",)},
-            otherwise=random.choice(list(Otherwise)),
+            on_denied=random.choice(list(DeniedAction)),
             unpaid_cpus=random.random() < 0.5,
         ),
         Permission(name="permissions[1]", labels={"a": "b"}, unpaid_cpus=True, reserved_cpus=True),
@@ -155,10 +164,10 @@ def told(kind: str) -> Iterator[str]:
         )
         yield f"{number} {pod.qos} {pod.namespace} {_short(repr(dict(pod.annotations)))}"
         yield f"    {_asked(settings)} {_wants(made)}".rstrip()
-        found = with_slots(settings, pod, made, resolve(settings, pod, made))
+        found = with_slots(settings, pod, made, resolve_placement_options(settings, pod, made))
         yield f"    {_answer(found)}"
-        if isinstance(found, Requested):
-            yield f"    {_answer(demand(pod, made, found, CAPACITY))}"
+        if isinstance(found, PlacementOptions):
+            yield f"    {_answer(compute_demand(pod, made, found, CAPACITY))}"
 
 
 def _short(text: str) -> str:
@@ -168,7 +177,7 @@ def _short(text: str) -> str:
 def _asked(one: Settings) -> str:
     words = [f"defaults {dict(one.defaults)}"] if one.defaults else []
     words += [f"rule {dict(rule.values)}" for rule in one.rules]
-    words += [f"{each.name} {each.otherwise} {' '.join(each.keys)}" for each in one.permissions]
+    words += [f"{each.name} {each.on_denied} {' '.join(each.keys)}" for each in one.permissions]
     return "; ".join(words)
 
 
@@ -183,16 +192,17 @@ def _wants(one: Container) -> str:
 
 def _answer(found: object) -> str:
     """All that is not as it is where nothing is asked for."""
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         return f"refused: {found.reason}: {found.message} | {found.rule} | {found.key}"
-    slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
+    kind: Any = type(found)
     words = []
-    for name in slots:
-        value = getattr(found, name)
+    for field, name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        value = getattr(found, field)
         if isinstance(value, frozenset):
             value = sorted(value)
         if value not in (None, (), "", [], {}):
-            words.append(f"{name}={_short(str(value))}")
+            text = str(value).replace("busy_intervals=", "busy=")
+            words.append(f"{name}={_short(text)}")
     return " ".join(words)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, Problem, align
+from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.beds.recorded import write_down
@@ -26,7 +26,7 @@ KINDS: Final = ("small", "large", "hard", "hard-small", "nearly-full", "nearly-f
 CASES: Final = 60
 
 
-def _case(kind: str, number: int) -> Problem:
+def _case(kind: str, number: int) -> AlignmentRequest:
     random = Random(f"{kind} {number}")
     match kind:
         case "small":
@@ -43,7 +43,7 @@ def _case(kind: str, number: int) -> Problem:
             return additive_case(random, (3, 5, 6, 8))
 
 
-def hard_case(random: Random, sizes: tuple[int, ...]) -> Problem:
+def hard_case(random: Random, sizes: tuple[int, ...]) -> AlignmentRequest:
     """Several resources that are wanted on more than one NUMA node of a machine in use."""
     size = random.choice(sizes)
     nodes = list(range(size))
@@ -67,15 +67,15 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> Problem:
             request = DeviceRequest(resource=name, count=width, devices=devices)
             demands.append(DeviceDemand(request=request))
             continue
-        demand = ResourceDemand(resource=name, need=need, capacity=capacity, available=available)
+        demand = ResourceDemand(resource=name, need=need, capacity=capacity, free_amounts=available)
         if name != "cpu" and random.random() < 0.3:
             some = random.sample(nodes, 3)
             groups = {i: NUMASet([i]) for i in nodes} | {i: NUMASet(some[:2]) for i in some[:2]}
-            demand = replace(demand, groups=groups, assigned=NUMASet(some), share=share)
+            demand = replace(demand, groups=groups, assigned=NUMASet(some), joint_key=share)
         elif random.random() < 0.25:
             demand = replace(demand, required=NUMASet(random.sample(nodes, random.choice((1, 2)))))
         demands.append(demand)
-    return Problem(
+    return AlignmentRequest(
         demands=tuple(demands),
         numa_ids=NUMASet(nodes),
         policy=random.choice((Policy.BEST_EFFORT, Policy.BEST_EFFORT, Policy.RESTRICTED)),
@@ -92,18 +92,18 @@ def told(kind: str) -> Iterator[str]:
     """
     for number in range(CASES):
         case = _case(kind, number)
-        found = align(case)
+        found = align_demands(case)
         yield f"{number} {case.policy} on {case.numa_ids}: {_outcome(found)}"
         small = len(case.numa_ids) <= 6
-        yield f"    {found.reason if small else found.shortage.text}"
-        for one in found.resources:
+        yield f"    {found.reason_text if small else found.shortage.text}"
+        for one in found.resource_summaries:
             words = [one.text if small else f"{one.resource} {one.need} {one.state}:"]
             words.append(f"{one.preferred_width} NUMA nodes, now {one.narrowest_width};")
             words.append(f"{one.narrowest_count} of {one.hint_count}")
-            words += ["every set"] * one.every_set
+            words += ["every set"] * one.all_sets_fit
             sets = [f"{{{h.affinity}}}{'✓' if h.preferred else '✗'}" for h in one.hints]
             yield f"    {' '.join([*words, *sets])}"
-        for other in found.candidates:
+        for other in found.rejected_masks:
             yield f"    not {other.affinity}: {other.text}"
 
 
@@ -113,7 +113,7 @@ def _outcome(found: Alignment) -> str:
         words.append("not preferred")
     if not found.exact:
         words.append("not exact")
-    return " ".join([*words, f"after {found.steps} steps"])
+    return " ".join([*words, f"after {found.search_steps} steps"])
 
 
 if __name__ == "__main__":

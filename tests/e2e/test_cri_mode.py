@@ -207,11 +207,11 @@ def test_what_containerd_says_of_what_it_cannot_do(bed: Containerd) -> None:
 
     async def use() -> None:
         async with CRIClient(str(bed.socket)) as client:
-            failed = await client.update(ContainerUpdate(container.id, "4000"))
+            failed = await client.update_container(ContainerUpdate(container.id, "4000"))
             assert failed is not None
             assert not failed.unknown
             absent = "f" * 64
-            failed = await client.update(ContainerUpdate(absent, "1"))
+            failed = await client.update_container(ContainerUpdate(absent, "1"))
             assert failed is not None
             assert failed.unknown
             assert await client.container_status(absent) is None

@@ -69,7 +69,7 @@ class Plugin:
 
     def push(self, wanted: dict[str, str]) -> PushResult:
         async def work() -> PushResult:
-            return await self.link.push([update(*each) for each in wanted.items()])
+            return await self.link.push_updates([update(*each) for each in wanted.items()])
 
         return self.call(work())
 
@@ -157,7 +157,7 @@ def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> Non
     def push() -> None:
         for number in count("push"):
             result = link.push({each.id: str(number % 2) for each in pushed})
-            assert result.ok, result
+            assert result.succeeded, result
 
     def update() -> None:
         for number in count("update"):

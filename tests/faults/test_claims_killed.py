@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from nri_numa.agent.claims import ClaimBook
+from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.handover import HandoverClient, HandoverServer
-from nri_numa.engine.decision import Machine
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import NodeModel
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import agent_of
 from tests.faults.prelude import BrokenOS
@@ -78,8 +78,8 @@ class Place:
     def answer(self, _seconds: float) -> None:
         """What the publisher, a process that lives on, does while the agent waits."""
         patch = patched(os)
-        for id, _ in self.teller.questions():
-            self.teller.answer(id, {"claim": self.document})
+        for id, _ in self.teller.pending_requests():
+            self.teller.write_answer(id, {"claim": self.document})
         patch.undo()
 
     def files(self) -> tuple[list[str], ...]:
@@ -91,14 +91,16 @@ class Place:
 
     def live(self, *steps: str, number: int = 0, moment: str = "") -> tuple[list[Any], list[str]]:
         """A new agent: what each step gave until its death, and the changes of files."""
-        machine = Machine(
-            topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
+        machine = NodeModel(
+            topology=build_synthetic_topology(
+                sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1
+            ),
             settings=Settings(),
             key=b"signs annotations",
         )
         records, cdi, handover = map(str, self.folders)
         asker = HandoverClient(handover, sleep=self.answer)
-        book = ClaimBook(
+        book = ClaimStore(
             DRIVER, "n1", records=records, cdi=cdi, asker=asker, agent=agent_of(machine)
         )
         told: list[Any] = []
@@ -110,10 +112,10 @@ class Place:
                     book.load()
                     told.append(sorted(book.claims))
                 elif step == "unprepare":
-                    book.unprepare(UID)
+                    book.unprepare_claim(UID)
                     told.append(None)
                 else:
-                    found = book.prepare("shop", "four", UID)
+                    found = book.prepare_claim("shop", "four", UID)
                     told.append([[one.request, one.device, one.cdi] for one in found])
         except Dead:
             pass

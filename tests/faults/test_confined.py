@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
 from tests.beds.embedded_node import CRIError, Node, until
@@ -85,7 +85,7 @@ def test_room_is_made_where_the_lists_of_containers_can_be_written(
     tmp_path: Path, writable: bool
 ) -> None:
     """The root directory can be written by nobody, as on each node with cgroups of version 2."""
-    machine = synthetic(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     single = {"policy": "single-numa-node"}
     with Node(tmp_path, topology=machine, version=2) as node:
         node.start(f"confined:{PROFILE}")

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.migration import hindrance
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.migration import find_migration_problem
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, Node, until
 
-if problem := hindrance(CgroupReader("/nowhere")):
+if problem := find_migration_problem(CgroupReader("/nowhere")):
     pytest.skip(f"no memory moves here: {problem}", allow_module_level=True)
 
 SINGLE = {"policy": "single-numa-node"}
 ON_THE_WAY = (
-    "agent.agent:Agent._made_room:before",
-    "agent.agent:Agent._follow:after",
-    "agent.agent:Agent._made_room:after",
-    "agent.mover:Mover._move:before",
-    "agent.agent:Agent.arrived:before",
-    "agent.agent:Agent.arrived:after",
-    "observe.notices:Notices.about:before",
+    "agent.agent:Agent._apply_moves:before",
+    "agent.agent:Agent._write_updates:after",
+    "agent.agent:Agent._apply_moves:after",
+    "agent.mover:MemoryMigrator._migrate_container:before",
+    "agent.agent:Agent.finish_migration:before",
+    "agent.agent:Agent.finish_migration:after",
+    "observe.notices:NoticeLog.add_for_allocation:before",
 )
 """Saved; neighbours narrowed; all written; answered; pages moved; booked on one side; written."""
 
@@ -33,7 +33,7 @@ ON_THE_WAY = (
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """Two NUMA nodes of eight CPUs; on each a movable container has three, and one shares."""
-    machine = synthetic(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    machine = build_synthetic_topology(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     # What was not answered for is found by the look for drift, which is every half minute else.
     with Node(tmp_path, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
         node.start()
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_goes_back(node: Node) -> None:
 def test_the_checkpoint_is_lost_on_the_way(node: Node) -> None:
     """Who moved and who came stay where they are, and its memory still follows."""
     node.plugin.kill()
-    node.start("call:nri_numa.agent.agent:Agent.arrived:before")
+    node.start("call:nri_numa.agent.agent:Agent.finish_migration:before")
     new = node.run("new", SINGLE, cpus=6)
     until(lambda: not node.plugin.running, "the plugin is dead")
     for file in node.plugin.state_directory.glob("checkpoint*"):

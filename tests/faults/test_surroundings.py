@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, FaultyPlugin, Node, until
@@ -161,7 +161,7 @@ def test_cpus_go_and_come_back(node: Node) -> None:
     free, listed, shared, owner = node.live
     two = node.listed("two", "17-18", "3")
     seen = {c.id: c.cpus for c in (free, listed, shared, owner, two)}
-    node.write_machine(synthetic(memory_gib=64, offline=CPUSet.parse("18")))
+    node.write_machine(build_synthetic_topology(memory_gib=64, offline=CPUSet.parse("18")))
     until(lambda: two.cpus == "17", "the list is shorter")
     node.logged("CPUs changed")
     assert node.metric("nri_numa_offline_cpus") == 1

@@ -6,22 +6,22 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
-from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
+from nri_numa.controller.capacity import Measurement, parse_file, parse_put, parse_query_answer
 from nri_numa.model.offline_capacity import (
-    LONGEST_VALIDITY,
+    MAX_VALIDITY_S,
     BadCapacity,
+    format_capacity,
     list_of,
     numa_nodes,
-    parsed,
-    text_of,
+    parse_capacity,
 )
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import MOST_SCORE
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import MAX_SCORE
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -46,44 +46,53 @@ class Extender(Target):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reader = PodReader(configuration.settings(configuration.load(None, {}, {})))
+        self.reader = PodReader(
+            configuration.derive_settings(configuration.load_config(None, {}, {}))
+        )
 
     def feed(self, data: bytes) -> str:
         """Parts end at ``%%``: the object, a body of filter, a body of bind."""
         parts = [*data.split(b"%%", 2), b"", b""][:3]
-        nodes = Nodes()
+        nodes = SchedulerCache()
         document = _json(parts[0].decode(errors="replace"))
-        known = read(document, PREFIX) if isinstance(document, dict) else None
+        known = decode_topology(document, PREFIX) if isinstance(document, dict) else None
         if known is not None:
-            nodes.put("edited", known)
-        nodes.put("good", read(topology(8, 8), PREFIX))
+            nodes.update_node("edited", known)
+        nodes.update_node("good", decode_topology(topology(8, 8), PREFIX))
         said = "no question"
         try:
-            asked = protocol.question(parts[1])
+            asked = protocol.parse_extender_args(parts[1])
         except protocol.BadRequest as error:
             short(str(error))
         else:
-            said = self.judged(nodes, asked.pod, [*dict.fromkeys(asked.names), "edited", "good"])
+            said = self.judged(
+                nodes, asked.pod, [*dict.fromkeys(asked.node_names), "edited", "good"]
+            )
         try:
-            protocol.binding(parts[2])
+            protocol.parse_binding_args(parts[2])
         except protocol.BadRequest as error:
             short(str(error))
         return f"{type(known).__name__} {said}"
 
-    def judged(self, nodes: Nodes, pod: Any, names: list[str]) -> str:
+    def judged(self, nodes: SchedulerCache, pod: Any, names: list[str]) -> str:
         """Every node has one answer, in one line."""
-        request, candidates = self.reader.request(pod), CandidateIndex(nodes, Strategy.SPREAD)
-        self.reader.forget(request.uid)  # the next one may say something else in its name
+        request, candidates = (
+            self.reader.read_pod_request(pod),
+            VerdictCache(nodes, Strategy.SPREAD),
+        )
+        self.reader.drop_pod(request.uid)  # the next one may say something else in its name
         names = list(dict.fromkeys(names))
-        found = candidates.filter(request, names)
-        assert sorted([*found.fits, *found.failed, *found.hopeless]) == sorted(names)
-        for why in (*found.failed.values(), *found.hopeless.values()):
+        found = candidates.filter_nodes(request, names)
+        assert sorted([*found.feasible, *found.failed, *found.unresolvable]) == sorted(names)
+        for why in (*found.failed.values(), *found.unresolvable.values()):
             short(why)
             assert "\n" not in why
-        protocol.filter_result(found.fits, found.failed, found.hopeless)
-        scores = candidates.prioritize(request, found.fits)
-        assert all(0 <= score <= MOST_SCORE for _, score in scores)
-        return f"{request.nothing} {bool(request.wrong)} {len(found.fits) > 0}"
+        protocol.encode_filter_result(found.feasible, found.failed, found.unresolvable)
+        scores = candidates.prioritize_nodes(request, found.feasible)
+        assert all(0 <= score <= MAX_SCORE for _, score in scores)
+        return (
+            f"{request.is_unconstrained} {bool(request.invalid_reason)} {len(found.feasible) > 0}"
+        )
 
 
 class Capacity(Target):
@@ -106,8 +115,8 @@ class Capacity(Target):
                 assert all(0 <= factor <= 1 for factor in one.zones.values())
             taken += len(found)
         try:
-            capacity = parsed(text)
-            assert parsed(text_of(capacity)) == capacity
+            capacity = parse_capacity(text)
+            assert parse_capacity(format_capacity(capacity)) == capacity
             taken += 1
         except BadCapacity as error:
             short(str(error))
@@ -119,14 +128,16 @@ class Capacity(Target):
         return f"{min(taken, 3)}"
 
     def put(self, document: object) -> list[Measurement]:
-        return [from_put("n1", document, longest=LONGEST_VALIDITY)]
+        return [parse_put("n1", document, longest=MAX_VALIDITY_S)]
 
     def file(self, document: object) -> list[Measurement]:
-        offers, problems = from_file(document)
+        offers, problems = parse_file(document)
         short(*problems)
         return offers
 
     def query(self, document: object) -> list[Measurement]:
-        offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
+        offers, problems = parse_query_answer(
+            document, node_label="node", numa_node_label="numa_node"
+        )
         short(*problems)
         return offers

@@ -15,18 +15,18 @@ import msgspec
 
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
-from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
-from nri_numa.kubelet.configuration import command_line, facts, merged
-from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, cpu_state, grants, memory_state
-from nri_numa.model.workload import NO_GRANTS, Refusal
+from nri_numa.engine.request.annotations import resolve_placement_options
+from nri_numa.engine.request.demand import SLOTS_KEY, read_slots, with_slots
+from nri_numa.kubelet.configuration import command_line, decode_kubelet_facts, merge_documents
+from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, combine_grants, cpu_state, memory_state
+from nri_numa.model.workload import NO_GRANTS, Rejection
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import LIMIT, Notices
+from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.store.notices import NoticeFile
 from nri_numa.web.api import AgentServer
-from nri_numa.web.protocol import JSON, Connection
-from nri_numa.web.server import Place
+from nri_numa.web.protocol import JSON_CONTENT_TYPE, HTTPConnection
+from nri_numa.web.server import ConnectionSlot
 from tests.beds.http_view import FakeView
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.fuzz.targets import MACHINE, Stored, Target
@@ -50,9 +50,11 @@ class SlotIds(Target):
             assert sum(found.by_node.values()) in (0, found.count)
         of = pod("fuzz", dict(line.partition("=")[::2] for line in lines[:4]))
         made = container(of, wants=resources(2, 1))
-        made.annotations[f"{PREFIX}{SLOTS}"] = ids  # type: ignore[index]
-        requested = with_slots(self.settings, of, made, resolve(self.settings, of, made))
-        if isinstance(requested, Refusal):
+        made.annotations[f"{PREFIX}{SLOTS_KEY}"] = ids  # type: ignore[index]
+        requested = with_slots(
+            self.settings, of, made, resolve_placement_options(self.settings, of, made)
+        )
+        if isinstance(requested, Rejection):
             assert "\n" not in requested.message
             assert len(requested.message) < 3000
             return requested.reason
@@ -72,7 +74,7 @@ class KubeletState(Target):
         with contextlib.suppress(*NOT_UNDERSTOOD):
             memory = memory_state(data)
         cpus, mems = MACHINE.online, MACHINE.numa_ids
-        found, problems = grants(cpu, memory, cpus, mems, NO_GRANTS)
+        found, problems = combine_grants(cpu, memory, cpus, mems, NO_GRANTS)
         for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
             assert granted <= cpus
         assert all(len(sentence) < 3000 for sentence in problems)
@@ -95,11 +97,11 @@ class KubeletConfig(Target):
                 documents.append((name, safe_yaml.parse(text)))
             except ValueError:
                 unread += 1
-        whole, left_out = merged(documents)
+        whole, left_out = merge_documents(documents)
         flags = command_line(["kubelet", *parts[2].split("\0")])
         assert all(len(problem) < 3000 for problem in left_out)
         try:
-            facts(whole, flags.values)
+            decode_kubelet_facts(whole, flags.values)
         except (ValueError, msgspec.ValidationError) as error:
             return f"{unread} {len(left_out)} {type(error).__name__}"
         return f"{unread} {len(left_out)}"
@@ -116,9 +118,10 @@ class NoticesFile(Stored):
         (self.directory / "notices").write_bytes(data)
         problem, file, notices = self.opened()
         before = notices.number
-        for one in notices.after()[:1]:
-            notices.add(
-                one.what, one.message, namespace=one.namespace, pod=one.pod, pod_uid=one.pod_uid,
+        for one in notices.notices_after()[:1]:
+            notices.add_notice(
+                one.notice_kind, one.message, namespace=one.namespace, pod=one.pod,
+            pod_uid=one.pod_uid,
                 container=one.container, reason=one.reason,
             )  # fmt: skip
         file.close()
@@ -127,17 +130,17 @@ class NoticesFile(Stored):
         assert unread == ""
         assert kept.instance == notices.instance
         assert kept.number == notices.number >= before
-        assert kept.after() == notices.after()
-        return f"{bool(problem)} {min(len(kept.after()), 3)}"
+        assert kept.notices_after() == notices.notices_after()
+        return f"{bool(problem)} {min(len(kept.notices_after()), 3)}"
 
-    def opened(self) -> tuple[str, NoticeFile, Notices]:
+    def opened(self) -> tuple[str, NoticeFile, NoticeLog]:
         """Why a new sequence begins, the open file, and what was restored from it."""
-        notices = Notices(lambda: 1_700_000_000.0, LIMIT)
+        notices = NoticeLog(lambda: 1_700_000_000.0, MAX_NOTICES)
         said: list[str] = []
         file = NoticeFile(
             str(self.directory), identity=self.identity, notices=notices, trouble=said.append
         )
-        problem = file.open()
+        problem = file.restore_and_open()
         assert not said
         return problem, file, notices
 
@@ -185,7 +188,7 @@ class HTTP(Target):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        config = configuration.load(None, {}, {}).http
+        config = configuration.load_config(None, {}, {}).http
         self.server = AgentServer(config, FakeView(), Metrics("0"), version="0")
 
     def close(self) -> None:
@@ -200,18 +203,18 @@ class HTTP(Target):
         reader, writer = asyncio.StreamReader(), _Writer()
         reader.feed_data(data)
         reader.feed_eof()
-        place = Place("127.0.0.1", self.loop.time())
+        place = ConnectionSlot("127.0.0.1", self.loop.time())
         with contextlib.suppress(EOFError, h11.LocalProtocolError):
             async with asyncio.timeout(5) as limit:
-                connection = Connection(reader, writer, limit)  # type: ignore[arg-type]
-                while await self.server._exchange(connection, place):
+                connection = HTTPConnection(reader, writer, limit)  # type: ignore[arg-type]
+                while await self.server._serve_request(connection, place):
                     assert place.answered < 500
         answers = bytes(writer.data)
         assert answers.startswith(b"HTTP/1.1 ") or not answers
         head, _, body = answers.partition(b"\r\n\r\n")
         status = head[9:12].decode()
         assert status != "500"
-        if body and f"Content-Type: {JSON}".encode() in head and place.answered == 1:
+        if body and f"Content-Type: {JSON_CONTENT_TYPE}".encode() in head and place.answered == 1:
             with contextlib.suppress(UnicodeDecodeError):
                 if b"chunked" not in head:
                     json.loads(body)

@@ -26,20 +26,20 @@ from google.protobuf.message import DecodeError, Message
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.adopt import signed
-from nri_numa.engine.decision import Admitted, Refused
-from nri_numa.engine.request.annotations import KEYS, resolve
+from nri_numa.engine.adopt import sign_document
+from nri_numa.engine.decision import Admitted, Rejected
+from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.workload import QoSClass, Refusal, Requested, Resources, StateChange
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.model.workload import PlacementOptions, QoSClass, Rejection, Resources, StateChange
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
-from nri_numa.runtime import RequestRefused
+from nri_numa.runtime import RequestRejected
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
@@ -48,7 +48,7 @@ from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.properties.test_protocol_properties import feed
 
 CORPUS = Path(__file__).with_name("corpus")
-MACHINE = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+MACHINE = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
 
 INTERESTING = (
     "", "0", "-1", "1", "0-3", "0-3,8", "3-0", "0-", "-", ",", "0,,1", "1023", "1024", "9" * 40,
@@ -184,7 +184,7 @@ class Protocol(Target):
         """What came of the packets of each role."""
         plugin = PluginSession()
         plugin.max_objects, plugin.max_bytes = 10_000, 8 << 20
-        plugin.register("fuzz", "10")
+        plugin.register_plugin("fuzz", "10")
         roles = zip((plugin, RuntimeSession()), packets, strict=True)
         return "/".join("remote" if feed(role, said)[1] else "ok" for role, said in roles)
 
@@ -205,7 +205,7 @@ class Annotations(Target):
             return self.feed(self.from_corpus(rng))
         annotations = {}
         for _ in range(rng.randrange(1, 5)):
-            key = rng.choice(KEYS) if rng.random() < 0.9 else text(rng)
+            key = rng.choice(OPTION_KEYS) if rng.random() < 0.9 else text(rng)
             suffix = rng.choice(("", "", "", ".app", ".other", "."))
             name = f"{PREFIX}{key}{suffix}" if rng.random() < 0.9 else f"{key}.{PREFIX}pod"
             annotations[name] = text(rng)
@@ -226,15 +226,15 @@ class Annotations(Target):
         of = pod("fuzz", {}, qos=QoSClass.GUARANTEED)
         of.annotations.update(annotations)  # type: ignore[attr-defined]
         made = container(of, wants=resources(2, 1))
-        requested = resolve(self.world.settings, of, made)
-        assert isinstance(requested, Requested | Refusal)
+        requested = resolve_placement_options(self.world.settings, of, made)
+        assert isinstance(requested, PlacementOptions | Rejection)
         answer = self.world.agent.create_container(of, made)
-        assert isinstance(answer, Admitted | Refused)
+        assert isinstance(answer, Admitted | Rejected)
         outcome = "admitted"
-        if isinstance(answer, Refused):
+        if isinstance(answer, Rejected):
             assert "\n" not in answer.message, answer.message
             assert len(answer.message) < 3000, len(answer.message)
-            assert not isinstance(requested, Refusal) or answer.reason == "InvalidAnnotation"
+            assert not isinstance(requested, Rejection) or answer.reason == "InvalidAnnotation"
             outcome = answer.reason
         self.world.agent.stop_container(made.id)
         self.world.agent.remove_pod(of.uid, of.id)
@@ -259,7 +259,9 @@ class Assigned(Target):
             of = pod(name, {} if name == "one" else {"cpus": "exclusive"})
             world.pods[of.id] = of
             made = container(of, wants=Resources(cpus="1", cpu_shares=1024))
-            text = signed(note.rstrip()[:-1], made.id, world.key) if name == "signed" else note
+            text = (
+                sign_document(note.rstrip()[:-1], made.id, world.key) if name == "signed" else note
+            )
             made.annotations[f"{PREFIX}assigned"] = text  # type: ignore[index]
             world.live[made.id] = made
         world.synchronize()
@@ -312,7 +314,7 @@ class Checkpoint(Stored):
             loaded = store.load()
             state, problems = journal.state_from(loaded.entries)
             world = World(MACHINE)
-            world.agent.restore(state)
+            world.agent.restore_state(state)
             for name in ("one", "two"):
                 of = pod(name)
                 world.pods[of.id] = of
@@ -324,9 +326,9 @@ class Checkpoint(Stored):
             world.place(pod("next"))
             for container_id in list(world.live):
                 world.stop(container_id)
-            assert not world.agent.state.owned
+            assert not world.agent.state.exclusive
             whole = StateChange(containers=tuple(state.allocations), pods=tuple(state.pods))
-            store.record(journal.changed_documents(NodeState(), state, whole))
+            store.append_documents(journal.changed_documents(NodeState(), state, whole))
         finally:
             store.close()
         return f"{len(loaded.entries)} entries" + (" damaged" if problems else "")
@@ -345,8 +347,8 @@ class Config(Target):
         """As a file would be, and as text over a configuration."""
         said = None
         try:
-            loaded = configuration.load(None, {}, {}, text=data.decode(errors="replace"))
-            configuration.problems(loaded, MACHINE)
+            loaded = configuration.load_config(None, {}, {}, text=data.decode(errors="replace"))
+            configuration.validate_config(loaded, MACHINE)
         except ConfigError as error:
             said = error.problems
         assert said is None or (said and all(len(problem) < 2000 for problem in said))
@@ -393,14 +395,14 @@ class Requests(Target):
         said = "ok"
         try:
             handle(message)
-        except RequestRefused as refused:
+        except RequestRejected as refused:
             said = str(refused)
         assert "\n" not in said
         metrics = self.world.metrics.registry
         assert metrics.get_sample_value("nri_numa_invariant_violations_total") == 0
         if len(self.world.agent.state.allocations) > 40:
             self.link.synchronize([], [])
-            assert not self.world.agent.state.owned
+            assert not self.world.agent.state.exclusive
         return f"{name} {said.partition(':')[0]}"
 
     def _synchronize(self, message: pb.SynchronizeRequest) -> None:
@@ -419,7 +421,7 @@ class Requests(Target):
             if field.message_type is not None and field.message_type.GetOptions().map_entry:
                 mapping = getattr(message, field.name)
                 for _ in range(rng.randrange(3)):
-                    key = f"{PREFIX}{rng.choice(KEYS)}" if rng.random() < 0.7 else "k"
+                    key = f"{PREFIX}{rng.choice(OPTION_KEYS)}" if rng.random() < 0.7 else "k"
                     value = field.message_type.fields_by_name["value"]
                     if value.type == FieldDescriptor.TYPE_STRING:
                         mapping[key] = clean(rng)
@@ -474,4 +476,4 @@ class Small(Target):
 
 def quiet() -> None:
     """Log lines go nowhere; making them is part of what is fuzzed."""
-    logs.setup("info", stream=io.StringIO())
+    logs.setup_logging("info", stream=io.StringIO())

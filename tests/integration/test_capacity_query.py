@@ -64,7 +64,7 @@ class Heard:
         self.offers: list[Measurement] = []
         self.up: list[bool] = []
         source = PrometheusSource(Query(url=url, query=query), self._take, self.up.append)
-        asyncio.run(source.check())
+        asyncio.run(source.poll_once())
 
     def _take(self, source: str, offers: Sequence[Measurement]) -> list[str]:
         self.offers = list(offers)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cli.machine import pack as capture
 from nri_numa.cli.machine import topology_lines
-from nri_numa.cli.output import WIDTH
-from nri_numa.machine.sysfs import discover, read_memory, read_online
-from nri_numa.machine.tree import LINKS, NEEDED
+from nri_numa.cli.machine import write_capture as capture
+from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS
+from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
+from nri_numa.machine.tree import CAPTURED_PATHS, LINK_PATHS
 from nri_numa.model.machine import Topology
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def captured(name: str) -> Path:
 @cache
 def discovered(name: str) -> Topology:
     """What a captured machine is; thousands of members are unpacked for it."""
-    return discover(captured(name))
+    return discover_topology(captured(name))
 
 
 def told(name: str) -> Iterator[str]:
@@ -82,7 +82,7 @@ def test_a_captured_machine_is_read_as_it_is(name: str) -> None:
     """Look at the difference, then renew."""
     assert list(told(name)) == (GOLDEN / f"{name}.txt").read_text().splitlines()
     assert read_online(captured(name)) == discovered(name).online
-    assert max(map(len, topology_lines(discovered(name)))) <= WIDTH
+    assert max(map(len, topology_lines(discovered(name)))) <= DEFAULT_WIDTH_COLUMNS
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -94,12 +94,14 @@ def test_its_memory_is_read_and_packed_again_it_is_the_same(name: str, tmp_path:
         assert numa_node.reclaimable_bytes >= 0
         assert 0 < numa_node.available_bytes <= numa_node.total_bytes
     report = capture(path, again)
-    packed = discover(again)
+    packed = discover_topology(again)
     # Of warnings the words may differ: they name the file.
     assert replace(packed, warnings=()) == replace(machine, warnings=())
     assert len(packed.warnings) == len(machine.warnings)
     assert read_memory(again, packed) == reading
-    assert all(NEEDED.fullmatch(n) or LINKS.fullmatch(n) for n in report.files if n != STATUS)
+    assert all(
+        CAPTURED_PATHS.fullmatch(n) or LINK_PATHS.fullmatch(n) for n in report.files if n != STATUS
+    )
     assert report.unreadable == ()
 
 

@@ -17,8 +17,15 @@ import pytest
 
 from nri_numa.demo import stage as demo_stage
 from nri_numa.demo.runtime import CRIError
-from nri_numa.demo.stage import NotAsExpected, Stage, assigned, container_message, example, examples
-from nri_numa.machine.sysfs import discover
+from nri_numa.demo.stage import (
+    DemoFailure,
+    Stage,
+    container_message,
+    examples_directory,
+    read_assigned_annotation,
+    read_example_pods,
+)
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.simulate.pods import container_of, pod_sandbox
 
 pytestmark = pytest.mark.slow
@@ -102,7 +109,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
         "Where to look next",
     ):
         assert word in done.stdout
-    for path in examples().iterdir():
+    for path in examples_directory().iterdir():
         assert path.name in done.stdout, "every example is shown"
     assert list(home.iterdir()) == []
     text = done.stdout
@@ -112,7 +119,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     assert "\x1b" not in text
     # The next step names the machine of the demo; only the pod that is too big is refused.
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
-    assert f"--machine {demo_stage.MODEL}" in words
+    assert f"--machine {demo_stage.MACHINE_MODEL}" in words
     done = python("-m", "nri_numa", *words.split(), home=home, code=1)
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
 
@@ -128,7 +135,7 @@ def test_kept_files_can_be_looked_at(home: Path) -> None:
     (folder,) = home.iterdir()
     assert str(folder) in done.stderr
     assert "container placed" in (folder / "plugin.log").read_text()
-    assert len(discover(folder / "root").online) == 32
+    assert len(discover_topology(folder / "root").online) == 32
 
 
 def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
@@ -138,7 +145,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
     (broken / "msgspec.py").write_text("raise ImportError('broken on purpose')")
     code = (
         "import sys, nri_numa.cli; from nri_numa.demo import stage; "
-        f"old = stage._environment; stage._environment = lambda: {{**old(), "
+        f"old = stage._plugin_environment; stage._plugin_environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
     done = python("-c", code, home=home, code=1)
@@ -151,23 +158,23 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
 async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) -> None:
     async with Stage(tmp_path) as stage:
         await stage.start_plugin()
-        (too_big,) = example("07-too-big.yaml")
+        (too_big,) = read_example_pods("07-too-big.yaml")
         with pytest.raises(CRIError, match="TopologyAffinityError"):
-            await stage.run(too_big)
+            await stage.run_pod(too_big)
         assert stage.runtime.pods == {}
-        (pod,) = example("01-explicit-lists.yaml")
-        (pinned,) = await stage.run(pod)
-        assert assigned(pinned)["cpus"] == "1,17"
+        (pod,) = read_example_pods("01-explicit-lists.yaml")
+        (pinned,) = await stage.run_pod(pod)
+        assert read_assigned_annotation(pinned)["cpus"] == "1,17"
         pinned.message.annotations.clear()
-        with pytest.raises(NotAsExpected, match="does not carry"):
-            assigned(pinned)
-        with pytest.raises(NotAsExpected, match="there is no such path"):
-            await stage.ask("/v1/nothing")
+        with pytest.raises(DemoFailure, match="does not carry"):
+            read_assigned_annotation(pinned)
+        with pytest.raises(DemoFailure, match="there is no such path"):
+            await stage.get_document("/v1/nothing")
         assert re.fullmatch(r"[0-9,-]+", pinned.cpus)
 
 
 def test_a_message_carries_what_the_kubelet_says() -> None:
-    (pod,) = example("05-hugepages.yaml")
+    (pod,) = read_example_pods("05-hugepages.yaml")
     message = container_message(container_of(pod, pod.containers[0], 64 << 30))
     assert [(h.page_size, h.limit) for h in message.linux.resources.hugepage_limits] == [
         ("2MB", 512 << 20)

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.observe import logs
 from nri_numa.publisher import wanted
 from nri_numa.web.responses import Assignments, Notices
@@ -48,8 +48,10 @@ LOG = io.StringIO()
 def bed() -> Iterator[PageBed]:
     """An agent that has met each of them as every name there is, as key and as value."""
     LOG.truncate(0)
-    logs.setup("info", stream=LOG)
-    made = PageBed(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=40, memory_gib=64))
+    logs.setup_logging("info", stream=LOG)
+    made = PageBed(
+        build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=40, memory_gib=64)
+    )
     try:
         for name in NAMES.values():
             made.create(name, name, namespace=name, policy="single-numa-node")
@@ -59,7 +61,7 @@ def bed() -> Iterator[PageBed]:
         yield made
     finally:
         made.close()
-        logs.setup("info", stream=io.StringIO())
+        logs.setup_logging("info", stream=io.StringIO())
 
 
 def got(bed: PageBed, path: str) -> str:
@@ -125,10 +127,10 @@ def test_what_the_publisher_makes_of_them_is_one_harmless_line(bed: PageBed) -> 
     notices = msgspec.json.decode(got(bed, "v1/notices?after=0"), type=Notices).notices
     assert len(notices) >= len(NAMES)
     for notice in notices:
-        event = wanted.event(notice, prefix="numa.kubernetes.io", node="n1")
+        event = wanted.build_event(notice, prefix="numa.kubernetes.io", node="n1")
         assert event["note"].isprintable()
-        assert len(event["note"].encode()) <= wanted.LONGEST_NOTE
-        assert len(event["metadata"]["name"]) <= wanted.LONGEST_NAME
+        assert len(event["note"].encode()) <= wanted.MAX_NOTE_BYTES
+        assert len(event["metadata"]["name"]) <= wanted.MAX_EVENT_NAME_CHARS
     containers = msgspec.json.decode(got(bed, "v1/assignments"), type=Assignments).containers
     texts = wanted.pod_annotations(containers)
     assert len(texts) >= len(NAMES)

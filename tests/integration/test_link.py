@@ -13,7 +13,7 @@ import pytest
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.runtime import LinkState, RequestRefused
+from nri_numa.runtime import LinkState, RequestRejected
 from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
@@ -178,7 +178,7 @@ async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Pa
     text = "pod default/web, container app: numacpu «9»: CPU 9 is not on this machine, expected 0-3"
 
     def refuse(*_: object) -> Any:
-        raise RequestRefused(text)
+        raise RequestRejected(text)
 
     plugin = RecordingPlugin()
     async with embedded(tmp_path, plugin) as (runtime, _):
@@ -214,7 +214,7 @@ async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path
         raise ZeroDivisionError("a bug")
 
     def fail_closed(_name: str, error: Exception) -> Any:
-        raise RequestRefused(f"internal error: {error}")
+        raise RequestRejected(f"internal error: {error}")
 
     plugin = RecordingPlugin(create_container=bug)
     async with embedded(tmp_path, plugin) as (runtime, _):
@@ -318,7 +318,7 @@ async def test_the_socket_may_appear_later(tmp_path: Path) -> None:
     async with running(link := link_to(path, plugin)):
         await eventually(lambda: bool(plugin.states))
         assert plugin.states[0] == (LinkState.DISCONNECTED, f"{path}: No such file or directory")
-        assert link.watch.waiting() == ("", 0.0), "who is not there does not hang"
+        assert link.watch.longest_pending() == ("", 0.0), "who is not there does not hang"
         async with EmbeddedRuntime(path) as runtime:
             await runtime.wait_for_plugin()
     # The same failure again and again is told once.
@@ -336,7 +336,7 @@ async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
         return itertools.repeat(0.01)
 
     for stable, sequences in ((3600.0, 1), (0.0, 3)):
-        monkeypatch.setattr(nri, "STABLE_SECONDS", stable)
+        monkeypatch.setattr(nri, "STABLE_LINK_S", stable)
         made.clear()
         plugin = RecordingPlugin()
         path = str(tmp_path / f"{stable}.sock")
@@ -353,7 +353,7 @@ async def test_a_link_that_held_is_dialled_again_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime dropped a plugin that hung, and listens: whatever starts now starts unpinned."""
-    monkeypatch.setattr(nri, "STABLE_SECONDS", 0.0)
+    monkeypatch.setattr(nri, "STABLE_LINK_S", 0.0)
     monkeypatch.setattr(nri, "ACCEPTED_SECONDS", 3600.0)
     plugin, path = RecordingPlugin(), str(tmp_path / "nri.sock")
     delays = partial(itertools.repeat, 3600.0)
@@ -379,15 +379,15 @@ async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Pa
     plugin = RecordingPlugin()
     async with linked(tmp_path, plugin, serve) as link:
         await eventually(lambda: LinkState.CONFIGURED in [s for s, _ in plugin.states])
-        assert link.watch.waiting()[0] == "registration"
-        waited = link.watch.waiting()[1]
-        link._close("dialled again by the test")  # from our side: no sign of life
+        assert link.watch.longest_pending()[0] == "registration"
+        waited = link.watch.longest_pending()[1]
+        link._close_connection("dialled again by the test")  # from our side: no sign of life
         await eventually(lambda: [s for s, _ in plugin.states].count(LinkState.CONFIGURED) == 2)
-        assert link.watch.waiting()[1] > waited
+        assert link.watch.longest_pending()[1] > waited
         hang = False
-        link._close("and once more")
+        link._close_connection("and once more")
         await eventually(lambda: became_active(plugin))
-        assert link.watch.waiting() == ("", 0.0)
+        assert link.watch.longest_pending() == ("", 0.0)
 
 
 async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Pat
         return
 
     class Told(NRILink):
-        async def _pause(self, delay: float, before: tuple[int, int] | None) -> None:
+        async def _wait_for_socket(self, delay: float, before: tuple[int, int] | None) -> None:
             pauses.append(delay)
 
     settings = LinkSettings(name="a", index="10", socket_path=path, delays=lambda: iter([30.0] * 9))

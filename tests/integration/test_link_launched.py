@@ -48,7 +48,7 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
         await runtime.wait_for_plugin()
-        assert link.watch.waiting() == ("", 0.0), "no Synchronize is owed"
+        assert link.watch.longest_pending() == ("", 0.0), "no Synchronize is owed"
         await runtime.run_pod(pb.PodSandbox(name="web"))
     await asyncio.wait_for(serving, 180)
     assert plugin.log == ["Configure", "RunPodSandbox web"]
@@ -69,10 +69,10 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
-        assert await link.refresh() == ""
+        assert await link.resynchronize_containers() == ""
         assert link.state is LinkState.ACTIVE
     # From Python 3.13 on a server takes its socket away with it.
-    said = (await link.refresh()).lower()
+    said = (await link.resynchronize_containers()).lower()
     assert "connection refused" in said or "no such file" in said
     await asyncio.wait_for(serving, 180)
     (found,) = plugin.containers.values()

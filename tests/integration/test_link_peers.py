@@ -16,7 +16,7 @@ from nri_numa.model.workload import ContainerUpdate
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.runtime import LinkState, RefusedForGood, RequestRefused
+from nri_numa.runtime import LinkState, PermanentlyRejected, RequestRejected
 from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.link_bed import (
     RawRuntime,
@@ -98,7 +98,7 @@ async def test_a_runtime_that_hangs_up_at_any_step_is_dialled_again(
         await runtime.synchronize()
         if step == "synchronize":
             return
-        runtime.session.request("CreateContainer", pb.CreateContainerRequest())
+        runtime.session.call_plugin("CreateContainer", pb.CreateContainerRequest())
         await runtime.send()
 
     plugin = RecordingPlugin()
@@ -114,7 +114,7 @@ async def test_half_a_message_and_silence_is_waited_for(tmp_path: Path) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
         await runtime.register()
         await runtime.configure()
-        runtime.session.request("Synchronize", pb.SynchronizeRequest())
+        runtime.session.call_plugin("Synchronize", pb.SynchronizeRequest())
         data = runtime.session.data_to_send()
         await runtime.send(data[:20])
         await ready.wait()
@@ -147,14 +147,14 @@ async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
         event = await runtime.next_event()
         assert isinstance(event, ev.RegisterRequested)
         words = "invalid plugin index: 10" if number == 2 else "out of memory"
-        runtime.session.refuse(event.stream, words)
+        runtime.session.reply_error(event.stream, words)
         await runtime.send()
         await runtime.reader.read()
 
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
     async with raw_runtime(path, serve):
-        with pytest.raises(RefusedForGood, match="10-numapin: invalid plugin index: 10"):
+        with pytest.raises(PermanentlyRejected, match="10-numapin: invalid plugin index: 10"):
             await asyncio.wait_for(link_to(path, plugin).run(), 180)
     assert plugin.states[1] == (
         LinkState.DISCONNECTED,
@@ -165,12 +165,12 @@ async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(
 
 async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> None:
     def refuse(*_: object) -> Any:
-        raise RequestRefused("the drop-in file: unknown key 'cpu'")
+        raise RequestRejected("the drop-in file: unknown key 'cpu'")
 
     plugin = RecordingPlugin(configured=refuse)
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path) as runtime:
-        with pytest.raises(RefusedForGood, match="unknown key 'cpu'"):
+        with pytest.raises(PermanentlyRejected, match="unknown key 'cpu'"):
             await asyncio.wait_for(link_to(path, plugin).run(), 180)
         assert runtime.plugins == ()
 
@@ -178,7 +178,7 @@ async def test_a_configuration_the_handler_refuses_is_fatal(tmp_path: Path) -> N
 async def test_a_synchronisation_the_handler_refuses_is_tried_again(tmp_path: Path) -> None:
     def refuse_once(*_: object) -> list[ContainerUpdate]:
         if plugin.log.count("Synchronize") == 1:
-            raise RequestRefused("not yet")
+            raise RequestRejected("not yet")
         return []
 
     plugin = RecordingPlugin(synchronize=refuse_once)
@@ -223,7 +223,7 @@ async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_pa
             ("ValidateContainerAdjustment", pb.ValidateContainerAdjustmentRequest()),
             ("Shutdown", pb.Empty()),
         ):
-            runtime.session.request(method, request)
+            runtime.session.call_plugin(method, request)
             await runtime.send()
             answers.append(await runtime.next_event())
         await runtime.reader.read()
@@ -232,7 +232,7 @@ async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_pa
     async with linked(tmp_path, plugin, serve):
         await eventually(lambda: len(answers) == 6)
     assert all(
-        isinstance(answer, ev.Answered) and answer.status is None and answer.payload == b""
+        isinstance(answer, ev.RequestAnswered) and answer.status is None and answer.payload == b""
         for answer in answers
     )
     # The handler is told what it has a method for, asked for or not.

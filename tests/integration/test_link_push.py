@@ -67,8 +67,8 @@ async def test_a_push_arrives_by_the_way_that_is_safe(
     async with embedded(tmp_path, plugin, profile=profile) as (runtime, link):
         container = await started(runtime)
         log = list(plugin.log)
-        result = await link.push([update(container.id, "1-2", "0")])
-        assert (result.ok, result.detail) == (True, "")
+        result = await link.push_updates([update(container.id, "1-2", "0")])
+        assert (result.succeeded, result.detail) == (True, "")
         assert (container.cpus, container.mems) == ("1-2", "0")
         # The main connection notices nothing, and the second one is gone.
         assert plugin.log == log
@@ -80,16 +80,16 @@ async def test_a_push_arrives_by_the_way_that_is_safe(
 async def test_nothing_is_pushed_where_no_way_is_safe(tmp_path: Path) -> None:
     async with embedded(tmp_path, RecordingPlugin(), profile=OLD_CONTAINERD) as (runtime, link):
         container = await started(runtime)
-        result = await link.push([update(container.id, "1")])
-        assert not result.ok
+        result = await link.push_updates([update(container.id, "1")])
+        assert not result.succeeded
         assert "no way to push is safe" in result.detail
         assert container.cpus == "0-3"
 
 
 async def test_a_push_without_a_link_is_reported_and_not_raised(tmp_path: Path) -> None:
     link = link_to(str(tmp_path / "nri.sock"), RecordingPlugin())
-    result = await link.push([update("c", "1")])
-    assert (result.ok, result.detail) == (False, "the link is disconnected")
+    result = await link.push_updates([update("c", "1")])
+    assert (result.succeeded, result.detail) == (False, "the link is disconnected")
 
 
 async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> Non
         async with EmbeddedRuntime(path, profile=profile) as runtime, running(link):
             await runtime.wait_for_plugin()
             good, bad = await started(runtime), await started(runtime)
-            result = await link.push([update(bad.id, "99"), update(good.id, "1")])
+            result = await link.push_updates([update(bad.id, "99"), update(good.id, "1")])
             assert (good.cpus, bad.cpus) == ("1", "0-3")  # the others are still applied
-            assert result.ok is as_list
+            assert result.succeeded is as_list
             if not as_list:
                 assert result.detail == "NRI update of some containers failed (code 2)"
 
@@ -112,8 +112,8 @@ async def test_a_container_that_has_just_gone_fails_no_second_registration(tmp_p
     """The others of the same push have what was meant for them."""
     async with embedded(tmp_path, RecordingPlugin(), profile=CRI_O_1_35) as (runtime, link):
         container = await started(runtime)
-        result = await link.push([update("gone", "0"), update(container.id, "1-2")])
-        assert (result.ok, result.detail) == (True, "")
+        result = await link.push_updates([update("gone", "0"), update(container.id, "1-2")])
+        assert (result.succeeded, result.detail) == (True, "")
         assert container.cpus == "1-2"
 
 
@@ -122,13 +122,13 @@ async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path)
         container = await started(runtime)
         begun = asyncio.get_running_loop().time()
         results = await asyncio.gather(
-            *(link.push([update(container.id, cpus)]) for cpus in ("0", "1", "2"))
+            *(link.push_updates([update(container.id, cpus)]) for cpus in ("0", "1", "2"))
         )
-        assert all(result.ok for result in results)
+        assert all(result.succeeded for result in results)
         assert container.cpus == "2"  # in the order they were called
         passed = asyncio.get_running_loop().time() - begun
         assert passed >= 0.06
-        assert (await link.push([])).ok
+        assert (await link.push_updates([])).succeeded
 
 
 def describe(minor: int) -> pb.ConfigureRequest:
@@ -143,7 +143,7 @@ def describe(minor: int) -> pb.ConfigureRequest:
 async def push_once(link: NRILink, plugin: RecordingPlugin) -> Any:
     async with running(link):
         await eventually(lambda: became_active(plugin))
-        return await link.push([update("c", "1")])
+        return await link.push_updates([update("c", "1")])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_a_push_without_an_answer_ends(
     path = str(tmp_path / "nri.sock")
     async with raw_runtime(path, serve):
         result = await push_once(link_to(path, plugin, **settings), plugin)
-    assert (result.ok, result.detail) == (False, detail)
+    assert (result.succeeded, result.detail) == (False, detail)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_what_can_happen_to_a_second_registration(
         elif fault == "refuse":
             event = await runtime.next_event()
             assert isinstance(event, ev.RegisterRequested)
-            runtime.session.refuse(event.stream, "invalid plugin")
+            runtime.session.reply_error(event.stream, "invalid plugin")
             await runtime.send()
             await runtime.reader.read()
         elif fault == "silence":
@@ -202,13 +202,13 @@ async def test_what_can_happen_to_a_second_registration(
         elif fault == "event first":
             await runtime.register()
             assert await runtime.configure(describe(0)) == 0x0004
-            runtime.session.request("RemovePodSandbox", pb.RemovePodSandboxRequest())
+            runtime.session.call_plugin("RemovePodSandbox", pb.RemovePodSandboxRequest())
             await runtime.send()
             await runtime.next_event()
-            runtime.session.request("Synchronize", pb.SynchronizeRequest())
+            runtime.session.call_plugin("Synchronize", pb.SynchronizeRequest())
             await runtime.send()
             answer = await runtime.next_event()
-            assert isinstance(answer, ev.Answered)
+            assert isinstance(answer, ev.RequestAnswered)
             (sent,) = pb.SynchronizeResponse.FromString(answer.payload).update
             assert (sent.container_id, sent.ignore_failure) == ("c", True)
             await runtime.reader.read()
@@ -221,7 +221,7 @@ async def test_what_can_happen_to_a_second_registration(
     async with raw_runtime(path, serve):
         link = link_to(path, plugin, push_timeout=0.2 if fault == "silence" else 10.0)
         result = await push_once(link, plugin)
-    assert result.ok is (fault == "event first")
+    assert result.succeeded is (fault == "event first")
     assert detail in result.detail
     assert bool(detail) is bool(result.detail)
 
@@ -234,11 +234,11 @@ async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> N
         container = await started(runtime)
         other = await runtime.run_pod(pb.PodSandbox(name="other"))
         await runtime.stop_pod(other.id)
-        push = asyncio.create_task(link.push([update(container.id, "1-2", "0")]))
+        push = asyncio.create_task(link.push_updates([update(container.id, "1-2", "0")]))
         done, _ = await asyncio.wait({push}, timeout=0.05)
         assert not done
         await runtime.remove_pod(other.id)
-        assert (await push).ok
+        assert (await push).succeeded
         assert container.cpus == "1-2"
 
 
@@ -251,8 +251,8 @@ async def test_a_node_that_is_never_quiet_is_told_by_replies(
     ) as (runtime, link):
         container = await started(runtime)
         before = container.cpus
-        result = await link.push([update(container.id, "1-2", "0")])
-        assert (result.ok, container.cpus) == (False, before)
+        result = await link.push_updates([update(container.id, "1-2", "0")])
+        assert (result.succeeded, container.cpus) == (False, before)
         assert "pods are started or removed all the time" in result.detail
 
 
@@ -269,10 +269,10 @@ async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_p
         await runtime.configure(describe(0))
         if number == 2:
             await go_on.wait()
-        runtime.session.request("Synchronize", pb.SynchronizeRequest())
+        runtime.session.call_plugin("Synchronize", pb.SynchronizeRequest())
         await runtime.send()
         answer = await runtime.next_event()
-        assert isinstance(answer, ev.Answered)
+        assert isinstance(answer, ev.RequestAnswered)
         sent.append(len(pb.SynchronizeResponse.FromString(answer.payload).update))
         if number == 2:
             answered.set()
@@ -281,17 +281,17 @@ async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_p
     plugin = RecordingPlugin()
     async with linked(tmp_path, plugin, serve, push_timeout=0.5) as link:
         await eventually(lambda: became_active(plugin))
-        first = await link.push([update("c", "1")])
+        first = await link.push_updates([update("c", "1")])
         assert "did not synchronise" in first.detail
-        second = await link.push([update("c", "2")])
+        second = await link.push_updates([update("c", "2")])
         assert second.detail == "an earlier registration is not answered yet"
         assert connections == 2
-        assert link.watch.waiting()[0] == "second registration"
+        assert link.watch.longest_pending()[0] == "second registration"
         go_on.set()
         await answered.wait()
-        await eventually(lambda: link.watch.waiting() == ("", 0.0))
+        await eventually(lambda: link.watch.longest_pending() == ("", 0.0))
         assert sent == [0, 0]
-        assert (await link.push([update("c", "3")])).ok
+        assert (await link.push_updates([update("c", "3")])).succeeded
         assert sent == [0, 0, 1]
 
 
@@ -312,5 +312,5 @@ async def test_a_link_that_ends_gives_up_what_is_not_answered(tmp_path: Path) ->
     link = link_to(path, plugin, push_timeout=0.05)
     async with raw_runtime(path, serve):
         result = await push_once(link, plugin)
-        assert not result.ok
+        assert not result.succeeded
         await gone.wait()

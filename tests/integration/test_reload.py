@@ -112,7 +112,7 @@ def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path:
         made = [node.owner(), node.listed("none", "9999"), node.owner("other")]
         assert [one.cpus for one in made] == [str(node.topology.online)] * 3
         other = RuntimeLock(str(node.socket))
-        other.hold()
+        other.acquire()
         reload(node, {"observe": False, "reconcile": {"interval": 0}})
         node.logged("another agent works on this runtime")
         made.append(node.owner("next"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.beds.plugin_process import PluginProcess
 
@@ -120,13 +120,17 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
 
 def test_case_16_memory_that_was_added_counts_after_a_refusal(tmp_path: Path) -> None:
     """The first is refused; what it missed is looked for at once, and the next one gets it."""
-    small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125)
+    small = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=0.125
+    )
     with Node(tmp_path, topology=small) as node:
         node.start()
         wish = {"policy": "single-numa-node"}
         with pytest.raises(CRIError, match=r"256 MiB memory"):
             node.run("first", wish, cpus=0.5)
-        node.write_machine(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=8))
+        node.write_machine(
+            build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=8)
+        )
         tries = iter(range(10_000))
 
         def placed() -> bool:

@@ -17,7 +17,7 @@ from nri_numa.cli import cli
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import PreferredCores, Settings
 from nri_numa.model.workload import Strategy
-from nri_numa.simulate.simulator import Verdict
+from nri_numa.simulate.simulator import SimulatedOutcome
 from tests.integration.test_captured_machines import MACHINES, captured, discovered
 from tests.machines.pods import container, outcomes, pod, replicated, run, the
 
@@ -141,7 +141,7 @@ def test_what_one_pod_gets(
 ) -> None:
     """CPUs and memory nodes, or the reason for a refusal."""
     outcome = the(run(discovered(name), pod("p", *asked), settings=settings or Settings()))
-    refused = outcome.verdict is Verdict.REFUSED
+    refused = outcome.verdict is SimulatedOutcome.REJECTED
     told = outcome.reason if refused else f"{outcome.cpus} {outcome.mems}"
     assert re.fullmatch(expected, told)
 
@@ -156,7 +156,7 @@ def test_owners_of_whole_numa_nodes_leave_one_to_the_others(
     """Of NUMA node 5, which has half the memory, nobody wants anything."""
     spec = {"containers": [container("app", {"limits": {"cpu": count, "memory": memory}})]}
     result = run(discovered(name), replicated("StatefulSet", "db", 8, spec, SINGLE))
-    had = [o.mems for o in outcomes(result).values() if o.verdict is Verdict.PLACED]
+    had = [o.mems for o in outcomes(result).values() if o.verdict is SimulatedOutcome.PLACED]
     assert len(set(had)) == len(had) == 7
     assert without not in had
     assert the(result).reason in ("SharedPoolEmpty", "TopologyAffinityError", "NotEnoughCPUs")

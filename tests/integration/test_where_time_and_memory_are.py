@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.embedded_node import Node, until
 
 ON = {
@@ -60,7 +60,9 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: 
 
 
 def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64)
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
+    )
     with Node(tmp_path, topology=topology, config=ON) as node:
         (node.sysfs_root / "proc").mkdir(exist_ok=True)
         ticks = 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nri_numa.publisher.topology import EXCLUSIVE as METHOD
-from nri_numa.publisher.topology import fingerprint
+from nri_numa.publisher.topology import EXCLUSIVE_FINGERPRINT_METHOD as METHOD
+from nri_numa.publisher.topology import pods_fingerprint
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
@@ -121,7 +121,9 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         # In the same write as the charge.
         defined.wait_pod("nrt-exclusive", is_ready, "Ready")
         assert ("default", "nrt-exclusive") in running(defined)
-        assert attributes(taken)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
+        assert attributes(taken)["nodeTopologyPodsFingerprint"] == pods_fingerprint(
+            running(defined)
+        )
 
         freed = int(taken["metadata"]["annotations"][f"{PREFIX}/freed"])
         defined.kubectl("delete", "pod", "nrt-exclusive", "--wait=false")
@@ -132,7 +134,9 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
             "another change, for who looked too early",
         )  # fmt: skip
         poll(lambda: defined.pod("nrt-exclusive") is None, "its end for the API server too")
-        assert attributes(again)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
+        assert attributes(again)["nodeTopologyPodsFingerprint"] == pods_fingerprint(
+            running(defined)
+        )
 
 
 def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
@@ -143,7 +147,7 @@ def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
     def names(*more: tuple[str, str]) -> Callable[[JsonObject], bool]:
         def right(it: JsonObject) -> bool:
             pods = [*running(defined), *more]
-            return attributes(it)["nodeTopologyPodsFingerprint"] == fingerprint(pods)
+            return attributes(it)["nodeTopologyPodsFingerprint"] == pods_fingerprint(pods)
 
         return right
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from nri_numa.machine.synthetic import Numbering, synthetic, sysfs_files
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, sysfs_files
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, Topology
 
@@ -15,8 +15,8 @@ GIB = 1 << 30
 HUGE_2M = 2 * MIB
 HUGE_1G = GIB
 
-_one = partial(synthetic, sockets=1, numa_per_socket=1)
-_dual = partial(synthetic, sockets=2, numa_per_socket=1, cores_per_numa=4)
+_one = partial(build_synthetic_topology, sockets=1, numa_per_socket=1)
+_dual = partial(build_synthetic_topology, sockets=2, numa_per_socket=1, cores_per_numa=4)
 _adjacent = partial(_dual, numbering=Numbering.ADJACENT)
 
 one_cpu = partial(_one, cores_per_numa=1, threads=1, memory_gib=1)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.simulate.manifests import read_text
-from nri_numa.simulate.simulator import Outcome, Simulation, plan, simulate
+from nri_numa.simulate.simulator import ContainerOutcome, Simulation, plan_actions, simulate_plan
 
 PREFIX = "numa.kubernetes.io/"
 
@@ -67,15 +67,17 @@ def run(
     topology: Topology,
     *documents: str,
     settings: Settings | None = None,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     keep_going: bool = False,
 ) -> Simulation:
     manifests = read_text("\n---\n".join(documents), "pods.yaml")
-    machine = Machine(topology=topology, settings=settings or Settings())
-    return simulate(machine, plan(manifests.workloads), reading=reading, keep_going=keep_going)
+    machine = NodeModel(topology=topology, settings=settings or Settings())
+    return simulate_plan(
+        machine, plan_actions(manifests.workloads), reading=reading, keep_going=keep_going
+    )
 
 
-def outcomes(result: Simulation) -> dict[str, Outcome]:
+def outcomes(result: Simulation) -> dict[str, ContainerOutcome]:
     """By ``pod/container``, how each fared the last time something happened to it."""
     return {
         f"{event.pod.name}/{outcome.container}": outcome
@@ -84,7 +86,7 @@ def outcomes(result: Simulation) -> dict[str, Outcome]:
     }
 
 
-def the(result: Simulation) -> Outcome:
+def the(result: Simulation) -> ContainerOutcome:
     """The only container of the last event."""
     (outcome,) = result.events[-1].outcomes
     return outcome

@@ -27,10 +27,10 @@ from msgspec.structs import replace
 from bench.room import shapes
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.unmatched import UnmatchedAnnotations
-from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.room import with_room
-from nri_numa.engine.whole import admit_whole
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import Admitted, NodeModel, Rejected
+from nri_numa.engine.room import admit_by_moving
+from nri_numa.engine.whole import admit_pod
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass
 from nri_numa.nri import conversion
@@ -64,7 +64,7 @@ class Store(CheckpointStore):
         super().__init__("/state", identity={}, clock=Still().time)
         self.documents = 0
 
-    def record(self, changes: Any) -> None:
+    def append_documents(self, changes: Any) -> None:
         self.documents += len(changes)
 
 
@@ -79,10 +79,12 @@ class Node:
         kind: str = "policy",
         later: Callable[[Callable[[], object]], object] = lambda function: None,
     ) -> None:
-        topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256)
+        topology = build_synthetic_topology(
+            sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=256
+        )
         self.store = Store()
         self.agent = agent_of(
-            Machine(topology=topology, settings=Settings(), key=b"signs annotations"),
+            NodeModel(topology=topology, settings=Settings(), key=b"signs annotations"),
             store=self.store,
             clock=Still(later=later),
         )
@@ -197,11 +199,11 @@ def loop() -> Iterator[Loop]:
     """One that log lines wait for as well; nobody reads them."""
     loop = Loop()
     with open(os.devnull, "w", encoding="utf-8") as nobody:
-        logs.setup(stream=nobody)
-        logs.defer(loop)
+        logs.setup_logging(stream=nobody)
+        logs.defer_formatting(loop)
         yield loop
-        logs.defer(None)
-        logs.setup()
+        logs.defer_formatting(None)
+        logs.setup_logging()
 
 
 def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
@@ -225,8 +227,8 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
             (Event.REMOVE_CONTAINER, of_both),
             (Event.REMOVE_POD_SANDBOX, pb.StateChangeEvent(pod=of)),
         ):
-            requests.answer(ev.Requested(0, event, message))
-            followed += calls(partial(handler.replied, event.method, 0.0001))
+            requests.answer(ev.EventRequested(0, event, message))
+            followed += calls(partial(handler.on_request_answered, event.method_name, 0.0001))
             while loop.waiting:
                 followed += calls(loop.round)
         return followed
@@ -381,9 +383,11 @@ def test_a_refusal_that_looks_for_room_makes_a_bounded_number_of_calls(
     shape: str, residents: int, asks: dict[str, str], cpus: int
 ) -> None:
     """It took seconds: out of 300,000 plans that were made 16 were tried, each with a whole pod."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=32, memory_gib=256)
-    settings = Settings(room_moves=3, kept_seconds=600.0)
-    agent = agent_of(Machine(topology=topology, settings=settings))
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=32, memory_gib=256
+    )
+    settings = Settings(rebalance_moves=3, reservation_seconds=600.0)
+    agent = agent_of(NodeModel(topology=topology, settings=settings))
     asks = {"policy": "single-numa-node", "movable": "true"} | asks
     for n in range(residents):
         of = pod(f"r{n}", asks)
@@ -399,7 +403,7 @@ def test_a_refusal_that_looks_for_room_makes_a_bounded_number_of_calls(
     of, refused = pod("new", asks, total=resources(6 if shape == NAMES else cpus, 1)), []
     made = container(of, wants=resources(cpus, 1 / 1024))
     count = calls(lambda: refused.append(agent.create_container(of, made)))
-    assert isinstance(refused[0], Refused)
+    assert isinstance(refused[0], Rejected)
     assert count <= SEARCH_CALLS
 
 
@@ -410,9 +414,9 @@ def test_a_partial_plan_counts_as_much_work_as_it_is() -> None:
     """On four NUMA nodes the search is nothing but partial plans, which took twice the 25 ms."""
     *_, shape = shapes(8, hostile=True, most_cpus=512)
     machine, state = shape.machine, shape.state
-    refused, found = admit_whole(machine, state, shape.pod, shape.container), []
-    assert isinstance(refused, Refused)
-    count = calls(lambda: found.append(with_room(machine, state, refused, None, 0.0)))
+    refused, found = admit_pod(machine, state, shape.pod, shape.container), []
+    assert isinstance(refused, Rejected)
+    count = calls(lambda: found.append(admit_by_moving(machine, state, refused, None, 0.0)))
     assert found[0].is_search_spent
     assert count <= PARTIAL_PLAN_CALLS
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, Case, Machine
-from nri_numa.engine.place.needs import left_text, resource_table
+from nri_numa.engine.decision import Admitted, NodeModel, PlacementRequest
+from nri_numa.engine.place.needs import free_resources, free_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Settings
-from nri_numa.model.workload import SMT, Container, PodSandbox, Requested, Resources
+from nri_numa.model.workload import SMT, Container, PlacementOptions, PodSandbox, Resources
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -46,7 +46,7 @@ pods = st.lists(
 limits = st.builds(
     Limits,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
-    idle=st.just(EVERYTHING),
+    idle_siblings=st.just(EVERYTHING),
     pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
 )
@@ -54,7 +54,7 @@ limits = st.builds(
 setting = st.builds(
     Settings,
     limits=limits,
-    oversale=st.sampled_from([1.0, 1.0, 1.5, 2.0]),
+    cpu_overcommit=st.sampled_from([1.0, 1.0, 1.5, 2.0]),
     reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
     strict_reserved=st.booleans(),
 )
@@ -80,21 +80,21 @@ def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Containe
     return of, container(of, wants=wants)
 
 
-def _drained_but(world: World, numa_node: int) -> Machine:
+def _drained_but(world: World, numa_node: int) -> NodeModel:
     """The machine with nothing to give but on one NUMA node."""
     machine = world.agent.machine
     factors = dict.fromkeys(machine.numa_ids - NUMASet([numa_node]), 0.0)
-    return Machine(
+    return NodeModel(
         topology=machine.topology, settings=replace(machine.settings, capacity_factor=factors)
     )
 
 
-def never_overcommitted(machine: Machine, state: NodeState) -> None:
+def never_overcommitted(machine: NodeModel, state: NodeState) -> None:
     """Nobody was let in by force here, so all promises can be kept."""
-    pool = state.pool(machine.topology, machine.settings)
+    pool = state.shared_pool(machine.topology, machine.settings)
     for i, cpus in machine.node_cpus.items():
-        shared = state.charge(i).cpu_milli - 1000 * len(cpus & state.owned)
-        assert shared <= machine.serves(len(cpus & pool)), i
+        shared = state.allocated_on(i).cpu_milli - 1000 * len(cpus & state.exclusive)
+        assert shared <= machine.shared_milli_of(len(cpus & pool)), i
 
 
 strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
@@ -107,15 +107,15 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
     never_overcommitted(world.agent.machine, world.agent.state)
-    left = world.agent.machine.cpu_left(world.agent.state)
+    left = world.agent.machine.free_cpu_milli(world.agent.state)
     for i, milli in left.items():
         only = _drained_but(world, i)
-        assert only.cpu_left(world.agent.state)[i] == milli
+        assert only.free_cpu_milli(world.agent.state)[i] == milli
         if milli:
             of, made = _asks(milli, requested)
             decision = admit(only, world.agent.state, of, made)
             assert isinstance(decision, Admitted)
-            assert only.cpu_left(decision.state)[i] == 0
+            assert only.free_cpu_milli(decision.state)[i] == 0
         of, made = _asks(milli + 1, requested)
         assert not isinstance(admit(only, world.agent.state, of, made), Admitted)
 
@@ -153,10 +153,10 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     """The numbers that a refusal names."""
     of, made = _asks(1000, {"smt": smt.value})
     machine, state = world.agent.machine, world.agent.state
-    requested = machine.resolve(of, made)
-    assert isinstance(requested, Requested)
-    case = Case(machine, state, of, made, requested, Demand(exclusive_cpus=1))
-    text = left_text(case, resource_table(case))
+    requested = machine.resolve_options(of, made)
+    assert isinstance(requested, PlacementOptions)
+    case = PlacementRequest(machine, state, of, made, requested, Demand(exclusive_cpus=1))
+    text = free_text(case, free_resources(case))
     found: dict[int, int] = {}
     for part in text.split("; "):
         head, _, rest = part.partition(": ")
@@ -215,13 +215,13 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
     world = _lived(number, settings, steps, slots=slots)
     machine, state = world.agent.machine, world.agent.state
     before = slot_capacity(machine, state)
-    assert all(n >= 0 for n in (*before.free.values(), *before.held.values()))
+    assert all(n >= 0 for n in (*before.free.values(), *before.allocated.values()))
     for n in range(sum(before.free.values())):
         decision = admit(machine, state, *_one(f"slot{n}", 1))
         assert isinstance(decision, Admitted), (n, before)
         state = decision.state
         if smt != "isolate":
-            assert slot_capacity(machine, state).total == before.total
+            assert slot_capacity(machine, state).total_slots == before.total_slots
 
 
 @hypothesis_settings(deadline=None)

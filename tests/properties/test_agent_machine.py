@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from nri_numa.engine.adopt import is_signed
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Rejected
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -65,7 +65,7 @@ def stays(before: Allocation, after: Allocation, home: NUMASet, *, widened: bool
     lately or not.
     """
     assert after.mems == before.mems
-    if before.owned and after.owned:
+    if before.exclusive and after.exclusive:
         assert before.cpus <= after.cpus or after.cpus <= before.cpus
     if not widened:
         assert after.numa_nodes <= before.numa_nodes | home
@@ -133,7 +133,7 @@ class Lives(RuleBasedStateMachine):
         made = container(of, name, resources(cpus, memory), id=f"id{self.number}")
         before = self.world.agent.state
         answer = self.world.create(of, made)
-        if isinstance(answer, Refused):
+        if isinstance(answer, Rejected):
             after = self.world.agent.state
             assert after.allocations.keys() == before.allocations.keys()
             assert of.name in answer.message
@@ -204,7 +204,7 @@ class Lives(RuleBasedStateMachine):
         for i, had in before.items():
             now = kinds[i], self.world.agent.state.allocations[i].kind
             moved = self.world.has(i) != had
-            assert not moved or now == (Kind.FOREIGN, Kind.UNBOUND), "a container moved"
+            assert not moved or now == (Kind.FOREIGN, Kind.UNPINNED), "a container moved"
 
     def fresh(
         self, wishes: dict[str, str], cpus: float, memory: float = 0
@@ -245,10 +245,13 @@ class Lives(RuleBasedStateMachine):
         assert {i: self.world.has(i) for i in had} == had, "a container moved"
         after = self.world.agent.state.allocations
         for i in had:
-            assert (after[i].idle, after[i].smt) == (before[i].idle, before[i].smt)
+            assert (after[i].idle_siblings, after[i].smt) == (
+                before[i].idle_siblings,
+                before[i].smt,
+            )
         for i, a in before.items():
-            if a.kind is Kind.UNBOUND and self.carries(i, a.kind):
-                assert after[i].kind is Kind.UNBOUND, "ours, and taken for somebody else's"
+            if a.kind is Kind.UNPINNED and self.carries(i, a.kind):
+                assert after[i].kind is Kind.UNPINNED, "ours, and taken for somebody else's"
 
     @rule()
     def state_directory_is_lost_with_its_key(self) -> None:
@@ -280,7 +283,7 @@ class Lives(RuleBasedStateMachine):
         self.world.meet(of, made)
         self.world.synchronize()
         found = self.world.agent.state.allocations[made.id]
-        if found.owned:
+        if found.exclusive:
             assert len(found.cpus) <= size
             assert not found.cpus & self.world.settings.reserved_cpus
 
@@ -290,7 +293,7 @@ class Lives(RuleBasedStateMachine):
         before = self.has()
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         machine = replace(self.world.agent.machine, settings=self.world.settings)
-        self.world.apply(self.world.agent.retopology(machine))
+        self.world.apply(self.world.agent.update_topology(machine))
         assert self.has() == before, "a container moved"
 
     def carries(self, container_id: str, kind: Kind) -> bool:
@@ -314,7 +317,7 @@ class Lives(RuleBasedStateMachine):
         self.world.store.full = True
         self.create(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
         self.world.store.full = False
-        self.world.agent.checkpoint.maintain()
+        self.world.agent.checkpoint.retry_or_compact()
 
     @invariant()
     def holds(self) -> None:
@@ -333,7 +336,7 @@ class Lives(RuleBasedStateMachine):
         settings = self.world.settings
         everything = self.world.topology.allowed
         strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
-        assert state.pool(self.world.topology, settings) == everything - strict
+        assert state.shared_pool(self.world.topology, settings) == everything - strict
 
 
 TestLives = Lives.TestCase

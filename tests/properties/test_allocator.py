@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
-    SMTAlignmentRefused,
+    SMTMisaligned,
     TakeRequest,
-    index,
+    build_allocator_index,
     take_cpus,
 )
-from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import HIGH, LOW, SMT, Load
+from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT, Load
 from tests.checks.cpu_oracle import KubeletOracle, can_make
 
 _T = TypeVar("_T")
@@ -49,7 +49,7 @@ def machines(draw: st.DrawFn, *, odd: bool = True) -> Topology:
         size = groups * (threads + 1) if odd else groups * threads
         efficient = 1 if odd else 0
     ids = st.sets(st.integers(0, size - 1), max_size=size // 2)
-    return synthetic(
+    return build_synthetic_topology(
         sockets=sockets,
         numa_per_socket=numa_per_socket,
         sockets_per_numa=2 if joined else 1,
@@ -80,19 +80,21 @@ def cases(draw: st.DrawFn) -> Case:
     free = draw(st.one_of(st.just(online), subsets(online)))
     held = draw(st.one_of(st.just(NO_CPUS), subsets(online - free)))
     busy = draw(subsets(online - free - held))
-    loads = draw(st.fixed_dictionaries({i: st.sampled_from([HIGH, LOW, DAY, NIGHT]) for i in busy}))
+    loads = draw(
+        st.fixed_dictionaries({i: st.sampled_from([LOAD_HIGH, LOAD_LOW, DAY, NIGHT]) for i in busy})
+    )
     unknown = draw(subsets(busy))
     request = TakeRequest(
         count=draw(st.integers(0, len(online) + 2)),
-        available=free,
+        free_cpus=free,
         prefer=draw(st.one_of(st.just(NO_CPUS), subsets(online))),
-        held=held,
+        current_cpus=held,
         affinity=draw(st.none() | st.sets(st.sampled_from(list(topology.numa_nodes))).map(NUMASet)),
         strict=draw(st.booleans()),
         smt=draw(st.sampled_from(list(SMT))),
-        load=draw(st.sampled_from([None, HIGH, LOW, DAY])),
+        load=draw(st.sampled_from([None, LOAD_HIGH, LOAD_LOW, DAY])),
         loads={i: load for i, load in loads.items() if i not in unknown},
-        busy=busy,
+        unavailable_cpus=busy,
         settings=Settings(
             cpu_order=draw(st.sampled_from(list(CPUOrder))),
             distribute_across_numa=draw(st.booleans()),
@@ -125,7 +127,7 @@ def aligned(topology: Topology, request: TakeRequest) -> CPUSet:
 def alone(request: TakeRequest, smt: SMT, **changes: object) -> TakeRequest:
     """The same for a container that has and had nothing; isolated CPUs are as any."""
     changes = {"settings": Settings(isolated=IsolatedCPUs.ANY)} | changes
-    return replace(request, smt=smt, held=NO_CPUS, prefer=NO_CPUS, **changes)  # type: ignore[arg-type]
+    return replace(request, smt=smt, current_cpus=NO_CPUS, prefer=NO_CPUS, **changes)  # type: ignore[arg-type]
 
 
 def chosen(topology: Topology, request: TakeRequest) -> CPUSet:
@@ -152,14 +154,14 @@ def test_what_is_taken_is_free_exact_and_keeps_what_is_held(case: Case) -> None:
     if not isinstance(result, ChosenCPUs):
         return
     assert len(result.cpus) == request.count
-    if request.count >= len(request.held):
-        assert request.held <= result.cpus
-        assert result.cpus - request.held <= request.available
+    if request.count >= len(request.current_cpus):
+        assert request.current_cpus <= result.cpus
+        assert result.cpus - request.current_cpus <= request.free_cpus
         if request.strict:
-            assert result.cpus - request.held <= aligned(topology, request)
+            assert result.cpus - request.current_cpus <= aligned(topology, request)
     else:
-        assert result.cpus <= request.held
-    assert not result.idle & (result.cpus | request.busy)
+        assert result.cpus <= request.current_cpus
+    assert not result.idle & (result.cpus | request.unavailable_cpus)
     assert (request.smt is SMT.ISOLATE) or not result.idle
 
 
@@ -168,38 +170,38 @@ def test_affinity_is_used_up_before_anything_outside(case: Case) -> None:
     topology, request = case
     request = replace(request, smt=SMT.ANY)
     result = take_cpus(topology, request)
-    if isinstance(result, ChosenCPUs) and request.count > len(request.held):
+    if isinstance(result, ChosenCPUs) and request.count > len(request.current_cpus):
         inside = aligned(topology, request)
-        if result.cpus - request.held - inside:
-            assert (request.available & inside) <= result.cpus
+        if result.cpus - request.current_cpus - inside:
+            assert (request.free_cpus & inside) <= result.cpus
 
 
 @every_case
 def test_refusals_are_right(case: Case) -> None:
     """A refusal happens exactly when a plain count says that it cannot be done."""
     topology, request = case
-    if request.count < len(request.held):
-        request = replace(request, count=len(request.held))
+    if request.count < len(request.current_cpus):
+        request = replace(request, count=len(request.current_cpus))
     result = take_cpus(topology, request)
-    room = request.available & (aligned(topology, request) if request.strict else topology.online)
-    need = request.count - len(request.held)
+    room = request.free_cpus & (aligned(topology, request) if request.strict else topology.online)
+    need = request.count - len(request.current_cpus)
     cores = topology.cores.values()
     if request.smt is SMT.FULL_CORE:
         # Cores that a strict affinity cuts in two (lying firmware) do not occur here.
-        sizes = [len(c.cpus & room) for c in cores if c.cpus <= room | request.held]
+        sizes = [len(c.cpus & room) for c in cores if c.cpus <= room | request.current_cpus]
         possible = can_make(sizes, need) and can_make((len(c.cpus) for c in cores), request.count)
     elif request.smt is SMT.ISOLATE:
-        possible = need <= sum(c.cpus <= request.available and bool(c.cpus & room) for c in cores)
+        possible = need <= sum(c.cpus <= request.free_cpus and bool(c.cpus & room) for c in cores)
     else:
         possible = need <= len(room)
     assert isinstance(result, ChosenCPUs) == possible
     if isinstance(result, NotEnoughCPUs):
         assert result.requested == request.count
-        assert result.available <= request.available
-        assert len(result.available) < need
-        assert sum(result.per_numa.values()) == len(result.available)
+        assert result.free_cpus <= request.free_cpus
+        assert len(result.free_cpus) < need
+        assert sum(result.per_numa.values()) == len(result.free_cpus)
         assert str(request.count) in str(result)
-    elif isinstance(result, SMTAlignmentRefused):
+    elif isinstance(result, SMTMisaligned):
         assert request.smt is SMT.FULL_CORE
         assert result.threads_per_core == topology.threads_per_core
         assert str(request.count) in str(result)
@@ -209,20 +211,20 @@ def test_refusals_are_right(case: Case) -> None:
 def test_full_core_gives_whole_cores_only(case: Case) -> None:
     topology, request = case
     result = take_cpus(topology, replace(request, smt=SMT.FULL_CORE))
-    if isinstance(result, ChosenCPUs) and request.count >= len(request.held):
-        fresh = result.cpus - request.held
+    if isinstance(result, ChosenCPUs) and request.count >= len(request.current_cpus):
+        fresh = result.cpus - request.current_cpus
         assert topology.siblings_of(fresh) <= result.cpus
 
 
 @every_case
 def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(case: Case) -> None:
     topology, request = case
-    request = replace(request, smt=SMT.ISOLATE, held=NO_CPUS)
+    request = replace(request, smt=SMT.ISOLATE, current_cpus=NO_CPUS)
     result = take_cpus(topology, request)
     if isinstance(result, ChosenCPUs):
         assert set(own_counts(topology, result.cpus).values()) <= {1}
         assert result.idle == topology.siblings_of(result.cpus) - result.cpus
-        assert result.idle <= request.available
+        assert result.idle <= request.free_cpus
 
 
 @_SLOW
@@ -243,7 +245,7 @@ def test_no_core_gives_two_threads_while_another_could_give_one(case: Case, smt:
     for region in (where & part for where in (inside, topology.online - inside) for part in parts):
         counts = own_counts(topology, taken & region)
         if max(counts.values(), default=0) > 1:
-            spare = request.available & region - topology.siblings_of(taken)
+            spare = request.free_cpus & region - topology.siblings_of(taken)
             assert not spare
 
 
@@ -253,10 +255,10 @@ def test_spread_shares_no_core_while_a_free_one_is_near(case: Case) -> None:
     topology, request = case
     request = alone(request, SMT.SPREAD)
     taken = chosen(topology, request)
-    free = request.available - request.busy
+    free = request.free_cpus - request.unavailable_cpus
     for core in topology.cores.values():
         if core.cpus & taken and not core.cpus <= free:
-            numa_node = topology.cpus[core.cpus.first].numa_node
+            numa_node = topology.cpus[core.cpus.first_id].numa_node
             assert numa_node is not None
             here = topology.numa_nodes[numa_node].cpus
             for other in topology.cores.values():
@@ -270,8 +272,8 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(case: Case) 
     settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
     request = alone(request, SMT.PAIR, affinity=None, strict=False, settings=settings)
     taken = chosen(topology, request)
-    ours = request.load or HIGH
-    free = request.available - request.busy
+    ours = request.load or LOAD_HIGH
+    free = request.free_cpus - request.unavailable_cpus
 
     def clashes(cpus: CPUSet) -> bool:
         return any(i in request.loads and ours.overlaps(request.loads[i]) for i in cpus - free)
@@ -290,19 +292,19 @@ def test_any_leaves_whole_cores_whole(case: Case) -> None:
     broken = [
         c
         for c in topology.cores.values()
-        if c.cpus <= request.available and c.cpus & taken and not c.cpus <= taken
+        if c.cpus <= request.free_cpus and c.cpus & taken and not c.cpus <= taken
     ]
     assert len(broken) <= 1
     for core in broken:
-        cpu = topology.cpus[core.cpus.first]
+        cpu = topology.cpus[core.cpus.first_id]
         near = [
             i
-            for i in request.available - taken - core.cpus
+            for i in request.free_cpus - taken - core.cpus
             if topology.cpus[i].numa_node == cpu.numa_node
             and topology.cpus[i].socket == cpu.socket  # no cache reaches over two of them
             and topology.cpus[i].l3 == cpu.l3  # None where the machine tells none
         ]
-        half_used = [i for i in near if not topology.siblings_of(CPUSet([i])) <= request.available]
+        half_used = [i for i in near if not topology.siblings_of(CPUSet([i])) <= request.free_cpus]
         if request.affinity is None:
             assert not half_used
 
@@ -314,7 +316,7 @@ def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(
     taken = chosen(topology, request)
     if not taken:
         return
-    count, free = request.count, request.available
+    count, free = request.count, request.free_cpus
     assert len(topology.numa_of(taken)) == fewest(topology, free, count)
     groups, nodes = topology.l3_groups.values(), topology.numa_nodes.values()
     if any(len(g.cpus & n.cpus & free) >= count for g in groups for n in nodes):
@@ -340,7 +342,7 @@ def test_the_order_of_inputs_does_not_matter(case: Case, random: Random) -> None
         sockets=shuffled(topology.sockets),
         numa_nodes=shuffled(topology.numa_nodes),
     )
-    tables = index(topology)
+    tables = build_allocator_index(topology)
     first = take_cpus(topology, request, tables)
     assert take_cpus(other, replace(request, loads=shuffled(request.loads))) == first
     assert take_cpus(topology, request, tables) == first
@@ -357,15 +359,15 @@ def test_taking_in_steps_keeps_everything(case: Case) -> None:
         topology,
         replace(
             request,
-            held=first.cpus,
-            available=request.available - first.cpus,
+            current_cpus=first.cpus,
+            free_cpus=request.free_cpus - first.cpus,
             count=len(first.cpus) + 1,
         ),
     )
     if isinstance(grown, ChosenCPUs):
         assert first.cpus < grown.cpus
     less = max(0, request.count - 1)
-    shrunk = take_cpus(topology, replace(request, held=first.cpus, count=less))
+    shrunk = take_cpus(topology, replace(request, current_cpus=first.cpus, count=less))
     if isinstance(shrunk, ChosenCPUs):
         assert len(shrunk.cpus) == less
         assert shrunk.cpus <= first.cpus
@@ -375,7 +377,7 @@ def test_taking_in_steps_keeps_everything(case: Case) -> None:
 
 def shrunk(topology: Topology, held: CPUSet, count: int, smt: SMT) -> CPUSet:
     """Let an owner of CPUs shrink; nothing is free beside them."""
-    request = TakeRequest(count=count, available=CPUSet(), held=held, smt=smt)
+    request = TakeRequest(count=count, free_cpus=CPUSet(), current_cpus=held, smt=smt)
     taken = take_cpus(topology, request)
     assert isinstance(taken, ChosenCPUs)
     return taken.cpus
@@ -405,7 +407,7 @@ def test_packed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> N
     caches = data.draw(st.booleans()) and bool(topology.l3_groups)
     across = not caches and data.draw(st.booleans())
     order = Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches, distribute_across_cores=across)
-    request = TakeRequest(count=count, available=free, smt=SMT.ANY, settings=order)
+    request = TakeRequest(count=count, free_cpus=free, smt=SMT.ANY, settings=order)
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
     expected = KubeletOracle(topology).packed(free, count, caches=caches, across=across)
@@ -422,7 +424,7 @@ def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject)
     count = min(count, len(aligned))
     request = TakeRequest(
         count=count,
-        available=free,
+        free_cpus=free,
         smt=SMT.ANY,
         affinity=NUMASet(hint),
         settings=Settings(cpu_order=CPUOrder.KUBELET, distribute_across_numa=True),
@@ -444,7 +446,7 @@ def test_full_cores_equal_the_kubelet_on_even_machines(
     count = threads * data.draw(st.integers(0, whole // threads))
     request = TakeRequest(
         count=count,
-        available=free,
+        free_cpus=free,
         smt=SMT.FULL_CORE,
         settings=Settings(
             cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=distribute
@@ -462,8 +464,10 @@ def test_full_cores_equal_the_kubelet_on_even_machines(
 
 
 BIG: dict[str, Callable[[], Topology]] = {
-    "64 NUMA nodes": lambda: synthetic(sockets=16, numa_per_socket=4, cores_per_numa=2),
-    "16 NUMA nodes in one socket": lambda: synthetic(
+    "64 NUMA nodes": lambda: build_synthetic_topology(
+        sockets=16, numa_per_socket=4, cores_per_numa=2
+    ),
+    "16 NUMA nodes in one socket": lambda: build_synthetic_topology(
         sockets=1, numa_per_socket=16, cores_per_numa=2
     ),
 }
@@ -485,7 +489,7 @@ def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) 
         order = data.draw(st.sampled_from(list(CPUOrder)))
     request = TakeRequest(
         count=count,
-        available=free,
+        free_cpus=free,
         smt=SMT.ANY,
         settings=Settings(distribute_across_numa=distribute, cpu_order=order),
     )

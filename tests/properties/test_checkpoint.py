@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nri_numa.store import checkpoint, files
-from nri_numa.store.checkpoint import CheckpointStore, Loaded
+from nri_numa.store.checkpoint import CheckpointStore, JournalContents
 
 State = dict[str, dict[str, Any]]
 Step = dict[str, dict[str, Any] | None]
@@ -49,7 +49,7 @@ def after(state: State, step: Step) -> State:
     return entries
 
 
-def reloaded(directory: str) -> Loaded:
+def reloaded(directory: str) -> JournalContents:
     store = open_store(directory)
     try:
         return store.load()
@@ -64,7 +64,7 @@ def written(directory: str, history: list[Step]) -> tuple[bytes, list[tuple[int,
     state: State = {}
     held = [(store._size, state)]
     for step in history:
-        store.record(step)
+        store.append_documents(step)
         state = after(state, step)
         held.append((store._size, state))
     store.close()
@@ -210,9 +210,9 @@ def test_killed_at_any_system_call_the_state_is_that_before_or_after(share: floa
                 store.load()
                 for step in history:
                     following = after(state, step)
-                    store.record(step)
+                    store.append_documents(step)
                     state = following
-                    store._rewrite()  # a compaction between any two records
+                    store._rewrite_journal()  # a compaction between any two records
                 killed = False
             except KilledError:
                 pass

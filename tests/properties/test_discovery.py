@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine.synthetic import Numbering, synthetic, sysfs_files
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, sysfs_files
 from nri_numa.machine.sysfs import discover_tree
 from nri_numa.machine.tree import ArchiveTree
 from nri_numa.model.cpuset import CPUSet
@@ -83,7 +83,7 @@ def test_any_damage_gives_a_consistent_machine_or_an_error(data: st.DataObject) 
 
 
 MADE_UP = st.builds(
-    synthetic,
+    build_synthetic_topology,
     sockets=st.integers(1, 4),
     numa_per_socket=st.integers(1, 3),
     cores_per_numa=st.integers(1, 5),

@@ -19,27 +19,29 @@ from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit, forget_pod
-from nri_numa.engine.decision import Admitted, Machine, Reading
-from nri_numa.engine.request.annotations import placed_text
+from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.request.annotations import format_scheduled_nodes
 from nri_numa.engine.state import NodeState
 from nri_numa.kube.api import uid_of
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.publisher import topology
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import Fits
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import Fit
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import LONGEST_PAUSE
 from nri_numa.simulate.manifests import read_pod
 from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
 
 SETTLE_S, LATER_S = 10.0, 25.0
-MACHINE = Machine(
-    topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64),
+MACHINE = NodeModel(
+    topology=build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=64
+    ),
     settings=Settings(),
 )
 SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
@@ -100,24 +102,24 @@ class Cluster:
         """Start it, again: it reads what is there, and follows from then on."""
         self.watched = watched = Watched(settle=SETTLE_S, api=self)
         self.known, self.reader = watched.nodes, watched.reader
-        self.candidates = CandidateIndex(self.known, Strategy.SPREAD)
+        self.candidates = VerdictCache(self.known, Strategy.SPREAD)
         last = self.nodes.entries[-1][1]
-        watched.topologies.put(last)
+        watched.topologies.on_update(last)
         pending = [one.document for one in self.pods if not one.left]
         for document in pending:
-            watched.pods.put(document)
-        watched.pods.listed(frozenset(map(uid_of, pending)))
+            watched.pods.on_update(document)
+        watched.pods.on_list(frozenset(map(uid_of, pending)))
         self.nodes.read, self.on_their_way.read = (
             len(self.nodes.entries),
             len(self.on_their_way.entries),
         )
 
-    async def ask(self, method: str, path: str) -> dict[str, Any]:
+    async def request_json(self, method: str, path: str) -> dict[str, Any]:
         """A pod, as the API server has it."""
         (one,) = (p for p in self.pods if path.endswith(f"/{p.document['metadata']['name']}"))
         return one.now
 
-    async def objects(self, path: str, fields: str) -> list[dict[str, Any]]:
+    async def list_objects(self, path: str, fields: str) -> list[dict[str, Any]]:
         """Pods of the node that did not end."""
         return [one.now for one in self.pods if not one.ended]
 
@@ -134,19 +136,19 @@ class Cluster:
         name = f"p{len(self.pods)}"
         containers = [container(f"c{n}", str(c), f"{c}Mi") for n, c in enumerate(cpus)]
         document = pod(*containers, name=name, policy="single-numa-node", cpus="exclusive")
-        request = self.reader.request(document)
-        found = self.candidates.verdict(request, "n1")
-        if not isinstance(found, Fits):
+        request = self.reader.read_pod_request(document)
+        found = self.candidates.evaluate_node(request, "n1")
+        if not isinstance(found, Fit):
             return
-        places = dict(found.places)
-        self.known.hold(
-            Hold(request=request, node="n1", places=places, charge=found.charge,
-                 since=self.watched.now, until=self.watched.now + LATER_S)
+        places = dict(found.numa_nodes)
+        self.known.assume_pod(
+            AssumedPod(request=request, node="n1", numa_nodes=places, charge=found.pod_charge,
+                 assumed_at=self.watched.now, expires_at=self.watched.now + LATER_S)
         )  # fmt: skip
         document["spec"]["nodeName"] = "n1"
-        document["metadata"]["annotations"][f"{PREFIX}/placed"] = placed_text(places)
+        document["metadata"]["annotations"][f"{PREFIX}/placed"] = format_scheduled_nodes(places)
         self.pods.append(Made(document, places))
-        self.on_their_way.entries.append((attrgetter("pods.put"), document))
+        self.on_their_way.entries.append((attrgetter("pods.on_update"), document))
 
     # --- the node ---------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class Cluster:
         assert granted.numa_nodes == made.places[one.name]
         made.started += 1
         # The kubelet writes the pod's status, and it is still on its way.
-        self.on_their_way.entries.append((attrgetter("pods.put"), made.document))
+        self.on_their_way.entries.append((attrgetter("pods.on_update"), made.document))
 
     def leave(self, number: int) -> None:
         """The kubelet says that a pod runs."""
@@ -179,7 +181,7 @@ class Cluster:
 
     def _leave(self, one: Made) -> None:
         one.left = True
-        self.on_their_way.entries.append((attrgetter("pods.remove"), one.document))
+        self.on_their_way.entries.append((attrgetter("pods.on_delete"), one.document))
 
     def end(self, number: int) -> None:
         """A pod ends; it may never have been seen running."""
@@ -195,9 +197,11 @@ class Cluster:
     def publish(self, number: int = 0) -> None:
         """The publisher writes what the agent says."""
         del number
-        found = zones_document(MACHINE, self.state, Reading())
-        document = topology.body("n1", "uid", {}, topology.contents(PREFIX, found))
-        self.nodes.entries.append((attrgetter("topologies.put"), document))
+        found = zones_document(MACHINE, self.state, MeasuredFree())
+        document = topology.build_topology_object(
+            "n1", "uid", {}, topology.build_topology_contents(PREFIX, found)
+        )
+        self.nodes.entries.append((attrgetter("topologies.on_update"), document))
 
     def step(self, what: int, number: int) -> None:
         steps: tuple[Callable[[int], object], ...] = (
@@ -236,7 +240,10 @@ def test_what_was_promised_is_there_and_nothing_is_counted_twice(
     cluster.watched.now += LONGEST_PAUSE
     for _ in range(2):  # a binding that was not seen yet is asked after by itself
         cluster.wait()
-    assert all(h.counted == h.staying and not h.left for h in cluster.known.holds.values())
-    published = cluster.known.published("n1")
-    assert isinstance(published, NodeRoom)
-    assert cluster.known.room("n1") == replace(published, charged="")
+    assert all(
+        h.counted_by_node == h.staying and not h.left_pending
+        for h in cluster.known.assumed_pods.values()
+    )
+    published = cluster.known.published_resources("n1")
+    assert isinstance(published, NodeResources)
+    assert cluster.known.free_resources("n1") == replace(published, counted_containers="")

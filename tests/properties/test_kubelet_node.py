@@ -23,11 +23,11 @@ from typing import TypeAlias
 
 import pytest
 
-from nri_numa.engine.admit import forget_pod, release
-from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.admit import forget_pod, release_container
+from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.whole import admit_whole
-from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.engine.whole import admit_pod
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Policy, QoSClass, Resources
@@ -79,7 +79,9 @@ def limits(wanted: Wanted) -> Resources:
 class Node:
     """Our side: one state, the engine's own doors."""
 
-    def __init__(self, machine: Machine, policy: Policy, scope: str, reading: Reading) -> None:
+    def __init__(
+        self, machine: NodeModel, policy: Policy, scope: str, reading: MeasuredFree
+    ) -> None:
         self.machine, self.reading = machine, reading
         self.wishes = {"policy": policy.value, "scope": scope}
         self.state = NodeState()
@@ -96,7 +98,7 @@ class Node:
         got: dict[str, Got] = {}
         for one in case.wanted:
             made = container(of, one.name, limits(one))
-            decision = admit_whole(self.machine, self.state, of, made, self.reading, 1.0)
+            decision = admit_pod(self.machine, self.state, of, made, self.reading, 1.0)
             if not isinstance(decision, Admitted):
                 self.remove(case)
                 return None
@@ -104,15 +106,17 @@ class Node:
             a = decision.allocation
             assert not a.mems or case.guaranteed, "only Guaranteed pods are booked"
             got[one.name] = Got(
-                frozenset(a.cpus) if a.owned else None, frozenset(a.mems) if a.mems else None
+                frozenset(a.cpus) if a.exclusive else None, frozenset(a.mems) if a.mems else None
             )
             if one.init:
-                self.state = release(self.machine, self.state, made.id, 1.0).state
+                self.state = release_container(self.machine, self.state, made.id, 1.0).state
         return got
 
     def remove(self, case: PodCase) -> None:
         for one in case.wanted:
-            self.state = release(self.machine, self.state, f"{case.name}-{one.name}").state
+            self.state = release_container(
+                self.machine, self.state, f"{case.name}-{one.name}"
+            ).state
         self.state = forget_pod(self.machine, self.state, f"uid-{case.name}").state
 
     def check_groups(self) -> None:
@@ -129,7 +133,7 @@ def random_node(
     """A kubelet and a node of ours on the same machine, and what both are like."""
     sockets, per_socket = random.choice([(1, 1), (2, 1), (2, 1), (1, 2), (2, 2), (1, 3), (1, 4)])
     pages_1g, pages_2m = random.choice([(0, 0), (2, 0), (2, 512), (4, 1024)])
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=sockets,
         numa_per_socket=per_socket,
         cores_per_numa=random.choice([2, 4, 8]),
@@ -153,7 +157,7 @@ def random_node(
         align_by_socket=by_socket,
         reserved_cpus=CPUSet([0]),
         reserved_memory=held_back,
-        kept_seconds=kept,
+        reservation_seconds=kept,
     )
     allocatable = {
         i: {
@@ -167,11 +171,11 @@ def random_node(
         topology.distance if closest else None, by_socket=by_socket, ways=ways,
     )  # fmt: skip
     # What the kernel says is free must not matter.
-    nothing = Reading(
+    nothing = MeasuredFree(
         memory=dict.fromkeys(topology.numa_ids, 0),
         hugepages={i: dict.fromkeys(PAGES.values(), 0) for i in topology.numa_ids},
     )
-    ours = Node(Machine(topology=topology, settings=settings), policy, scope, nothing)
+    ours = Node(NodeModel(topology=topology, settings=settings), policy, scope, nothing)
     by = ", alignBySocket" if by_socket else ""
     return kubelet, ours, f"{policy}, scope {scope}{by}"
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.align import hints
-from nri_numa.engine.align.hints import ResourceDemand, Steps
-from nri_numa.engine.align.hints import hints_of as engine_hints
-from nri_numa.engine.align.policies import Problem, align
+from nri_numa.engine.align.hints import ResourceDemand, SearchBudget
+from nri_numa.engine.align.hints import compute_hints as engine_hints
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 from tests.checks.merge_cases import POLICIES, additive_case, aligned, random_case, walked
@@ -26,7 +26,7 @@ CASES = int(os.environ.get("NRI_NUMA_ORACLE_CASES", "2400"))
 CHUNKS = 12
 
 
-def _check(case: Problem, seed: int) -> None:
+def _check(case: AlignmentRequest, seed: int) -> None:
     want = walked(case)
     got = aligned(case)
     assert got == want, f"seed {seed}: {case}"
@@ -43,8 +43,8 @@ def test_the_search_for_large_machines_prefers_no_other_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On machines small enough to walk over: whether one is preferred, how wide and how near."""
-    monkeypatch.setattr(hints, "EXACT_UPTO", 0)
-    monkeypatch.setattr(hints, "STEP_LIMIT", 1_000_000)
+    monkeypatch.setattr(hints, "EXACT_MERGE_MAX_NODES", 0)
+    monkeypatch.setattr(hints, "SEARCH_STEP_LIMIT", 1_000_000)
     for seed in range(10_000_000, 10_000_000 + CASES // 2):
         case = random_case(Random(seed))
         want, got = walked(case), aligned(case)
@@ -56,7 +56,7 @@ def test_the_search_for_large_machines_prefers_no_other_masks(
                 assert _far(case, got) == _far(case, want), f"seed {seed}: {case}"
 
 
-def _far(case: Problem, verdict: Verdict) -> int:
+def _far(case: AlignmentRequest, verdict: Verdict) -> int:
     mask = verdict.affinity or ()
     return sum(case.distance(i, j) for i in mask for j in mask)
 
@@ -102,12 +102,14 @@ def _demand(
     for n, (total, taken, homes) in enumerate(extra):
         there[10 + n], left[10 + n] = total, max(0, total - taken)
         near[10 + n] = NUMASet(homes)
-    return ResourceDemand(resource="memory", need=need, capacity=there, available=left, near=near)
+    return ResourceDemand(
+        resource="memory", need=need, capacity=there, free_amounts=left, attached=near
+    )
 
 
 def _have(demand: ResourceDemand, amounts: dict[int, int], mask: tuple[int, ...]) -> int:
     own = sum(amounts[i] for i in mask)
-    return own + sum(amounts[i] for i, homes in demand.near.items() if homes & NUMASet(mask))
+    return own + sum(amounts[i] for i, homes in demand.attached.items() if homes & NUMASet(mask))
 
 
 def _masks() -> list[tuple[int, ...]]:
@@ -121,12 +123,12 @@ def test_a_mask_has_its_own_memory_and_what_serves_it_once(
 ) -> None:
     demand = _demand(need, capacity, used, extra)
     machine = NUMASet(range(CPU_NODES))
-    (family,) = engine_hints([demand], machine, Steps())
-    fits = [m for m in _masks() if _have(demand, dict(demand.available), m) >= need]
+    (family,) = engine_hints([demand], machine, SearchBudget())
+    fits = [m for m in _masks() if _have(demand, dict(demand.free_amounts), m) >= need]
     if not fits:
         assert family.nil is False
         return
-    assert [m for m in _masks() if family.contains(NUMASet(m).bits)] == fits
+    assert [m for m in _masks() if family.contains_mask(NUMASet(m).bits)] == fits
     ever = [len(m) for m in _masks() if _have(demand, dict(demand.capacity), m) >= need]
     assert family.width == min(ever, default=CPU_NODES)
 
@@ -137,9 +139,11 @@ def test_one_numa_node_is_found_when_there_is_one(
 ) -> None:
     demand = _demand(need, capacity, used, extra)
     nodes, policy = NUMASet(range(CPU_NODES)), Policy.SINGLE_NUMA_NODE
-    found = align(Problem((demand,), nodes, policy, lambda a, b: 10 if a == b else 20))
-    fits = [m for m in range(CPU_NODES) if _have(demand, dict(demand.available), (m,)) >= need]
+    found = align_demands(
+        AlignmentRequest((demand,), nodes, policy, lambda a, b: 10 if a == b else 20)
+    )
+    fits = [m for m in range(CPU_NODES) if _have(demand, dict(demand.free_amounts), (m,)) >= need]
     assert found.admitted is bool(fits)
     if fits:
         assert found.affinity == NUMASet([fits[0]])
-    assert found.resources[0].text
+    assert found.resource_summaries[0].text

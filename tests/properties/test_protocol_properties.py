@@ -18,7 +18,7 @@ from tests.beds import peer_bytes
 
 def plugin() -> PluginSession:
     session = PluginSession()
-    session.register("numapin", "10")
+    session.register_plugin("numapin", "10")
     return session
 
 
@@ -26,7 +26,9 @@ def answer(session: Any, event: Any) -> None:
     """Answer the way a plugin or a runtime would, so that the phases move on."""
     if isinstance(event, ev.ConfigureRequested):
         session.reply(event.stream, pb.ConfigureResponse(events=1))
-    elif not isinstance(event, ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered):
+    elif not isinstance(
+        event, ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.RequestAnswered
+    ):
         session.reply(event.stream)
 
 

@@ -8,8 +8,8 @@ from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.decision import Reading, Refused
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, Limits, Settings
@@ -47,7 +47,7 @@ CONTAINERS = st.lists(st.tuples(CPUS, MEMORY, PAGES), min_size=1, max_size=3)
 PODS = st.tuples(ANNOTATIONS, CONTAINERS, st.sampled_from(list(QoSClass)), st.booleans())
 
 NODES = st.builds(
-    synthetic,
+    build_synthetic_topology,
     sockets=st.sampled_from([1, 2]),
     numa_per_socket=st.sampled_from([1, 2, 4]),
     cores_per_numa=st.sampled_from([1, 2, 4]),
@@ -73,7 +73,7 @@ def test_the_first_clause_of_every_refusal_names_what_failed(
     pods: list[tuple[Mapping[str, str], list[tuple[float, float, dict[int, int]]], QoSClass, bool]],
     free: int | None,
 ) -> None:
-    reading = Reading(memory=dict.fromkeys(topology.numa_ids, free * GIB)) if free else None
+    reading = MeasuredFree(memory=dict.fromkeys(topology.numa_ids, free * GIB)) if free else None
     world = World(topology, settings, reading=reading)
     for number, (asks, containers, qos, told) in enumerate(pods):
         total = resources(
@@ -83,7 +83,7 @@ def test_the_first_clause_of_every_refusal_names_what_failed(
         for place, (cpus, memory, pages) in enumerate(containers):
             made = container(of, f"c{place}", resources(cpus, memory, hugepages=pages))
             answer = world.create(of, made)
-            if isinstance(answer, Refused):
+            if isinstance(answer, Rejected):
                 event(answer.reason)
                 assert not problem(answer), answer.message
                 _really(world, answer)
@@ -94,7 +94,7 @@ def test_the_first_clause_of_every_refusal_names_what_failed(
                 assert not problem(refused), refused.message
 
 
-def _really(world: World, refused: Refused) -> None:
+def _really(world: World, refused: Rejected) -> None:
     """What is named was short, and no more is said to be there than there is."""
     clause = first_clause(refused.message)
     told, machine, state = shortage(clause), world.agent.machine, world.agent.state
@@ -102,11 +102,11 @@ def _really(world: World, refused: Refused) -> None:
         return
     name, need, have = told
     if name == "memory":
-        left, total = machine.memory_left(state, world.reading), machine.memory_capacity
+        left, total = machine.free_memory(state, world.reading), machine.memory_capacity
     elif name.startswith("hugepages-"):
         size = MIB2 if name.endswith("-2Mi") else GIB
         left, total = (
-            machine.hugepages_left(size, state, world.reading),
+            machine.free_hugepages(size, state, world.reading),
             machine.hugepages_capacity(size),
         )
     else:

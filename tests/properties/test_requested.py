@@ -7,44 +7,52 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.engine.request.annotations import KEYS, check_level, check_value, parse_load, resolve
-from nri_numa.engine.request.demand import Demand, demand
+from nri_numa.engine.request.annotations import (
+    OPTION_KEYS,
+    check_level,
+    check_value,
+    parse_load,
+    resolve_placement_options,
+)
+from nri_numa.engine.request.demand import Demand, compute_demand
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Container,
     Load,
     MemoryPolicy,
+    PlacementOptions,
     PodSandbox,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
     Resources,
 )
 from tests.checks.requested import GOOD
 
 PREFIX = "numa.kubernetes.io"
 VALUES = {**GOOD, "mempolicy": tuple(MemoryPolicy)}
-pairs = st.sampled_from(KEYS).flatmap(
+pairs = st.sampled_from(OPTION_KEYS).flatmap(
     lambda key: st.tuples(st.just(key), st.sampled_from(VALUES[key]))
 )
 levels = st.lists(pairs, max_size=5).map(dict)
 texts = st.text(max_size=12)
 names = st.one_of(
-    st.tuples(st.sampled_from(KEYS) | texts, st.sampled_from(["", ".main", ".side", "."])).map(
-        lambda parts: f"{PREFIX}/{parts[0]}{parts[1]}"
-    ),
-    st.tuples(st.sampled_from(KEYS) | texts, st.sampled_from(["pod", "container.main", "x"])).map(
-        lambda parts: f"{parts[0]}.{PREFIX}/{parts[1]}"
-    ),
+    st.tuples(
+        st.sampled_from(OPTION_KEYS) | texts, st.sampled_from(["", ".main", ".side", "."])
+    ).map(lambda parts: f"{PREFIX}/{parts[0]}{parts[1]}"),
+    st.tuples(
+        st.sampled_from(OPTION_KEYS) | texts, st.sampled_from(["pod", "container.main", "x"])
+    ).map(lambda parts: f"{parts[0]}.{PREFIX}/{parts[1]}"),
     texts.map(lambda text: f"{text}{PREFIX}/{text}"),
 )
 
 
 def asked(
     annotations: dict[str, str], settings: Settings | None = None, container: str = "main"
-) -> Requested | Refusal:
+) -> PlacementOptions | Rejection:
     pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", annotations=annotations)
-    return resolve(settings or Settings(), pod, Container(id="c", pod_id="p", name=container))
+    return resolve_placement_options(
+        settings or Settings(), pod, Container(id="c", pod_id="p", name=container)
+    )
 
 
 @given(st.lists(st.tuples(names, texts), max_size=4))
@@ -54,7 +62,7 @@ def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
     annotations = dict(items)
     found = asked(annotations)
     assert asked(dict(reversed(annotations.items()))) == found
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         assert found.value in annotations.values()
         assert found.message.startswith("pod shop/web, container main: ")
 
@@ -66,13 +74,13 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     annotations = {f"{PREFIX}/{key}.main": value for key, value in mine.items()}
     annotations |= {f"{PREFIX}/{key}": value for key, value in everybodys.items()}
     found = asked(annotations, Settings(defaults=defaults))
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         assert check_level(mine) or check_level(everybodys)
         return
     # Of the strongest level everything is heard.
     assert not check_level(mine)
-    assert found.given >= set(mine)
-    assert found.given <= set(mine) | set(everybodys)
+    assert found.explicit_keys >= set(mine)
+    assert found.explicit_keys <= set(mine) | set(everybodys)
     # What is left does not contradict itself.
     heard = {}
     for key, source in found.sources.items():
@@ -81,10 +89,10 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     assert check_level(heard) == []
 
 
-@given(st.sampled_from(KEYS), texts)
+@given(st.sampled_from(OPTION_KEYS), texts)
 def test_what_the_check_lets_through_is_understood(key: str, value: str) -> None:
     found = asked({f"{PREFIX}/{key}": value})
-    assert isinstance(found, Requested) is (check_value(key, value) is None)
+    assert isinstance(found, PlacementOptions) is (check_value(key, value) is None)
 
 
 minutes = st.integers(0, 1439)
@@ -93,7 +101,7 @@ minutes = st.integers(0, 1439)
 @given(st.lists(st.tuples(minutes, minutes).filter(lambda w: w[0] != w[1]), min_size=1, max_size=5))
 def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, int]]) -> None:
     text = ",".join(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in windows)
-    busy = parse_load(text).busy
+    busy = parse_load(text).busy_intervals
     expected = {
         minute
         for a, b in windows
@@ -123,11 +131,11 @@ def test_no_resources_make_the_demand_fail_and_nothing_negative_is_needed(
 ) -> None:
     container = Container(id="c", pod_id="p", name="main", resources=resources, oom_score_adj=score)
     requested = asked({f"{PREFIX}/cpus": "exclusive"})
-    assert isinstance(requested, Requested)
+    assert isinstance(requested, PlacementOptions)
     for qos in QoSClass:
         pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", qos=qos)
-        found = demand(pod, container, requested, capacity or 0)
-        if isinstance(found, Refusal):
+        found = compute_demand(pod, container, requested, capacity or 0)
+        if isinstance(found, Rejection):
             assert "expected " in found.message
             continue
         assert isinstance(found, Demand)

@@ -14,18 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Decision, Machine, Met
-from nri_numa.engine.explain.explanation import grounds, of_allocation, of_refusal
-from nri_numa.engine.resync import resync, take_in
-from nri_numa.engine.state import Kind, NodeState, violations
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import Admitted, Decision, NodeModel, RunningAdmission
+from nri_numa.engine.explain.explanation import (
+    explain_allocation,
+    explain_rejection,
+    stored_explanation,
+)
+from nri_numa.engine.resync import admit_running, rebuild_node_state
+from nri_numa.engine.state import Kind, NodeState, check_invariants
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
-    Pods,
     PodSandbox,
+    PodTable,
     QoSClass,
     Resources,
     StateChange,
@@ -61,8 +65,8 @@ pods = st.tuples(
 nodes = st.lists(pods, min_size=1, max_size=6)
 machines = st.sampled_from(
     [
-        synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
-        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=2, memory_gib=64),
+        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        build_synthetic_topology(sockets=2, numa_per_socket=2, cores_per_numa=2, memory_gib=64),
     ]
 )
 
@@ -89,11 +93,15 @@ def _journal(before: NodeState, after: NodeState, ids: Iterable[str], uids: Iter
 def _said(decision: Decision, calm: Collection[str]) -> bytes:
     """All that is told of a decision: what the container gets, what others get, and why."""
     if isinstance(decision, Admitted):
-        why = of_allocation(decision.allocation, grounds(decision.trace), decision.adjustment.cpus)
+        why = explain_allocation(
+            decision.allocation, stored_explanation(decision.trace), decision.adjustment.cpus
+        )
         others = [u for u in decision.updates if u.container_id not in calm]
         told: object = (decision.adjustment, others, decision.change, decision.warnings)
     else:
-        why = of_refusal(grounds(decision.trace), decision.reason, decision.message)
+        why = explain_rejection(
+            stored_explanation(decision.trace), decision.reason, decision.message
+        )
         told = ()
     return msgspec.json.encode((why, told))
 
@@ -119,29 +127,31 @@ def _after(
 def test_strangers_are_decided_as_if_they_came_one_after_the_other(
     node: Node, topology: Topology
 ) -> None:
-    machine = Machine(topology=topology, settings=Settings(), key=b"signs")
+    machine = NodeModel(topology=topology, settings=Settings(), key=b"signs")
     sandboxes, live = _full(node)
     of = {p.id: p for p in sandboxes}
-    told = resync(machine, NodeState(), sandboxes, live, now=7.0)
+    told = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0)
     state, one_by_one = NodeState(), []
     updates: list[ContainerUpdate] = []
     for stranger in sorted(live, key=lambda c: (of[c.pod_id].full_name, c.name, c.id)):
-        met: Met = take_in(machine, state, of[stranger.pod_id], stranger, None, 7.0)
+        met: RunningAdmission = admit_running(
+            machine, state, of[stranger.pod_id], stranger, None, 7.0
+        )
         one_by_one.append(met.decision)
         state = met.state
         updates += met.updates
     ids, uids = [c.id for c in live], [p.uid for p in sandboxes]
     assert _journal(NodeState(), told.state, ids, uids) == _journal(NodeState(), state, ids, uids)
     assert replace(told.state, serial=state.serial) == state
-    assert violations(told.state, topology, machine.settings) == []
+    assert check_invariants(told.state, topology, machine.settings) == []
     # Those that nothing asks to pin are told by their allocation alone.
-    calm = {a.container_id for a in told.left_alone}
+    calm = {a.container_id for a in told.unpinned}
     assert [_said(d, calm) for d in told.decisions] == [
         _said(d, calm)
         for d in one_by_one
         if not (isinstance(d, Admitted) and d.allocation.container_id in calm)
     ]
-    pool = str(state.pool(topology, machine.settings))
+    pool = str(state.shared_pool(topology, machine.settings))
     assert _after(state, live, told.updates, pool) == _after(state, live, updates, pool)
 
 
@@ -150,19 +160,19 @@ def test_states_that_somebody_has_are_never_changed(
     first: Node, then: Node, topology: Topology
 ) -> None:
     """The remembered state, and that of each decision which tells others."""
-    machine = Machine(topology=topology, settings=Settings())
+    machine = NodeModel(topology=topology, settings=Settings())
     sandboxes, live = _full(first)
-    prior = resync(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
     known, text = list(prior.allocations), repr(prior)
     more, others = _full(then)
     more = [replace(p, id=f"n{p.id}", uid=f"n{p.uid}") for p in more]
     others = [replace(c, id=f"n{c.id}", pod_id=f"n{c.pod_id}") for c in others]
-    told = resync(machine, prior, [*sandboxes, *more], [*live, *others], now=9.0)
+    told = rebuild_node_state(machine, prior, [*sandboxes, *more], [*live, *others], now=9.0)
     assert repr(prior) == text
     for decision in told.decisions:
         if not isinstance(decision, Admitted):
             continue
-        assert violations(decision.state, topology, machine.settings) == []
+        assert check_invariants(decision.state, topology, machine.settings) == []
         mine = decision.allocation.container_id
         if decision.updates:
             assert decision.state.allocations[mine] is decision.allocation
@@ -172,24 +182,26 @@ def test_states_that_somebody_has_are_never_changed(
 
 def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     """Converting all pods of a node takes longer than comparing what is known of them."""
-    machine = Machine(
-        topology=synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+    machine = NodeModel(
+        topology=build_synthetic_topology(
+            sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=16
+        ),
         settings=Settings(),
     )
     asks: Mapping[str, str] = {"policy": "best-effort"}
     sandboxes, live = _full([(asks, QoSClass.BURSTABLE, [("app", resources(1))])] * 3)
-    prior = resync(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
     asked: list[str] = []
 
     def make(pod_id: str) -> PodSandbox:
         asked.append(pod_id)
         return next(p for p in sandboxes if p.id == pod_id)
 
-    every = Pods({p.id: p.uid for p in sandboxes}, make)
-    known = resync(machine, prior, every, live, now=9.0)
+    every = PodTable({p.id: p.uid for p in sandboxes}, make)
+    known = rebuild_node_state(machine, prior, every, live, now=9.0)
     assert (asked, len(known.adopted)) == ([], 3)
     larger = replace(live[1], resources=resources(2))
-    again = resync(machine, prior, every, [live[0], larger, live[2]], now=9.0)
+    again = rebuild_node_state(machine, prior, every, [live[0], larger, live[2]], now=9.0)
     assert asked == [sandboxes[1].id]
     assert [a.container_id for a, _ in again.resized] == [larger.id]
     assert again.state.allocations[live[0].id].kind is Kind.SHARED

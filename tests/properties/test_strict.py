@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.decision import Reading
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import MeasuredFree
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Settings
@@ -44,7 +44,7 @@ OTHERS = st.none() | st.tuples(
 READINGS = st.none() | st.lists(st.integers(0, 6), min_size=4, max_size=4)
 
 NODES = st.builds(
-    synthetic,
+    build_synthetic_topology,
     sockets=st.sampled_from([1, 2]),
     numa_per_socket=st.sampled_from([1, 2]),
     cores_per_numa=st.sampled_from([2, 4]),
@@ -71,12 +71,12 @@ def narrowest(topology: Topology, wants: list[tuple[float, float, int]]) -> int:
     return found
 
 
-def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
+def kernel(levels: list[int] | None, topology: Topology) -> MeasuredFree | None:
     """What the kernel says is free, in GiB by NUMA node."""
     if levels is None:
         return None
     by_node = dict(zip(topology.numa_ids, levels, strict=False))
-    return Reading(
+    return MeasuredFree(
         memory={i: level * GIB for i, level in by_node.items()},
         hugepages={i: {GIB: level * GIB // 2} for i, level in by_node.items()},
     )
@@ -91,7 +91,9 @@ def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
     resizes=st.lists(st.tuples(st.integers(0, 20), WANTS), max_size=4),
 )
 @example(
-    topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=8),
+    topology=build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=8
+    ),
     policy="restricted",
     order=CPUOrder.KUBELET,
     by_socket=False,

@@ -7,15 +7,19 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod
 
-SMT = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8)
-PLAIN = synthetic(sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8)
+SMT = build_synthetic_topology(
+    sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8
+)
+PLAIN = build_synthetic_topology(
+    sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8
+)
 
 lists = st.sets(st.integers(0, 23), min_size=1).map(lambda ids: str(CPUSet(ids)))
 wishes = st.fixed_dictionaries(
@@ -60,7 +64,7 @@ def made(
         Limits,
         pool=st.sampled_from([None, CPUAmount(4), CPUAmount(percent=40)]),
         numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1), CPUAmount(percent=50)]),
-        idle=st.sampled_from([CPUAmount(percent=25), CPUAmount(percent=100)]),
+        idle_siblings=st.sampled_from([CPUAmount(percent=25), CPUAmount(percent=100)]),
     ),
     rule=st.sampled_from([(), (Rule(values={"cpus": "exclusive", "policy": "best-effort"}),)]),
     grow=st.integers(1, 12),
@@ -79,14 +83,14 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
     def look() -> None:
         state = world.agent.state
         for container_id, allocation in state.allocations.items():
-            if allocation.owned:
+            if allocation.exclusive:
                 assert 1000 * len(allocation.cpus) <= paid[container_id]
-        pool = state.pool(world.topology, world.settings)
-        if state.owned:
-            assert len(pool) >= machine.floor
-            assert len(state.idle) <= limits.idle.of(24)
+        pool = state.shared_pool(world.topology, world.settings)
+        if state.exclusive:
+            assert len(pool) >= machine.pool_floor
+            assert len(state.idle_siblings) <= limits.idle_siblings.cpus_of_total(24)
         for cpus in machine.node_cpus.values():
-            keep = limits.numa_pool.of(len(cpus))
+            keep = limits.numa_pool.cpus_of_total(len(cpus))
             assert len(pool & cpus) >= keep
         world.check()
 
@@ -133,10 +137,10 @@ def test_no_owner_is_refused_because_of_an_unpaid_list(
         of, made_of = made(n, *one)
         state = alone = world.agent.state
         for container_id, allocation in state.allocations.items():
-            if allocation.soft and not allocation.charges:
-                alone = alone.without(container_id)
+            if allocation.yields_to_exclusive and not allocation.charges:
+                alone = alone.without_allocation(container_id)
         without = admit(machine, alone, of, made_of)
-        if isinstance(without, Admitted) and without.allocation.owned:
+        if isinstance(without, Admitted) and without.allocation.exclusive:
             beside = admit(machine, state, of, made_of)
             assert isinstance(beside, Admitted), beside.message
             assert len(beside.allocation.cpus) == len(without.allocation.cpus)

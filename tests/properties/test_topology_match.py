@@ -12,7 +12,7 @@ from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container
-from nri_numa.publisher.topology import contents
+from nri_numa.publisher.topology import build_topology_contents
 from tests.beds.topology_match import Pod, passes
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
@@ -45,7 +45,9 @@ def _placed(world: World, cpus: float, memory: float, pages: int) -> bool:
 
 
 def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
-    found = contents("x", zones_document(world.agent.machine, world.agent.state, None))
+    found = build_topology_contents(
+        "x", zones_document(world.agent.machine, world.agent.state, None)
+    )
     needs = {"cpu": round(cpus * 1000), "memory": int(memory * GIB), "hugepages-2Mi": pages}
     return passes(found, Pod(apps=[needs]))
 
@@ -85,7 +87,7 @@ def test_whole_pods(
     """With scope pod all containers must fit one NUMA node together."""
     world = _lived(number, replace(settings, defaults={**POLICY, "scope": "pod"}), steps)
     machine, state = world.agent.machine, world.agent.state
-    found = contents("x", zones_document(machine, state, None))
+    found = build_topology_contents("x", zones_document(machine, state, None))
     needs = [{"cpu": 1000 * cpus, "memory": int(memory * GIB)} for cpus, memory in containers]
     whole = resources(sum(c for c, _ in containers), sum(m for _, m in containers))
     of, placed = pod("one-more", total=whole), True

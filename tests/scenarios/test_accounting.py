@@ -8,19 +8,19 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import take_beside_others, together
+from nri_numa.engine.accounting import take_avoiding_contended, total_free_exclusive
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
-from nri_numa.engine.decision import Case, Machine, Reading, Refused
+from nri_numa.engine.decision import MeasuredFree, NodeModel, PlacementRequest, Rejected
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Settings
-from nri_numa.model.workload import SMT, QoSClass, Requested, Strategy
+from nri_numa.model.workload import SMT, PlacementOptions, QoSClass, Strategy
 from tests.beds.views import live_view
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 
-MANY_IDLE = Settings(limits=Limits(idle=CPUAmount(percent=50), pool=CPUAmount(1)))
+MANY_IDLE = Settings(limits=Limits(idle_siblings=CPUAmount(percent=50), pool=CPUAmount(1)))
 """How many siblings may be kept idle is another matter; see test_tenants.py."""
 
 
@@ -32,7 +32,9 @@ usual = partial(World, machines.dual_no_smt())
 
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
-    world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
+    world = World(
+        build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE
+    )
     for n in range(6):
         world.put(f"isolated{n}", ISOLATE, 1, 1)
     for n in range(2):
@@ -44,9 +46,9 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     assert "free: NUMA node 0: 0.5 CPUs" in refused.message
     assert "NUMA node 1: 0.5 CPUs" in refused.message
     view = live_view(world.agent, memory=world.reading)
-    nodes = view.listing().head.numa_nodes
-    assert [n.cpu_available_milli for n in nodes] == [500, 500]
-    assert [n.available_cpus for n in view.snapshot().numa_nodes] == [0.5, 0.5]
+    nodes = view.list_assignments().head.numa_nodes
+    assert [n.cpu_free_milli for n in nodes] == [500, 500]
+    assert [n.available_cpus for n in view.metrics_snapshot().numa_nodes] == [0.5, 0.5]
 
 
 def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:
@@ -61,18 +63,18 @@ def test_case_11_owners_leave_what_shared_containers_were_promised(world: World)
 
 def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
     """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
-    world = World(machines.single_smt(), Settings(oversale=2.0))
+    world = World(machines.single_smt(), Settings(cpu_overcommit=2.0))
     world.put("owner", SINGLE, 7, 1)
     refused = world.refused("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
     assert "free: NUMA node 0: 2 CPUs" in refused.message
 
 
 def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
-    limits = Limits(idle=CPUAmount(2), pool=CPUAmount(1))
-    topology = synthetic(sockets=1, cores_per_numa=8)
+    limits = Limits(idle_siblings=CPUAmount(2), pool=CPUAmount(1))
+    topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
-    assert together(world.agent.machine, world.agent.state) == 1
+    assert total_free_exclusive(world.agent.machine, world.agent.state) == 1
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
@@ -85,7 +87,7 @@ def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) 
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
     world.put("first", SINGLE, 6.5, 1)
     world.put("wide", {"policy": "best-effort"}, 9, 1)
-    left = world.agent.machine.cpu_left(world.agent.state)
+    left = world.agent.machine.free_cpu_milli(world.agent.state)
     assert sorted(left.values()) == [0, 500]
     assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
 
@@ -93,10 +95,13 @@ def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) 
 def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     """Of NUMA node 0 one CPU may be owned, which makes no whole core."""
     topology = machines.dual_adjacent()
-    machine, of = Machine(topology=topology, settings=Settings()), pod("own")
-    take = partial(take_beside_others, Case(machine, NodeState(), of, container(of), Requested()))
+    machine, of = NodeModel(topology=topology, settings=Settings()), pod("own")
+    take = partial(
+        take_avoiding_contended,
+        PlacementRequest(machine, NodeState(), of, container(of), PlacementOptions()),
+    )
     request = TakeRequest(
-        count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
+        count=4, free_cpus=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
     )
     taken = take(request, {0: 1, 1: 8})
     assert isinstance(taken, ChosenCPUs)
@@ -141,7 +146,7 @@ def test_a_resize_that_is_refused_says_who_has_its_numa_node(world: World) -> No
 POLICY = {"policy": "best-effort"}
 
 
-def _six(strategy: Strategy, reading: Reading | None = None) -> list[str]:
+def _six(strategy: Strategy, reading: MeasuredFree | None = None) -> list[str]:
     """Where six pods of one CPU and 256 MiB go."""
     world = World(machines.dual_no_smt(), Settings(strategy=strategy), reading=reading)
     pods = (pod(f"p{n}", POLICY, qos=QoSClass.BURSTABLE) for n in range(6))
@@ -149,12 +154,12 @@ def _six(strategy: Strategy, reading: Reading | None = None) -> list[str]:
 
 
 # Page cache: node 1 has 3 GiB less of 16.
-UNEVEN = Reading(memory={0: 15 * GIB, 1: 12 * GIB})
+UNEVEN = MeasuredFree(memory={0: 15 * GIB, 1: 12 * GIB})
 
 
 def test_case_17_six_small_pods_use_both_numa_nodes() -> None:
     """By memory left alone all six go to node 0, which has 3 GiB more."""
-    assert Counter(_six(Strategy.MOST_LEFT, UNEVEN)) == {"0": 6}
+    assert Counter(_six(Strategy.MOST_MEMORY, UNEVEN)) == {"0": 6}
     assert Counter(_six(Strategy.SPREAD, UNEVEN)) == {"0": 3, "1": 3}
     assert Counter(_six(Strategy.SPREAD)) == {"0": 3, "1": 3}
 
@@ -172,7 +177,9 @@ def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
-    base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    base = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
+    )
     world = World(base, Settings(capacity_factor={1: 0.5}))
     world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
     world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=QoSClass.BURSTABLE)
@@ -248,7 +255,7 @@ def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
     app = container(of, wants=resources(cpus, 1))
     world.place(of, app)
     both = Settings(capacity_factor={0: 0.0, 1: 0.0})
-    world.agent.retopology(replace(world.agent.machine, settings=both))
+    world.agent.update_topology(replace(world.agent.machine, settings=both))
     refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
-    assert isinstance(refused, Refused)
-    assert "(capacity factor 0: drained)" in refused.refusal.message
+    assert isinstance(refused, Rejected)
+    assert "(capacity factor 0: drained)" in refused.rejection.message

@@ -10,12 +10,17 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import largest, together
+from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, Reading
-from nri_numa.engine.request.annotations import LONGEST_PLACED, placed_for, placed_text, read_placed
+from nri_numa.engine.decision import Admitted, MeasuredFree
+from nri_numa.engine.request.annotations import (
+    MAX_SCHEDULED_NODES_CHARS,
+    format_scheduled_nodes,
+    parse_scheduled_nodes,
+    scheduled_nodes,
+)
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
@@ -49,7 +54,7 @@ def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> 
     made = replace(container(of, wants=resources(40, 1)), devices=(device,))
     assert world.place(of, made)[1] == "0-1"
     (allocation,) = world.agent.state.allocations.values()
-    assert allocation.preferred
+    assert allocation.aligned
 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
@@ -107,10 +112,12 @@ def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
 
 
 def test_hugepages_decide_the_node() -> None:
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
     )
-    world = World(topology, reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}))
+    world = World(
+        topology, reading=MeasuredFree(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}})
+    )
     assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
     says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
@@ -139,7 +146,7 @@ def test_the_quota_is_lifted_for_owners_only(world: World) -> None:
     world.put("shared", SINGLE, 1.5, 1)
     assert world.live["own-app"].resources.cpu_quota == -1
     assert world.live["shared-app"].resources.cpu_quota == 150_000
-    kept = World(machines.dual_smt(), Settings(lift_quota=False))
+    kept = World(machines.dual_smt(), Settings(disable_cfs_quota=False))
     kept.put("own", SINGLE, 2, 1)
     assert kept.live["own-app"].resources.cpu_quota == 200_000
 
@@ -149,13 +156,13 @@ def test_observe_decides_and_changes_nothing() -> None:
     assert world.put("a", SINGLE, 2, 1) == ("", "")
     assert world.allocation("a-app").kind is Kind.EXCLUSIVE
     assert world.put("b", {"numacpu": "99"}) == ("", "")
-    assert world.agent.refusals[-1].reason == "UnknownCPU"
+    assert world.agent.rejections[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
     assert world.synchronize() == ()
 
 
 def test_a_refusal_on_a_large_machine_stays_readable() -> None:
-    world = World(synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2))
+    world = World(build_synthetic_topology(sockets=4, numa_per_socket=4, cores_per_numa=2))
     refused = world.refused("a", SINGLE, 400, 1)
     assert "and 8 more NUMA nodes" in refused.message
     assert len(refused.message) < 1000
@@ -164,7 +171,7 @@ def test_a_refusal_on_a_large_machine_stays_readable() -> None:
 def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_where_cpus_are() -> (
     None
 ):
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=2, memory_gib=4, memory_only_gib=[64]
     )
     tier = topology.memory_nodes - topology.cpu_nodes
@@ -191,7 +198,7 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
     cores: int, cpus: int, each: list[int]
 ) -> None:
     """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=cores)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=cores)
     for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
         world = World(topology, Settings(distribute_across_numa=True))
         owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
@@ -232,12 +239,12 @@ def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
 
 
 def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
-    world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    world = two_nodes(MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB}))
     of = pod("p", TOGETHER, total=resources(2, 6))
     assert world.add(of, "a", 1, 3)[1] == "0"
-    world.reading = Reading(memory={0: 2 * GIB, 1: 8 * GIB})
+    world.reading = MeasuredFree(memory={0: 2 * GIB, 1: 8 * GIB})
     assert world.refuse(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
-    world.reading = Reading(memory={0: 4 * GIB, 1: 8 * GIB})
+    world.reading = MeasuredFree(memory={0: 4 * GIB, 1: 8 * GIB})
     assert world.add(of, "b", 1, 3)[1] == "0"
 
 
@@ -288,7 +295,9 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
     """2 + 5 of 8 CPUs, and 3 + 3 of 8 GiB: the sum is asked for once, not once for each."""
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8)
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8
+    )
     world = World(topology)
     of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
@@ -310,15 +319,17 @@ def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
 @pytest.mark.parametrize("wishes", [{}, {"smt": "isolate"}, {"smt": "full-core"}])
 def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[str, str]) -> None:
     """Who shares that NUMA node would run on the others from then on."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
-    world = World(topology, Settings(limits=Limits(idle=CPUAmount(percent=100))))
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8
+    )
+    world = World(topology, Settings(limits=Limits(idle_siblings=CPUAmount(percent=100))))
     world.put("share", {"policy": "single-numa-node"}, 0.5, 1, QoSClass.BURSTABLE)
     there = topology.cpus_of(world.allocation("share-app").numa_nodes)
     for number in range(8):
         own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
         world.create(own, container(own, wants=resources(2, 1)))
         assert world.cpus("share-app") <= there
-    assert len(world.agent.state.owned) >= 6
+    assert len(world.agent.state.exclusive) >= 6
 
 
 def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -> None:
@@ -347,7 +358,7 @@ HOUSEKEEPING = CPUSet.parse("0-1,16-17")
 
 def isolating(isolated: str = "2-15,18-31") -> Topology:
     """Two NUMA nodes of 8 cores with 2 threads; node 0 is 0-7,16-23."""
-    return synthetic(
+    return build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=8, isolated=CPUSet.parse(isolated)
     )
 
@@ -391,8 +402,8 @@ def test_what_sharers_were_promised_is_not_owned() -> None:
 
 def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
-    assert largest(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
-    assert together(world.agent.machine, world.agent.state) == 4
+    assert max_exclusive_by_node(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
+    assert total_free_exclusive(world.agent.machine, world.agent.state) == 4
     says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
     assert world.put("own", OWN, 4)[0] == "2-3,18-19"
     assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message
@@ -422,7 +433,7 @@ def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> N
 def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
     world = World(isolating())
     admitted = world.admit(pod("listed", {"numacpu": "4-5"}), wants=resources(2))
-    assert admitted.allocation.kind is Kind.EXPLICIT
+    assert admitted.allocation.kind is Kind.LISTED
     assert [w for w in admitted.warnings if w.startswith("CPUs 4-5 are isolated")]
 
 
@@ -451,7 +462,7 @@ def test_a_machine_of_isolated_cpus_shares_them() -> None:
         *((False, f'{{"app":"{held}"}}', "0") for held in ("0-1", "7", "1023")),
         *((False, text, "0") for text in ("", "{", "3", '{"app":3}', '{"app":"x"}', "[" * 100_000)),
         (False, '{"other":"1"}', "0"),
-        (False, '{"app":"' + "1," * LONGEST_PLACED + '1"}', "0"),
+        (False, '{"app":"' + "1," * MAX_SCHEDULED_NODES_CHARS + '1"}', "0"),
     ],
 )
 def test_what_the_scheduler_held_is_a_preference(ties: bool, text: str, mems: str) -> None:
@@ -463,11 +474,11 @@ def test_what_the_scheduler_held_is_a_preference(ties: bool, text: str, mems: st
 
 def test_text_and_back() -> None:
     places = {"b": NUMASet([1]), "a": NUMASet([0, 1]), "none": NO_NUMA_NODES}
-    text = placed_text(places)
+    text = format_scheduled_nodes(places)
     assert text == '{"a":"0-1","b":"1"}'
-    assert read_placed(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
-    assert placed_for({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
-    assert placed_for({}, PREFIX[:-1], "b") == NO_NUMA_NODES
+    assert parse_scheduled_nodes(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
+    assert scheduled_nodes({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
+    assert scheduled_nodes({}, PREFIX[:-1], "b") == NO_NUMA_NODES
 
 
 def test_it_is_said(world: World) -> None:
@@ -477,7 +488,7 @@ def test_it_is_said(world: World) -> None:
         made = container(of, wants=resources(cpus, 1))
         found = admit(world.agent.machine, world.agent.state, of, made)
         assert isinstance(found, Admitted)
-        said = [step for step in found.trace.steps if "the scheduler held" in step]
+        said = [step for step in found.trace.decision_steps if "the scheduler held" in step]
         if name == "first":
             assert said == ["the scheduler held NUMA node 1: taken"]
             assert found.warnings == ()

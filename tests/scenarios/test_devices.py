@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.decision import Reading
-from nri_numa.engine.explain.explanation import of_allocation
-from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.decision import MeasuredFree
+from nri_numa.engine.explain.explanation import explain_allocation
+from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, Device, DeviceRequest, DeviceUse, PodSandbox
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -74,8 +74,8 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", SINGLE)
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
     allocation = world.allocation("a-app")
-    document = of_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
-    text = "\n".join(sentences(document))
+    document = explain_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
+    text = "\n".join(explanation_sentences(document))
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
     (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
@@ -187,7 +187,7 @@ def test_cpus_begin_beside_most_of_the_devices(policy: str) -> None:
 
 def test_pods_without_devices_keep_away_from_free_ones() -> None:
     """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
-    world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
+    world = World(machines.dual_smt_16(), reading=MeasuredFree(devices={0: 2, 1: 0}))
     for name in ("a", "b"):
         assert world.put(name, SINGLE, 3, 1)[1] == "1"
     assert world.put("c", SINGLE, 3, 1)[1] == "0", "it fits nowhere else"

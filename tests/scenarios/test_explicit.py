@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.decision import Reading
+from nri_numa.engine.decision import MeasuredFree
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
@@ -69,7 +69,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in lenient.agent.grounds_of_refusal(lenient.agent.refusals[-1]).basis.rule
+        in lenient.agent.grounds_of_refusal(lenient.agent.rejections[-1]).basis.rule
     )
     strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
     assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
@@ -87,7 +87,7 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
 def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> None:
     """Three pods of 2 GiB in pages of 1 GiB, and one NUMA node that has two of them."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, hugepages={GIB: 2 * GIB}
     )
     world = World(topology)
@@ -105,7 +105,7 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
 
 
 def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
-    world = World(machines.snc_smt(), reading=Reading(memory={0: GIB}))
+    world = World(machines.snc_smt(), reading=MeasuredFree(memory={0: GIB}))
     assert world.refused("a", {"numamem": "0"}, 1, 2).reason == "NotEnoughMemory"
 
 
@@ -113,8 +113,8 @@ def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
     world = World(machines.snc_smt())
     assert world.put("a", {"numacpu": "99", "on-failure": "unpinned"}) == ("", "")
     allocation = world.allocation("a-app")
-    assert allocation.kind is Kind.UNBOUND
-    assert not allocation.preferred
+    assert allocation.kind is Kind.UNPINNED
+    assert not allocation.aligned
     assert "UnknownCPU" in allocation.reason
 
 
@@ -132,9 +132,9 @@ def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
     assert (CPUSet.parse(cpus) <= CPUSet.parse("4-7"), mems) == (True, "1")
     allocation = world.allocation("a-app")
     assert allocation.kind is Kind.EXCLUSIVE
-    assert allocation.owned
-    assert allocation.preferred
-    assert world.agent.state.charge(1).memory == GIB
+    assert allocation.exclusive
+    assert allocation.aligned
+    assert world.agent.state.allocated_on(1).memory == GIB
     assert "memory as listed: numamem 1" in world.steps("a-app")
 
 
@@ -142,7 +142,7 @@ def test_numamem_with_best_effort_takes_cpus_elsewhere_when_none_are_near(world:
     world.put("own", {"numacpu": "4-6", "cpus": "exclusive"}, 3, 1)
     cpus, mems = world.put("a", {"policy": "best-effort", "numamem": "1"}, 3, 1)
     assert (CPUSet.parse(cpus) <= CPUSet.parse("0-3"), mems) == (True, "1")
-    assert not world.allocation("a-app").preferred
+    assert not world.allocation("a-app").aligned
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
@@ -171,7 +171,7 @@ def test_numamem_with_exclusive_and_no_policy_prefers_cpus_near_it(world: World)
 
 
 def test_numamem_of_memory_without_cpus_puts_cpus_at_the_least_distance() -> None:
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_only_gib=[8],
         distances=[[10, 20, 30], [20, 10, 15], [30, 15, 10]],
     )  # fmt: skip

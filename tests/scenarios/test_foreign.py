@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from nri_numa.agent.view import Moment
-from nri_numa.engine.others import pinned_elsewhere
+from nri_numa.agent.view import StateSnapshot
+from nri_numa.engine.others import foreign_pinned_cpus
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
@@ -36,7 +36,7 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
     world.update(one, Resources(cpus="2"))
     assert world.allocation(one).kind is Kind.FOREIGN
     world.update(one, Resources(cpus="0-3"))
-    assert world.allocation(one).kind is Kind.UNBOUND
+    assert world.allocation(one).kind is Kind.UNPINNED
     world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.check()
@@ -52,11 +52,11 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
     assert world.allocation(one).kind is Kind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
-    real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
+    real = StateSnapshot(world.agent.machine, world.agent.state, {}).drift_of(one)
     assert real is not None
-    assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
+    assert (real.cpus, real.on_exclusive_cpus, real.holders) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by another component to CPU 0"
-    assert Moment(world.agent.machine, world.agent.state, {}).actual("own-app") is None
+    assert StateSnapshot(world.agent.machine, world.agent.state, {}).drift_of("own-app") is None
     world.stop(one)
     assert world.count("foreign_on_owned_cpus") == 0
 
@@ -66,7 +66,7 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> 
     world.update(one, Resources(cpus="2-3"))
     world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="0-3"))
-    assert world.allocation(one).kind is Kind.UNBOUND
+    assert world.allocation(one).kind is Kind.UNPINNED
     assert world.has(one)[0] == "1-3"
     assert not world.cpus(one) & world.cpus("own-app")
     assert "holds the whole shared pool" in world.allocation(one).reason
@@ -93,7 +93,7 @@ def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None
     assert world.cpus("own-app") == CPUSet.parse("0")
     assert world.count("foreign_on_owned_cpus") == 1
     world.update(one, Resources(cpus="0-3"))
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
     assert world.count("foreign_on_owned_cpus") == 0
 
 
@@ -118,7 +118,7 @@ def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: boo
     if restart:
         world.boot()
     world.synchronize()
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
     assert world.count("foreign_on_owned_cpus") == 0
 
 
@@ -129,7 +129,7 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None
     world.synchronize()
     assert world.has(one)[0] == "0"
     allocation = world.allocation(one)
-    assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
+    assert (allocation.kind, allocation.foreign_cpus) == (Kind.FOREIGN, CPUSet.parse("0"))
     assert world.count("foreign_on_owned_cpus") == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
@@ -142,7 +142,7 @@ def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
     assert world.allocation(one) == before
 
 
-@pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNBOUND), ("1-3", Kind.FOREIGN)])
+@pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNPINNED), ("1-3", Kind.FOREIGN)])
 def test_a_container_that_is_created_with_a_cpuset(world: World, cpus: str, expected: Kind) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
     one = plain(world, cpus=cpus)
@@ -150,7 +150,7 @@ def test_a_container_that_is_created_with_a_cpuset(world: World, cpus: str, expe
     world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.synchronize()
-    if expected is Kind.UNBOUND:
+    if expected is Kind.UNPINNED:
         world.check()
 
 
@@ -160,7 +160,7 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     one = plain(world)
     assert world.has(one)[0] == "1-3"
     world.update(one, Resources(cpus="0-3"))
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,16 @@ SINGLE = {"policy": "single-numa-node"}
 
 
 def _elsewhere(world: World) -> CPUSet:
-    return pinned_elsewhere(world.agent.state, world.topology)
+    return foreign_pinned_cpus(world.agent.state, world.topology)
 
 
 @pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
 def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
     """Four cores with siblings side by side; the first has a foreign container."""
     world = World(
-        synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT)
+        build_synthetic_topology(
+            sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT
+        )
     )
     plain(world, "kubelets", "0-1")
     world.put("a", {**SINGLE, "smt": smt}, 2, 1)

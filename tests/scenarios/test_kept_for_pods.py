@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading, Refused
-from nri_numa.engine.explain.explanation import of_allocation
-from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.engine.explain.explanation import explain_allocation
+from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import TO_COME
-from nri_numa.engine.whole import ExpectedContainer, containers_text
+from nri_numa.engine.whole import ExpectedContainer, format_containers
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import PodSandbox, QoSClass, Strategy
@@ -25,7 +25,7 @@ from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
-KEEP = Settings(kept_seconds=600.0)
+KEEP = Settings(reservation_seconds=600.0)
 
 
 def four(settings: Settings = KEEP, *, cgroups: CgroupReader | None = None) -> World:
@@ -53,7 +53,7 @@ def owned(world: World, container_id: str) -> CPUSet:
     return CPUSet.parse(world.has(container_id)[0])
 
 
-def refused(world: World, of: PodSandbox, cpus: float) -> Refused:
+def refused(world: World, of: PodSandbox, cpus: float) -> Rejected:
     return world.refuse(of, container(of, "late", wants=resources(cpus)))
 
 
@@ -63,9 +63,9 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     first = start(world, of, "main", 3)
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
-    (left,) = world.agent.state.kept_for(of.uid)
+    (left,) = world.agent.state.reservations_of(of.uid)
     assert shown_kind(world.agent.state, left) == "kept"
-    assert sentences(of_allocation(left, None, str(had))) == [
+    assert explanation_sentences(explain_allocation(left, None, str(had))) == [
         "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
         "container ended."
     ]
@@ -85,19 +85,19 @@ def test_the_app_gets_the_cpus_of_the_init_container() -> None:
     app = start(world, of, "app", 2)
     assert owned(world, app) < had
     world.check()
-    (left,) = world.agent.state.kept_for(of.uid)
+    (left,) = world.agent.state.reservations_of(of.uid)
     assert left.cpus == had - owned(world, app), "the rest is kept, too"
     assert sum(c.cpu_milli for c in left.charges.values()) == 1000
     before = world.agent.state
     world.restart()
-    assert (world.agent.state.pods, world.agent.state.owned) == (before.pods, before.owned)
+    assert (world.agent.state.pods, world.agent.state.exclusive) == (before.pods, before.exclusive)
     assert owned(world, start(world, of, "second", 1)) == left.cpus
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_what_is_kept_is_not_the_last_of_those_who_share() -> None:
     """The app does not fit where the init container was."""
-    world = two_nodes(kept_seconds=600.0, strategy=Strategy.PACK)
+    world = two_nodes(reservation_seconds=600.0, strategy=Strategy.PACK)
     world.put("other", {"numacpu": "0", **OWN}, 1)
     world.put("web")
     of = pod("job", {"policy": "single-numa-node"}, total=resources(4))
@@ -116,7 +116,7 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
     shared = container(of, "log", wants=resources(0.5))
     world.place(replace(of, annotations={}), shared)
     assert world.cpus(shared.id) == CPUSet(range(4)) - had
-    assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["main"]
+    assert [a.container for a in world.agent.state.reservations_of(of.uid)] == ["main"]
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
-    world.agent.release_kept()
-    assert world.agent.state.owned
+    world.agent.release_reservations()
+    assert world.agent.state.exclusive
     world.now += 1
-    world.agent.release_kept()
-    assert not world.agent.state.owned
+    world.agent.release_reservations()
+    assert not world.agent.state.exclusive
 
 
 def sandbox(tree: CgroupTree, of: PodSandbox, number: int = 0) -> PodSandbox:
@@ -154,16 +154,16 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     main = start(world, of, "main", 3)
     if not away:
         world.stop(main)
-        world.agent.release_kept()
-        assert world.agent.state.owned
+        world.agent.release_reservations()
+        assert world.agent.state.exclusive
     tree.remove(of.cgroups_path)
     if away:
         del world.live[main]
         world.pods[of.id] = of if path == "told" else replace(of, cgroups_path="")
         world.restart()
-    assert world.agent.state.owned
-    world.agent.release_kept()
-    assert not world.agent.state.owned
+    assert world.agent.state.exclusive
+    world.agent.release_reservations()
+    assert not world.agent.state.exclusive
 
 
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     for again in (False, True):
         if again:
             world.restart()
-        world.agent.release_kept()
-        assert world.agent.state.owned == had
+        world.agent.release_reservations()
+        assert world.agent.state.exclusive == had
     tree.remove(newer.cgroups_path)
-    world.agent.release_kept()
-    assert not world.agent.state.owned
+    world.agent.release_reservations()
+    assert not world.agent.state.exclusive
 
 
 def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
     of = sandbox(tree, pod("db", OWN))
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
-    world.agent.release_kept()
-    assert world.agent.state.owned
+    world.agent.release_reservations()
+    assert world.agent.state.exclusive
 
 
 def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     tree.remove(of.cgroups_path)
     world.live[made.id] = replace(world.live[made.id], starting=True)
     world.restart()
-    world.agent.release_kept()
-    assert not world.agent.state.owned
+    world.agent.release_reservations()
+    assert not world.agent.state.exclusive
     del world.live[made.id]
 
 
@@ -246,10 +246,10 @@ def test_a_failed_start_gives_back_after_a_while(
     begun = fails_to_start(world, slow, tree, 1)
     tree.write(f"/pods/slow/{begun}")
     world.now += limit - 1
-    world.agent.release_kept()
+    world.agent.release_reservations()
     assert {own, begun} == set(world.agent.state.allocations)
     world.now += 1
-    world.agent.release_kept()
+    world.agent.release_reservations()
     assert {begun} == set(world.agent.state.allocations)
     del world.live[own]
 
@@ -263,7 +263,7 @@ def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> 
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
     world.now += 600
-    world.agent.release_kept()
+    world.agent.release_reservations()
     other = start(world, pod("other", OWN), "main", 3) if taken else ""
     world.agent.start_container(of, world.live[own])
     assert owned(world, own) == (had if not taken else CPUSet(range(4)) - owned(world, other))
@@ -280,7 +280,7 @@ def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -
     world.boot()
     world.agent.state = older
     world.synchronize()
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
     assert owned(world, own) == had
 
 
@@ -288,7 +288,7 @@ def test_nothing_is_kept_where_it_is_switched_off() -> None:
     world = four(Settings())
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -303,8 +303,8 @@ def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
     else:
         del world.live[main]
     world.restart()
-    (left,) = world.agent.state.kept_for(of.uid)
-    assert (left.cpus, left.ended) == (had, world.now)
+    (left,) = world.agent.state.reservations_of(of.uid)
+    assert (left.cpus, left.reserved_at) == (had, world.now)
     refused(world, pod("other", OWN), 1)
     assert owned(world, start(world, of, "main", 3)) == had
 
@@ -323,24 +323,24 @@ def test_the_pods_sum_is_kept_for_its_second_container(world: World) -> None:
     assert world.topology.numa_of(owned(world, second)) == world.topology.numa_of(
         owned(world, first)
     )
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_the_pods_sum_is_kept_from_its_sandbox_on(world: World) -> None:
     of = whole("pair", 7)
     world.pods[of.id] = of
     world.agent.run_pod(of)
-    (held,) = world.agent.state.kept_for(of.uid)
+    (held,) = world.agent.state.reservations_of(of.uid)
     assert (len(held.cpus), held.container) == (7, "*")
     assert world.agent.state.pods[of.uid].affinity is None, "its devices may say where"
     world.check()
     first = start(world, of, "a", 3, 0.5)
     assert owned(world, first) < held.cpus
-    (held,) = world.agent.state.kept_for(of.uid)
+    (held,) = world.agent.state.reservations_of(of.uid)
     assert len(held.cpus) == 4
     world.check()
     start(world, of, "b", 4, 0.5)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_a_sandbox_of_a_known_pod_keeps_nothing_more(world: World) -> None:
@@ -369,9 +369,9 @@ def test_a_pod_that_begins_with_a_fraction_shares_and_keeps_nothing(world: World
     of = whole("halves", 2)
     world.pods[of.id] = of
     world.agent.run_pod(of)
-    assert world.agent.state.owned
+    assert world.agent.state.exclusive
     start(world, of, "a", 0.5, 0.5)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
 
 
 @pytest.mark.parametrize(
@@ -392,11 +392,11 @@ def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> No
     of = pod("job", OWN)
     world.stop(start(world, of, "init", 10))
     start(world, of, "app", 9)
-    (left,) = world.agent.state.kept_for(of.uid)
+    (left,) = world.agent.state.reservations_of(of.uid)
     (numa_node,) = left.numa_nodes
     assert left.cpus <= world.topology.numa_nodes[numa_node].cpus
     assert {i: c.cpu_milli for i, c in left.charges.items()} == {numa_node: 1000}
-    free = world.topology.online - world.agent.state.owned
+    free = world.topology.online - world.agent.state.exclusive
     assert owned(world, start(world, pod("other", OWN), "main", 5)) < free, "all but one can be had"
 
 
@@ -406,7 +406,10 @@ def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewher
         KEEP, cpu_order=CPUOrder.KUBELET, kubelet_ties=True, kubelet_memory=True, kubelet_cpus=True
     )
     world = World(
-        synthetic(sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8), kubelet
+        build_synthetic_topology(
+            sockets=3, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
+        ),
+        kubelet,
     )
     start(world, pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), "main", 4)
     for n in range(3):  # memory of each NUMA node serves single NUMA nodes from now on
@@ -446,22 +449,22 @@ def test_memory_of_an_init_container_is_kept_for_the_app(world: World) -> None:
     assert answer.reason == "TopologyAffinityError"
     app = start(world, of, "app", 0.5, gib * 0.3)
     assert set(world.allocation(app).mems) == {place}
-    (left,) = world.agent.state.kept_for(of.uid)
+    (left,) = world.agent.state.reservations_of(of.uid)
     assert 0 < left.memory_bytes < gib * 0.11 * GIB
     world.check()
     world.restart()
-    assert world.agent.state.kept_for(of.uid) == (left,)
+    assert world.agent.state.reservations_of(of.uid) == (left,)
     world.agent.stop_pod(of.uid, of.id)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_huge_pages_that_are_left_of_an_init_container_add_up_over_numa_nodes() -> None:
-    world = two_nodes(pages={GIB: 2 * GIB}, kept_seconds=600.0)
+    world = two_nodes(pages={GIB: 2 * GIB}, reservation_seconds=600.0)
     of = pod("job", {"policy": "best-effort", "bind": "cpu+mem"})
     world.place(of, container(of, "init", wants=resources(4, 1, hugepages={GIB: 4 * GIB})))
     world.stop("job-init")
     world.place(of, container(of, "app", wants=resources(1, 1, hugepages={GIB: GIB})))
-    (left,) = world.agent.state.kept_for(of.uid)
+    (left,) = world.agent.state.reservations_of(of.uid)
     assert left.hugepages == {GIB: 3 * GIB}
 
 
@@ -472,10 +475,10 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
         name: ExpectedContainer(milli=milli, memory=memory)
         for name, (milli, memory) in sizes.items()
     }
-    of = named("trio", 10, containers_text(expected))
+    of = named("trio", 10, format_containers(expected))
     start(world, of, "log", 0.5)
-    kept = {a.container: a for a in world.agent.state.kept_for(of.uid)}
-    assert {name: len(a.cpus) for name, a in kept.items() if a.owned} == {"a": 4, "b": 5}
+    kept = {a.container: a for a in world.agent.state.reservations_of(of.uid)}
+    assert {name: len(a.cpus) for name, a in kept.items() if a.exclusive} == {"a": 4, "b": 5}
     world.check()
     for n in (1, 2):  # nothing of it can be had by others
         start(world, pod(f"x{n}", STRICT), "main", 2)
@@ -484,7 +487,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
         assert (
             owned(world, start(world, of, name, cpus, 1 if name == "b" else 0)) == kept[name].cpus
         )
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_place() -> None:
@@ -501,40 +504,40 @@ def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_plac
 def test_app_containers_have_what_the_init_container_leaves_them(world: World) -> None:
     of = named("job", 8, '{"init":{"cpu":"6","ends":true},"a":{"cpu":"4"},"b":{"cpu":"3"}}')
     init = start(world, of, "init", 6)
-    assert len(world.agent.state.owned) == 7, "the peak of the pod, and no more"
+    assert len(world.agent.state.exclusive) == 7, "the peak of the pod, and no more"
     world.check()
     world.stop(init)
     start(world, pod("x", STRICT), "main", 7)
     for name, cpus in (("a", 4), ("b", 3)):
         start(world, of, name, cpus)
         world.check()
-    assert not [a for a in world.agent.state.kept_for(of.uid) if a.container != "init"]
+    assert not [a for a in world.agent.state.reservations_of(of.uid) if a.container != "init"]
 
 
 def test_an_init_container_beside_a_sidecar_has_what_comes_after_it(world: World) -> None:
     of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
     start(world, of, "proxy", 2)
-    assert len(world.agent.state.owned) == 8, "the peak of the pod, and no more"
+    assert len(world.agent.state.exclusive) == 8, "the peak of the pod, and no more"
     refused(world, pod("x", OWN), 8)
     world.stop(start(world, of, "init", 6))
-    assert len(world.agent.state.owned) == 8
+    assert len(world.agent.state.exclusive) == 8
     start(world, of, "a", 5)
 
 
 def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: World) -> None:
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
-    (held,) = world.agent.state.kept_for(of.uid)
+    (held,) = world.agent.state.reservations_of(of.uid)
     assert (len(held.cpus), held.memory_bytes, held.reason) == (4, GIB, TO_COME)
     refused(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
-    (held,) = world.agent.state.kept_for(of.uid)
+    (held,) = world.agent.state.reservations_of(of.uid)
     assert len(held.cpus) == 3, "what a fraction has is not to come"
     start(world, of, "b", 3, 1)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
     wide, other = pod("wide", STRICT, total=resources(14)), usual()
     start(other, wide, "a", 5)
-    assert len(other.agent.state.kept_for(wide.uid)[0].cpus) == 9, "on several NUMA nodes"
+    assert len(other.agent.state.reservations_of(wide.uid)[0].cpus) == 9, "on several NUMA nodes"
 
 
 def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: World) -> None:
@@ -542,9 +545,9 @@ def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: Worl
     world.stop(start(world, of, "init", 3, 1))
     start(world, of, "log", 0.5)
     start(world, of, "a", 1, 1)
-    assert len(world.agent.state.owned) == 4
+    assert len(world.agent.state.exclusive) == 4
     start(world, of, "b", 3)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 @pytest.mark.parametrize(
@@ -562,15 +565,15 @@ def test_nothing_is_kept_for_others_that_may_want_none(
     world = World(machines.dual_no_smt(), replace(KEEP, kubelet_cpus=kubelet))
     of = pod("pair", asks, total=resources(total, 2))
     start(world, of, "a", first, 1)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 def test_fractions_may_share_what_could_not_be_owned() -> None:
-    world = World(machines.dual_no_smt(), replace(KEEP, oversale=2.0))
+    world = World(machines.dual_no_smt(), replace(KEEP, cpu_overcommit=2.0))
     start(world, pod("x", OWN), "main", 10)
     of = pod("pair", {"policy": "best-effort"}, total=resources(8, 2))
     start(world, of, "a", 4, 1)
-    assert not world.agent.state.kept_for(of.uid)
+    assert not world.agent.state.reservations_of(of.uid)
 
 
 @pytest.mark.parametrize(
@@ -596,7 +599,7 @@ def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
     of = named("pair", 8, containers)
     answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]
-    assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["*"]
+    assert [a.container for a in world.agent.state.reservations_of(of.uid)] == ["*"]
 
 
 # --- What was chosen for a pod outlives the agent: its later containers find it after a restart -
@@ -605,7 +608,9 @@ def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
 def node() -> World:
     """Two NUMA nodes of eight CPUs without hyperthreads."""
     world = World(
-        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=64)
+        build_synthetic_topology(
+            sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=64
+        )
     )
     world.synchronize()
     return world
@@ -631,10 +636,10 @@ def test_the_next_container_of_a_pod_gets_what_the_one_before_it_had_where_memor
     """What an init container read lies in the page cache beside its CPUs: less is free there."""
     world = node()
     of = pod("web", {**OWN, "policy": "single-numa-node"})
-    world.reading = Reading(memory={0: 31 * GIB, 1: 30 * GIB})
+    world.reading = MeasuredFree(memory={0: 31 * GIB, 1: 30 * GIB})
     assert world.add(of, "init", 2, 1) == ("0-1", "0")
     world.stop("web-init")
-    world.reading = Reading(memory={0: 20 * GIB, 1: 30 * GIB})
+    world.reading = MeasuredFree(memory={0: 20 * GIB, 1: 30 * GIB})
     assert world.add(of, "app", 2, 1) == ("0-1", "0")
     assert world.put("other", {**OWN, "policy": "single-numa-node"}, 2, 1)[1] == "1"
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Kind
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -133,7 +133,7 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed(world: World)
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     assert world.place(of, wants=sent("2-3"))[0] == "1"
-    assert world.allocation("g-app").kind is Kind.EXPLICIT
+    assert world.allocation("g-app").kind is Kind.LISTED
     assert shown(world, "g-app") == "explicit"
     # The kubelet goes on believing: nobody else gets what it granted.
     assert world.has(shared(world))[0] == "0-1"
@@ -189,13 +189,13 @@ def test_granted_memory_is_the_kubelets_too() -> None:
 def test_granted_memory_is_not_promised_again() -> None:
     world = World(machines.dual_smt())
     machine, state = world.agent.machine, world.agent.state
-    before = machine.memory_left(state, None)
+    before = machine.free_memory(state, None)
     granted = KubeletGrants(memory={0: 1 << 30, 9: 1}, hugepages={0: {2 << 20: 4 << 20}})
-    world.agent.granted(granted)
-    after = machine.memory_left(world.agent.state, None)
+    world.agent.apply_grants(granted)
+    after = machine.free_memory(world.agent.state, None)
     assert before[0] - after[0] == 1 << 30
     assert before[1] == after[1]
-    assert machine.hugepages_left(2 << 20, world.agent.state, None)[0] == 0
+    assert machine.free_hugepages(2 << 20, world.agent.state, None)[0] == 0
 
 
 def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> None:
@@ -204,7 +204,7 @@ def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> No
     made = container(of, wants=sent("0-2"))
     world.kubelet({})  # its pod is gone before the request arrives
     assert world.place(of, made)[0] in {"0-2", "0-3"}
-    assert world.allocation("plain-app").kind is Kind.UNBOUND
+    assert world.allocation("plain-app").kind is Kind.UNPINNED
     world.kubelet({("g", APP): "2"})
     world.update("plain-app", Resources(cpus="0-2"))
     assert world.has("plain-app")[0] == "0-1,3"
@@ -225,7 +225,7 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     world.update("own-app", Resources(cpus="2-3"))
     assert world.agent.state is before
     world.update("own-app", Resources(cpus="2"))
-    assert world.allocation("own-app").pinned == CPUSet.parse("2")
+    assert world.allocation("own-app").foreign_cpus == CPUSet.parse("2")
 
 
 def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner(world: World) -> None:
@@ -265,7 +265,7 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(world: World, restart: 
     world.place(of, wants=sent("2-3"))
     if restart:
         world.boot()
-        assert world.agent.state.kubelet.granted == NO_CPUS
+        assert world.agent.state.kubelet.granted_cpus == NO_CPUS
         world.kubelet({("g", APP): "2-3"})
     world.synchronize()
     assert shown(world, "g-app") == "kubelet"
@@ -281,13 +281,13 @@ def test_strangers_with_a_grant_are_the_kubelets(world: World) -> None:
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
     assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unbound"]
-    assert world.allocation("h-app").pinned == CPUSet.parse("3")
+    assert world.allocation("h-app").foreign_cpus == CPUSet.parse("3")
 
 
 def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers(world: World) -> None:
     """Pod-level resources: ``podEntries`` of the state file."""
     of = pod("p")
-    world.agent.granted(
+    world.agent.apply_grants(
         KubeletGrants(
             cpu_policy="static",
             pods={of.uid: CPUSet.parse("2-3")},
@@ -303,7 +303,9 @@ def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers(world: Wor
 
 
 def test_a_kubelet_before_1_18_names_containers_by_id(world: World) -> None:
-    world.agent.granted(KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")}))
+    world.agent.apply_grants(
+        KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")})
+    )
     world.place(pod("g"), wants=sent("3"))
     assert shown(world, "g-app") == "kubelet"
     assert "container g-app (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
@@ -370,8 +372,8 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
         world.agent.post_start_container(of, late)
     else:
         world.synchronize()
-    (notice,) = world.agent.notices.after()
-    assert (notice.what, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
+    (notice,) = world.agent.notices.notices_after()
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
     text = explained(world, late.id)
     for said in (notice.message, text):
         assert "CPU 2 is exclusive to default/granted/app (by the kubelet)" in said
@@ -382,5 +384,5 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
 def explained(world: World, container_id: str) -> str:
     """What ``explain`` says of a container, on one line."""
     allocation = world.allocation(container_id)
-    document = of_allocation(allocation, world.agent.grounds_of(container_id), "")
-    return " ".join(sentences.text(document, 400).split())
+    document = explain_allocation(allocation, world.agent.grounds_of(container_id), "")
+    return " ".join(sentences.render_text(document, 400).split())

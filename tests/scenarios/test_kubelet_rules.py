@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.state import Kind
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass
@@ -25,7 +25,7 @@ SINGLE = {"policy": "single-numa-node"}
 
 def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
     """Also when the kernel says that all is free, since nobody touched it yet."""
-    full = Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    full = MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB})
     world = two_nodes(full, kubelet_memory=True)
     assert world.put("a", SINGLE, 1, 6)[1] == "0"
     assert world.put("b", SINGLE, 1, 6)[1] == "1"
@@ -39,7 +39,7 @@ def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
 
 
 def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
-    empty = Reading(memory={0: 0, 1: 0}, hugepages={0: {GIB: 0}, 1: {GIB: 0}})
+    empty = MeasuredFree(memory={0: 0, 1: 0}, hugepages={0: {GIB: 0}, 1: {GIB: 0}})
     world = two_nodes(empty, kubelet_memory=True, pages={GIB: 2 * GIB})
     assert world.put("a", SINGLE, 1, 6, pages={GIB: 2 * GIB})[1] == "0"
 
@@ -56,7 +56,7 @@ def test_kubelet_memory_books_guaranteed_pods_only() -> None:
     best = {"policy": "best-effort"}
     assert world.put("a", best, 0.5, 8, QoSClass.BURSTABLE)[1] == ""
     assert world.put("own", {**best, "cpus": "exclusive"}, 1, 8, QoSClass.BURSTABLE)[1] == ""
-    assert world.agent.state.charge(0).memory == 0
+    assert world.agent.state.allocated_on(0).memory == 0
     assert world.put("b", SINGLE, 1, 8)[1] in ("0", "1")
 
 
@@ -82,7 +82,7 @@ def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
         assert world.add(of, "a", 1)[1] == ""
         answer = world.create(of, container(of, "b", resources(1, 10)))
         if mems is None:
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, Rejected)
             assert "memory: 10 GiB needed, 8 GiB free on NUMA node 0" in answer.message
             continue
         assert world.has("p-b")[1] == mems
@@ -128,11 +128,11 @@ def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
 
 def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     """The third 1500m pod on two NUMA nodes with two CPUs each was refused."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
     world = World(topology, Settings(kubelet_cpus=True))
     for name in "abc":
         assert world.put(name, SINGLE, 1.5, 1)[0] == ""
-        assert world.allocation(f"{name}-app").kind is Kind.UNBOUND
+        assert world.allocation(f"{name}-app").kind is Kind.UNPINNED
     world = World(topology)
     world.put("a", SINGLE, 1.5, 1)
     world.put("b", SINGLE, 1.5, 1)
@@ -198,7 +198,7 @@ STATIC = Settings(static_cpus=True)
 def complaints(text: str) -> list[str]:
     """What is wrong with a configuration."""
     with pytest.raises(ConfigError) as caught:
-        config.load(text=text)
+        config.load_config(text=text)
     return [
         one.removesuffix(" (from the runtime's Configure text)") for one in caught.value.problems
     ]
@@ -236,11 +236,13 @@ def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> N
 
 def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
     """The kubelet refuses machines with more sockets than NUMA nodes."""
-    one = synthetic(sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4)
+    one = build_synthetic_topology(
+        sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4
+    )
     assert len(one.sockets) > len(one.numa_nodes)
-    (found,) = config.problems(AgentConfig(align_by_socket=True), one)
+    (found,) = config.validate_config(AgentConfig(align_by_socket=True), one)
     assert found.startswith("alignBySocket: this machine has 2 sockets and 1 NUMA nodes")
-    assert config.problems(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
+    assert config.validate_config(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
 
 
 # --- case 8 -----------------------------------------------------------------------------------
@@ -275,17 +277,17 @@ def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
     ]
     assert "rules[0].set.smt is full-core" in found[3]
     good = "{cpuOrder: kubelet, alignL3: false, distributeAcrossCores: true}"
-    assert config.settings(config.load(text=good)).distribute_across_cores
+    assert config.derive_settings(config.load_config(text=good)).distribute_across_cores
 
 
 def test_reserved_huge_pages_are_promised_to_nobody() -> None:
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
     )
     text = "reservedMemory: {0: {hugepages-1Gi: 1Gi, memory: 512Mi}, 1: 1Gi}"
-    loaded = config.load(text=text)
-    assert config.problems(loaded, topology) == []
-    settings = config.settings(loaded)
+    loaded = config.load_config(text=text)
+    assert config.validate_config(loaded, topology) == []
+    settings = config.derive_settings(loaded)
     assert settings.reserved_memory == {0: GIB // 2, 1: GIB}
     assert settings.reserved_hugepages == {0: {GIB: GIB}}
     world = World(topology, settings)
@@ -310,9 +312,11 @@ def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
         "reservedMemory.1.memory",
         "reservedMemory.1.pages",
     ]
-    loaded = config.load(text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}")
-    topology = synthetic(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
-    assert config.problems(loaded, topology) == [
+    loaded = config.load_config(
+        text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}"
+    )
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
+    assert config.validate_config(loaded, topology) == [
         "reservedMemory.0.hugepages-1Gi: 3Gi is more than the 2147483648 bytes of NUMA node 0 in "
         "hugepages-1Gi",
         "reservedMemory.0.hugepages-2Mi: 2Mi is more than the 0 bytes of NUMA node 0 in "
@@ -359,7 +363,7 @@ def test_static_cpus_says_where_it_comes_from() -> None:
 def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
     """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
     world = World(
-        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        build_synthetic_topology(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
         Settings(distribute_across_numa=True, cpu_order=order),
     )
     gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
@@ -377,7 +381,9 @@ def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrd
 
 def one_socket() -> World:
     """Two NUMA nodes of one socket, CPUs 0-3 and 4-7, 8 GiB each; as under the kubelet."""
-    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8)
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8
+    )
     return World(
         topology,
         Settings(
@@ -405,7 +411,7 @@ def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
     of = pod("p", RESTRICTED_POD, total=resources(2, 2))
     for name in "ab":
         world.add(of, name, 1, 1)
-    assert world.agent.state.pods[of.uid].affinity_preferred
+    assert world.agent.state.pods[of.uid].affinity_is_preferred
 
 
 def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:

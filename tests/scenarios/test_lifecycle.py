@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.decision import NodeModel, Rejected
 from nri_numa.engine.state import (
     Charge,
     Kind,
     NodeState,
     PodRecord,
-    build,
-    step_violations,
-    violations,
+    build_state,
+    check_invariants,
+    check_step_invariants,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
@@ -74,8 +74,8 @@ def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool)
     else:
         world.place(of, container(of, wants=resources(2), id="second"))
     assert world.count("undone_creations_total") == 1
-    (notice,) = world.agent.notices.after()
-    assert (notice.what, notice.pod, notice.container) == ("undone", "a", "app")
+    (notice,) = world.agent.notices.notices_after()
+    assert (notice.notice_kind, notice.pod, notice.container) == ("undone", "a", "app")
     assert "undone by the runtime" in notice.message
 
 
@@ -94,7 +94,7 @@ def test_the_same_create_twice_is_one_grant(world: World) -> None:
     of = pod("a", OWN)
     made = container(of, wants=resources(2))
     assert world.place(of, made) == world.place(of, made)
-    assert len(world.agent.state.owned) == 2
+    assert len(world.agent.state.exclusive) == 2
 
 
 def test_removing_a_pod_frees_what_was_never_reported_stopped(world: World) -> None:
@@ -104,7 +104,7 @@ def test_removing_a_pod_frees_what_was_never_reported_stopped(world: World) -> N
     world.live.pop("own-app")
     world.remove_pod(of)
     world.remove_pod(of)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     assert world.has("plain-app")[0] == "0-3"
 
 
@@ -119,9 +119,9 @@ def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it(world: Wo
     had = world.place(latter, container(latter, wants=resources(2), id="again"))
     world.agent.stop_pod(former.uid, former.id)
     world.remove_pod(former)
-    assert set(world.agent.state.owned) == set(CPUSet.parse(had[0]))
+    assert set(world.agent.state.exclusive) == set(CPUSet.parse(had[0]))
     world.remove_pod(latter)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     assert not world.agent.state.pods
 
 
@@ -134,9 +134,9 @@ def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     assert world.update("a-app", resources(40.5, 20)) is None
     assert world.has("a-app") == before
     allocation = world.allocation("a-app")
-    assert not allocation.preferred
+    assert not allocation.aligned
     assert (allocation.cpu_milli, allocation.memory_bytes) == (40_500, 20 * GIB)
-    assert world.agent.state.charge(int(before[1])).memory == 20 * GIB
+    assert world.agent.state.allocated_on(int(before[1])).memory == 20 * GIB
     assert any("memory: 20 GiB needed, " in step for step in world.steps("a-app"))
 
 
@@ -155,7 +155,7 @@ def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime(world: World) 
     world.ends_whole = False
     world.put("plain")
     assert world.update("plain-app", Resources(cpus="3-1")) is None
-    assert world.allocation("plain-app").kind is Kind.UNBOUND
+    assert world.allocation("plain-app").kind is Kind.UNPINNED
 
 
 def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
@@ -172,8 +172,8 @@ def test_update_of_an_unknown_container_is_let_through() -> None:
     world = World(machines.dual_smt())
     of = pod("a")
     outcome = world.agent.update_container(of, container(of), resources(1))
-    assert not isinstance(outcome, Refused)
-    assert outcome.own is None
+    assert not isinstance(outcome, Rejected)
+    assert outcome.container_update is None
 
 
 # --- resync -----------------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def test_a_full_disk_is_counted_once_and_caught_up_later(world: World) -> None:
     world.store.full = True
     of = pod("own", OWN)
     world.place(of, wants=resources(2, 1))
-    assert world.agent.checkpoint.problem
+    assert world.agent.checkpoint.write_problem
     world.stop("own-app")
     world.put("next", OWN, 1, 1)
     world.store.full = False
-    world.agent.checkpoint.maintain()
+    world.agent.checkpoint.retry_or_compact()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
-    assert not world.agent.checkpoint.problem
+    assert not world.agent.checkpoint.write_problem
     world.remove_pod(of)
     assert world.restart() == ()
 
@@ -299,20 +299,20 @@ def test_a_full_disk_is_counted_once_and_caught_up_later(world: World) -> None:
 def test_every_invariant_has_a_sentence() -> None:
     topology = machines.single_no_smt()
     settings = Settings(reserved_cpus=CPUSet([0]))
-    good = build([allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), owned=True)])
-    assert violations(good, topology, settings) == []
-    own = {"owned": True}
-    twice = build(
+    good = build_state([allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), exclusive=True)])
+    assert check_invariants(good, topology, settings) == []
+    own = {"exclusive": True}
+    twice = build_state(
         [
             allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
             allocation("b", Kind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
             allocation("c", Kind.EXCLUSIVE, **own),
             allocation("d", Kind.SHARED),
             allocation("e", Kind.FOREIGN, mems=NUMASet([0])),
-            allocation("f", Kind.EXPLICIT, cpus=CPUSet([1])),
+            allocation("f", Kind.LISTED, cpus=CPUSet([1])),
         ]
     )
-    text = " / ".join(violations(twice, topology, settings))
+    text = " / ".join(check_invariants(twice, topology, settings))
     for words in (
         "owned twice",
         "must own CPUs",
@@ -325,22 +325,22 @@ def test_every_invariant_has_a_sentence() -> None:
         good,
         allocations={"x": good.allocations["a"], "a": good.allocations["a"]},
         pods={"u": PodRecord(uid="u", pod_id="s", containers=frozenset({"gone"}))},
-        owned=CPUSet(range(5)),
-        idle=CPUSet([4, 9]),
+        exclusive=CPUSet(range(5)),
+        idle_siblings=CPUSet([4, 9]),
         listed={"q": CPUSet([1])},
         charges={0: Charge(1)},
-        groups={3: {"q": None}},
+        shared_groups={3: {"q": None}},
         foreign={3: 1},
     )
-    text = " / ".join(violations(wrong, topology, settings))
+    text = " / ".join(check_invariants(wrong, topology, settings))
     for words in (
         "filed under another id",
         "missing from its pod",
-        "owned: counted as",
-        "idle: counted as",
+        "exclusive: counted as",
+        "idle_siblings: counted as",
         "listed: counted as",
         "charges: counted as",
-        "groups: counted as",
+        "shared_groups: counted as",
         "foreign: counted as",
         "remembers containers that are gone",
         "both owned and kept idle",
@@ -348,7 +348,9 @@ def test_every_invariant_has_a_sentence() -> None:
         "does not exist",
     ):
         assert words in text, words
-    step = step_violations(NodeState(), replace(good, owned=CPUSet([0])), topology, settings)
+    step = check_step_invariants(
+        NodeState(), replace(good, exclusive=CPUSet([0])), topology, settings
+    )
     assert "reserved CPU 0 was given exclusively" in step
 
 
@@ -356,7 +358,7 @@ def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
     world.ends_whole = False
     world.put("plain")
     state = world.agent.state
-    world.agent.restore(replace(state, owned=CPUSet(range(4))))
+    world.agent.restore_state(replace(state, exclusive=CPUSet(range(4))))
     world.stop("plain-app")
     value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
     assert value
@@ -365,7 +367,7 @@ def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
 
 def test_forgetting_what_is_not_there_changes_nothing() -> None:
     state = NodeState()
-    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
     assert admit.forget_pod(machine, state, "u").state is state
     assert state.without_pod("u") is state
-    assert admit.release(machine, state, "x").state is state
+    assert admit.release_container(machine, state, "x").state is state

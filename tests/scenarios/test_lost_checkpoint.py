@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import give_back
-from nri_numa.engine.adopt import is_signed, signed
+from nri_numa.engine.adopt import is_signed, sign_document
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass, Resources
@@ -53,7 +53,9 @@ def met_in_a_gap(
 @pytest.mark.parametrize("key", [False, True])
 def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
     """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""
-    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64)
+    )
     neighbours = [f"n{i}-app" for i in range(3)]
     for i in range(3):
         world.put(f"n{i}", {}, 0.5, 1)
@@ -63,7 +65,7 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
     del world.live["own-app"]
     world.restart(lost=True, key=b"made anew" if key else None)
     kinds = {world.allocation(i).kind for i in neighbours}
-    assert kinds == {Kind.UNBOUND}
+    assert kinds == {Kind.UNPINNED}
     assert all(world.cpus(i) == world.topology.allowed for i in neighbours)
     world.put("later", OWN, 16, 1)
     assert not any(world.cpus(i) & world.cpus("later-app") for i in neighbours)
@@ -74,7 +76,7 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
 
 def marking(directory: Path, settings: Settings | None = None) -> tuple[World, CgroupTree]:
     """Sixteen CPUs; cgroups of containers carry extended attributes, as the kernel's do."""
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=16, threads=1)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=16, threads=1)
     tree = CgroupTree(directory / "cgroup", 2, topology.online, NUMASet.parse("0"))
     return World(topology, settings, cgroups=CgroupReader(str(tree.root))), tree
 
@@ -90,7 +92,7 @@ def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) 
     assert world.has(plain.id)[0] == "4-15"
     del world.live["own-app"]
     world.restart(lost=True, key=b"made anew" if key else None)
-    assert world.allocation(plain.id).kind is Kind.UNBOUND
+    assert world.allocation(plain.id).kind is Kind.UNPINNED
     world.put("later", OWN, 6, 1)
     assert not world.cpus(plain.id) & world.cpus("later-app")
     world.check()
@@ -108,7 +110,7 @@ def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path
     world.clock = lambda: 0.0
     del world.live["own-app"]
     world.restart(lost=True)
-    assert world.allocation(plain.id).kind is Kind.UNBOUND
+    assert world.allocation(plain.id).kind is Kind.UNPINNED
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -162,7 +164,9 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1)
+    )
     world.put("own", OWN, 2, 1)
     assert world.update("own-app", resources(4, 1)) is None
     has = world.live["own-app"].resources
@@ -178,15 +182,17 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
 
 def test_after_release_everybody_is_decided_anew() -> None:
     """The runtime has every CPU and memory node for all of them, which nobody asked for."""
-    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+    )
     world.put("a-listed", {"numacpu": "1", "numamem": "1"}, 1, 1)
     world.put("memory", {"numamem": "1"}, 0.5, 1)
     world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
     world.put("own", {"policy": "single-numa-node"}, 2, 1)
-    given = give_back.plan(
+    given = give_back.plan_release(
         world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
     )
-    world.apply(one.update for one in given if one.changed)
+    world.apply(one.release_update for one in given if one.has_changes)
     assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
     world.restart(lost=True)
     assert world.has("a-listed-app") == ("1", "1")
@@ -199,9 +205,9 @@ def test_after_release_everybody_is_decided_anew() -> None:
 
 def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
     """The annotation is from before, and the runtime has it by our update."""
-    whole = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+    whole = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
     world = World(
-        synthetic(
+        build_synthetic_topology(
             sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
         )
     )
@@ -216,7 +222,9 @@ def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
 
 
 def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any_more() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
+    )
     world.put("listed", {"numacpu": "1", "numamem": "0"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
@@ -280,14 +288,18 @@ def test_idle_siblings_follow_from_the_cpus_that_an_owner_has_now() -> None:
     world.put("own", ISOLATED, 2, 1)
     assert world.update("own-app", resources(4, 1)) is None
     before = world.allocation("own-app")
-    assert len(before.idle) == 4
+    assert len(before.idle_siblings) == 4
     world.restart(lost=True)
     after = world.allocation("own-app")
-    assert (after.cpus, after.idle, after.smt) == (before.cpus, before.idle, before.smt)
+    assert (after.cpus, after.idle_siblings, after.smt) == (
+        before.cpus,
+        before.idle_siblings,
+        before.smt,
+    )
     assert after.reason == before.reason
     for name in ("thief", "other"):
         world.put(name, OWN, 8, 1)
-        assert not world.cpus(f"{name}-app") & (before.cpus | before.idle)
+        assert not world.cpus(f"{name}-app") & (before.cpus | before.idle_siblings)
 
 
 def test_annotations_of_versions_that_did_not_tell_the_mode_keep_their_siblings() -> None:
@@ -298,7 +310,7 @@ def test_annotations_of_versions_that_did_not_tell_the_mode_keep_their_siblings(
     del note["smt"]
     world.live["own-app"] = replace(world.live["own-app"], annotations={MARK: json.dumps(note)})
     world.restart(lost=True)
-    assert world.allocation("own-app").idle == before.idle
+    assert world.allocation("own-app").idle_siblings == before.idle_siblings
 
 
 def claim(**fields: object) -> dict[str, object]:
@@ -347,7 +359,7 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
     """Also with the signature of another container of the same node on it."""
     note, wishes, cpus, has = FORGED[name]
     world = World(
-        synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
+        build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
         Settings(reserved_cpus=CPUSet.parse("0")),
     )
     world.put("neighbour", {}, 0.5, 1)
@@ -363,14 +375,14 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
     assert world.count("claims_disbelieved_total") == 1
     allocation = world.allocation(made.id)
     assert allocation.reason != "x"
-    assert len(world.agent.state.owned) <= cpus
-    assert not world.agent.state.owned & CPUSet.parse("0")
+    assert len(world.agent.state.exclusive) <= cpus
+    assert not world.agent.state.exclusive & CPUSet.parse("0")
 
 
 def test_nobody_is_adopted_as_the_owner_of_the_last_cpus(world: World) -> None:
     met_in_a_gap(world, "a", claim(cpus="0-3"), "0-3", OWN, resources(4), QoSClass.GUARANTEED)
     world.synchronize()
-    assert world.allocation("a-app").kind is Kind.UNBOUND
+    assert world.allocation("a-app").kind is Kind.UNPINNED
 
 
 def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
@@ -381,7 +393,7 @@ def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
     del world.live["own-app"]
     copy = met_in_a_gap(world, "copy", text, has, wants=resources(0.5))
     world.restart(lost=True)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     assert world.allocation(copy.id).kind is not Kind.EXCLUSIVE
     assert world.count("claims_disbelieved_total") == 1
 
@@ -395,7 +407,7 @@ def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
     world.settings = Settings()
     world.restart(lost=True)
     assert world.has("own-app") == before
-    assert world.agent.state.owned == CPUSet.parse(before[0])
+    assert world.agent.state.exclusive == CPUSet.parse(before[0])
     assert world.count("claims_disbelieved_total") == 0
 
 
@@ -432,13 +444,17 @@ def test_without_the_key_too_honest_containers_are_adopted(
     assert world.has("honest-app") == has
     after = world.allocation("honest-app")
     assert (after.kind, after.mems) == (before.kind, before.mems)
-    assert (after.cpus, after.idle, after.owned) == (before.cpus, before.idle, before.owned)
+    assert (after.cpus, after.idle_siblings, after.exclusive) == (
+        before.cpus,
+        before.idle_siblings,
+        before.exclusive,
+    )
     assert world.count("claims_disbelieved_total") == 0
 
 
 def test_many_doubts_are_said_in_a_few_lines() -> None:
     output = io.StringIO()
-    logs.setup("info", stream=output)
+    logs.setup_logging("info", stream=output)
     world = World(machines.dual_smt())
     for number in range(30):
         met_in_a_gap(world, f"m{number}", "{}", cpus="1")
@@ -497,18 +513,18 @@ def test_one_that_claims_what_another_has_is_decided_anew_and_nobody_else() -> N
     world.restart()
     world.check()
     assert [world.has(i)[0] for i in (ids[0], ids[2], ids[3])] == ["0-1", "4-5", "6-7"]
-    assert all(world.allocation(i).owned for i in (ids[0], ids[2], ids[3]))
+    assert all(world.allocation(i).exclusive for i in (ids[0], ids[2], ids[3]))
     assert len(world.cpus(ids[1])) == 2
 
 
 def test_without_a_key_nothing_is_signed() -> None:
     """An empty key is one that everybody knows."""
-    assert is_signed(signed("{", "c", b"key"), "c", b"key")
-    assert not is_signed(signed("{", "c", b""), "c", b"")
+    assert is_signed(sign_document("{", "c", b"key"), "c", b"key")
+    assert not is_signed(sign_document("{", "c", b""), "c", b"")
 
 
 @pytest.mark.parametrize("spoiled", ["é", "𝟘", "\udc80"])
 def test_a_signature_of_other_letters_is_a_wrong_one(spoiled: str) -> None:
     """Anybody may write the annotation; it must not stop the synchronisation."""
-    text = signed("{", "c", b"key")
+    text = sign_document("{", "c", b"key")
     assert not is_signed(text[:-3] + spoiled + text[-2:], "c", b"key")

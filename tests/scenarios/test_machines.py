@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.explain.explanation import of_allocation
-from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.request.annotations import resolve
-from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.machine.synthetic import synthetic, sysfs_files
-from nri_numa.machine.sysfs import discover
+from nri_numa.engine.explain.explanation import explain_allocation
+from nri_numa.engine.explain.sentences import explanation_sentences
+from nri_numa.engine.request.annotations import resolve_placement_options
+from nri_numa.engine.request.demand import Demand, compute_demand
+from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import QoSClass, Refusal, Requested, Resources
+from nri_numa.model.workload import PlacementOptions, QoSClass, Rejection, Resources
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 from tests.machines.named import write_tree
@@ -38,7 +38,7 @@ def told(topology: Topology, homes: dict[int, set[int]], tiers: dict[int, int]) 
 
 def issue_machine() -> Topology:
     """``sockets=2,numa=1,cores=4,memory=8Gi,memory-only=64Gi+64Gi``."""
-    return synthetic(
+    return build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, memory_only_gib=(64, 64)
     )
 
@@ -48,7 +48,7 @@ def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
     cpus, mems = world.put("large", BEST_EFFORT, 2, 20, qos=QoSClass.BURSTABLE)
     assert (bool(cpus), mems) == (True, "")
     allocation = world.allocation("large-app")
-    assert not allocation.preferred
+    assert not allocation.aligned
     assert any(
         "memory-only NUMA nodes 2-3 with 128 GiB are not allowed" in step
         for step in world.steps("large-app")
@@ -63,11 +63,13 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
     node = world.topology.numa_of(world.cpus("large-app"))
     assert mems == {"0": "0,2", "1": "1,3"}[str(node)]
     assert cpus
-    assert world.allocation("large-app").preferred
+    assert world.allocation("large-app").aligned
     known = world.grounds("large-app")
-    assert any("memory-only NUMA node" in step and "serves" in step for step in known.basis.steps)
+    assert any(
+        "memory-only NUMA node" in step and "serves" in step for step in known.basis.decision_steps
+    )
     assert known.alignment is not None
-    memory = known.alignment.resources[1]
+    memory = known.alignment.resource_summaries[1]
     assert [n.numa_node for n in memory.numa_nodes] == [0, 1, 2, 3]
     assert memory.hint_count == 3  # 0, 1 and 0-1, each with what serves it
 
@@ -113,7 +115,7 @@ def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
 
 def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     """Two NUMA nodes with CPUs and two with memory, told apart by distance only."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(16, 16)
     )
     world = World(topology)
@@ -135,7 +137,7 @@ def test_case_9_initiators_beat_distances() -> None:
 
 def test_case_9_knl_in_flat_mode() -> None:
     """CPUs and DDR4 on NUMA node 0, MCDRAM on 1: one place, not two."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=16, threads=4, memory_gib=96,
         memory_only_gib=(16,), distances=[[10, 31], [31, 10]],
     )  # fmt: skip
@@ -145,13 +147,13 @@ def test_case_9_knl_in_flat_mode() -> None:
 
 def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     """NUMA node 1 has CPUs and no memory; 2 beside it has the memory, 3 is far away."""
-    base = synthetic(
+    base = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16, memory_only_gib=(32, 64),
         distances=[[10, 21, 28, 60], [21, 10, 12, 60], [28, 12, 10, 60], [60, 60, 60, 10]],
     )  # fmt: skip
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
-    assert str(world.agent.machine.tiers.outside) == "3"
+    assert str(world.agent.machine.memory_only_nodes.excluded) == "3"
     cpus, mems = world.put("a", SINGLE, 4, 20)
     assert (str(world.topology.numa_of(world.cpus("a-app"))), mems) == ("1", "2")
     assert cpus
@@ -172,7 +174,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
 
 def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
     """Two pods of 900 MiB do not fit 996 MiB; both were placed."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=4, memory_only_gib=(996 / 1024,)
     )
     world = World(topology)
@@ -187,7 +189,7 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
 
 def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """A POWER9 shows the memory of its GPUs as NUMA nodes far from all CPUs."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, threads=4, memory_gib=64,
         memory_only_gib=(16, 16), numa_ids=(0, 8, 250, 251),
         distances=[[10, 40, 80, 80], [40, 10, 80, 80], [80, 80, 10, 80], [80, 80, 80, 10]],
@@ -208,7 +210,7 @@ def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptu
 
 def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     """CPUs on NUMA node 0, memory on 1 and, farther away, on 2."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(8, 8),
         distances=[[10, 20, 40], [20, 10, 40], [40, 40, 10]],
     )  # fmt: skip
@@ -240,7 +242,7 @@ def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
         world.put(f"p{n}", SINGLE, 2, 20)
     known = world.agent.grounds_of("p1-app")
     allocation = world.allocation("p1-app")
-    text = " ".join(sentences(of_allocation(allocation, known, "4-5")))
+    text = " ".join(explanation_sentences(explain_allocation(allocation, known, "4-5")))
     assert "NUMA node 0 lost: the strategy ranks it lower." in text
 
 
@@ -254,7 +256,7 @@ def test_case_9_listed_memory_has_its_cpus_where_its_initiators_are(policy: str)
         assert world.place(of, made)[1] == numamem
         allocation = world.allocation(made.id)
         assert allocation.numa_nodes == NUMASet([numa_node])
-        assert allocation.preferred
+        assert allocation.aligned
         assert any(
             "(memory tier 22)" in step and "not allowed" in step for step in world.steps(made.id)
         )
@@ -271,7 +273,7 @@ Change = Callable[[dict[str, str]], None]
 def _read(root: Path, topology: Topology, change: Change) -> Topology:
     files = sysfs_files(topology)
     change(files)
-    return discover(write_tree(root, files))
+    return discover_topology(write_tree(root, files))
 
 
 def _without_node(files: dict[str, str]) -> None:
@@ -329,7 +331,9 @@ def test_case_14_what_tells_the_sockets(
     tmp_path: Path, sockets: int, cores: int, unknown: str, told: Told, expected: list[str]
 ) -> None:
     """Package ids of minus one are none."""
-    base = synthetic(sockets=sockets, numa_per_socket=1, cores_per_numa=cores, threads=1)
+    base = build_synthetic_topology(
+        sockets=sockets, numa_per_socket=1, cores_per_numa=cores, threads=1
+    )
 
     def change(files: dict[str, str]) -> None:
         for name, groups in {"physical_package_id": {unknown: "-1"}, **told}.items():
@@ -346,7 +350,7 @@ def test_case_14_what_tells_the_sockets(
 
 def test_case_14_sockets_count_before_ids_where_no_cache_is_told() -> None:
     """Two sockets in one NUMA node, even and odd numbers; 4 CPUs were 0-3, two of each."""
-    base = synthetic(
+    base = build_synthetic_topology(
         sockets=2, numa_per_socket=1, sockets_per_numa=2, cores_per_numa=8, threads=1,
         cores_per_l3=0,
     )  # fmt: skip
@@ -390,7 +394,9 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
     tmp_path: Path, name: str, noun: str
 ) -> None:
     """An Arm machine that tells clusters of 4 cores and no cache."""
-    base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0)
+    base = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
+    )
     machine = _read(tmp_path, base, lambda files: _grouped(files, name, 4))
     assert [str(g.cpus) for g in machine.l3_groups.values()] == ["0-3", "4-7", "8-11", "12-15"]
     assert f"the kernel reports no L3 caches; {noun} are taken for them" in machine.warnings
@@ -402,7 +408,9 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
 
 def test_case_14_groups_that_tell_nothing_are_not_taken(tmp_path: Path) -> None:
     """A die that is the socket, a cluster that is a core."""
-    base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0)
+    base = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0
+    )
 
     def change(files: dict[str, str]) -> None:
         _grouped(files, "die_cpus_list", 8)
@@ -424,7 +432,7 @@ MANY = 262_144
 @pytest.mark.parametrize("large", [False, True])
 def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bool) -> None:
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
-    big = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
+    big = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
     world = World(big if large else machines.dual_smt())
     says(world.refused("a", wish, 10_000, 1), "", "10000 exclusive CPUs")
 
@@ -455,21 +463,21 @@ def test_case_12_shared_ones_need_at_least_that() -> None:
     assert "needs at least 256 CPUs" in refused.message
 
 
-def _demand(defaults: dict[str, str], annotations: dict[str, str]) -> Demand | Refusal:
+def _demand(defaults: dict[str, str], annotations: dict[str, str]) -> Demand | Rejection:
     of = pod("a", annotations)
     made = container(of, wants=Resources(cpu_shares=MANY))
-    requested = resolve(Settings(defaults=defaults), of, made)
-    assert isinstance(requested, Requested)
-    return demand(of, made, requested, 1 << 40)
+    requested = resolve_placement_options(Settings(defaults=defaults), of, made)
+    assert isinstance(requested, PlacementOptions)
+    return compute_demand(of, made, requested, 1 << 40)
 
 
 def test_case_12_a_mere_default_makes_it_share() -> None:
     found = _demand({"cpus": "exclusive"}, {})
     assert isinstance(found, Demand)
-    assert (found.exclusive_cpus, found.cpu_milli, found.cpu_at_least) == (0, 256_000, True)
+    assert (found.exclusive_cpus, found.cpu_milli, found.cpu_is_lower_bound) == (0, 256_000, True)
 
 
 def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert found.reason == "UnknownCPUs"

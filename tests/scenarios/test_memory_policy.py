@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Refused
-from nri_numa.engine.explain.explanation import of_allocation
-from nri_numa.engine.explain.sentences import sentences
+from nri_numa.engine.decision import Admitted, Rejected
+from nri_numa.engine.explain.explanation import explain_allocation
+from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Rule
 from nri_numa.model.workload import MemoryPolicies, MemoryPolicy, MemoryPolicySetting, PodSandbox
@@ -139,7 +139,7 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
     answer = admitted(two_nodes(), pod("a", {"numamem": "1", "mempolicy": mode.value}))
     told = create_response(answer.adjustment).adjust.linux.memory_policy
     assert pb.MpolMode.Name(told.mode) == f"MPOL_{mode.name}"
-    assert told.nodes == ("1" if mode.on_nodes else "")
+    assert told.nodes == ("1" if mode.needs_nodes else "")
     assert not told.flags
 
 
@@ -154,7 +154,7 @@ def test_the_explanation_says_it(world: World) -> None:
 def told(world: World) -> str:
     """What is explained of the container, with as much as is known by now."""
     allocation, known = world.allocation("a-app"), world.agent.grounds_of("a-app")
-    return "\n".join(sentences(of_allocation(allocation, known, "")))
+    return "\n".join(explanation_sentences(explain_allocation(allocation, known, "")))
 
 
 SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
@@ -205,7 +205,7 @@ def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
     for world in (two_nodes(rules=(rule,)), two_nodes(defaults={"mempolicy": "bind"})):
         answer = admitted(world, pod("a"))
         assert answer.adjustment.memory_policy is None
-        assert answer.trace.steps[-1] == (
+        assert answer.trace.decision_steps[-1] == (
             "mempolicy: bind has no effect: nothing pins the memory of the container"
         )
         pinned = admitted(world, pod("b", {"policy": "single-numa-node"}))
@@ -225,7 +225,8 @@ def test_what_others_pin_is_left_to_them(world: World) -> None:
     answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (
-        "mempolicy: bind has no effect: another component pins the container" in answer.trace.steps
+        "mempolicy: bind has no effect: another component pins the container"
+        in answer.trace.decision_steps
     )
 
 
@@ -273,9 +274,9 @@ def test_a_single_policy_can_be_missing() -> None:
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
     world = without()
     machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
-    world.apply(world.agent.retopology(machine))
+    world.apply(world.agent.update_topology(machine))
     assert isinstance(
-        world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Refused
+        world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Rejected
     )
 
 

@@ -43,9 +43,9 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     world.check()
     kinds = {world.allocation(i).kind for i in ids}
     assert kinds == {Kind.EXCLUSIVE}
-    assert len(world.agent.state.owned) == 16
+    assert len(world.agent.state.exclusive) == 16
     assert world.count("gap_containers_total") == 8
-    noted = [n.pod for n in world.agent.notices.after() if n.what == "gap"]
+    noted = [n.pod for n in world.agent.notices.notices_after() if n.notice_kind == "gap"]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
     assert all(world.agent.grounds_of(i) is not None for i in ids), "each can be explained"
 
@@ -54,7 +54,7 @@ def test_the_rest_is_decided_after_the_answer() -> None:
 def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int) -> None:
     """With half of what it tells left for everything else, and never later than otherwise."""
     world = World(machines.dual_smt(), clock=slow(4))
-    world.agent.runtime_waits(told)
+    world.agent.set_response_timeout(told)
     world.timing.later = lambda function: None
     ids = strangers(world, 8)
     world.synchronize()
@@ -66,7 +66,7 @@ def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()
-    assert [r.reason for r in world.agent.refusals] == ["TopologyAffinityError"]
+    assert [r.reason for r in world.agent.rejections] == ["TopologyAffinityError"]
     assert world.has("big-app") == ("", "")
 
 
@@ -75,7 +75,7 @@ def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     ids = strangers(world, 2)
     world.timing.later = lambda function: None  # we die with the answer
     world.synchronize()
-    assert {world.allocation(i).kind for i in ids} == {Kind.UNBOUND}
+    assert {world.allocation(i).kind for i in ids} == {Kind.UNPINNED}
     world.clock = lambda: 0.0
     world.restart()
     assert {world.allocation(i).kind for i in ids} == {Kind.EXCLUSIVE}
@@ -90,7 +90,7 @@ def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
     world.timing.later = lambda function: None
     world.synchronize()
     kinds = {one: world.allocation(one).kind for one in (wide, narrow)}
-    assert kinds == {wide: Kind.UNBOUND, narrow: Kind.FOREIGN}
+    assert kinds == {wide: Kind.UNPINNED, narrow: Kind.FOREIGN}
 
 
 def test_one_that_stopped_while_it_waited_is_let_be() -> None:
@@ -102,7 +102,7 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     world.stop(ids[0])
     while work:
         work.pop()()
-    assert len(world.agent.state.owned) == 4
+    assert len(world.agent.state.exclusive) == 4
 
 
 def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
@@ -113,8 +113,8 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
     world.synchronize()
     world.clock = lambda: 0.0
     world.synchronize()
-    owned = world.agent.state.owned
+    owned = world.agent.state.exclusive
     assert len(owned) == 6
     while work:
         work.pop()()
-    assert world.agent.state.owned == owned
+    assert world.agent.state.exclusive == owned

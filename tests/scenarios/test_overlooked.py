@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
 from nri_numa.model.workload import QoSClass, Resources
@@ -33,7 +33,7 @@ usual = partial(World, machines.single_smt())
 
 def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
     """The siblings that are kept idle leave the pool like the CPUs that are owned."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle=EVERYTHING)))
+    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=EVERYTHING)))
     answer = world.refused("all", ISOLATED, 4)
     assert answer.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
@@ -43,7 +43,7 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
 
 
 def test_isolation_leaves_the_shared_pool_its_floor() -> None:
-    limits = Limits(idle=EVERYTHING, pool=CPUAmount(4))
+    limits = Limits(idle_siblings=EVERYTHING, pool=CPUAmount(4))
     world = World(machines.single_smt(), Settings(limits=limits))
     says(world.refused("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
     world.put("own", ISOLATED, 2)
@@ -51,7 +51,7 @@ def test_isolation_leaves_the_shared_pool_its_floor() -> None:
 
 def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> None:
     """3.5 CPUs are promised; two isolated cores leave four CPUs for them, three would leave two."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle=EVERYTHING)))
+    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=EVERYTHING)))
     world.put("shared", SINGLE, 3.5, qos=BURSTABLE)
     says(world.refused("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
     world.put("own", {**ISOLATED, **SINGLE}, 2)
@@ -61,10 +61,10 @@ def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> Non
 def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling(world: World) -> None:
     world.put("plain", qos=BEST_EFFORT)
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle
+    idle = world.agent.state.idle_siblings
     assert idle
     world.update("plain-app", Resources(cpus=str(idle)))
-    assert world.allocation("plain-app").kind is Kind.UNBOUND
+    assert world.allocation("plain-app").kind is Kind.UNPINNED
     assert not world.cpus("plain-app") & idle
 
 
@@ -72,7 +72,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
     world.put("plain", qos=BEST_EFFORT)
     world.update("plain-app", Resources(cpus="3"))
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle
+    idle = world.agent.state.idle_siblings
     world.update("plain-app", Resources(cpus=str(idle)))
     assert world.allocation("plain-app").kind is Kind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == len(idle)
@@ -85,7 +85,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
 def test_huge_pages_are_given_back(restart: str) -> None:
     """Also by a plugin that knows of them from its checkpoint only, or has lost that too."""
     world = World(
-        synthetic(
+        build_synthetic_topology(
             sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
         )
     )
@@ -143,7 +143,7 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
     world.check()
     del world.live[late.id], world.live["both-app"]
     world.remove_pod(of)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     assert world.has("before-app")[0] == "0-3"
 
 
@@ -153,7 +153,7 @@ def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
     world.put("a", {"numacpu": "3"}, qos=BEST_EFFORT)
     world.put("z", OWN, 2)
     had = world.cpus("z-app")
-    world.unseen("a-app", cpus=f"{had.first},3")
+    world.unseen("a-app", cpus=f"{had.first_id},3")
     world.restart(lost=True)
     assert world.cpus("z-app") == had
     assert world.cpus("a-app") == CPUSet.parse("3")
@@ -161,11 +161,11 @@ def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
 
 def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: World) -> None:
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle
+    idle = world.agent.state.idle_siblings
     world.put("lists", {"numacpu": "3"}, qos=BEST_EFFORT)
     world.unseen("lists-app", cpus=f"3,{idle}")
     world.restart(lost=True)
-    assert world.agent.state.idle == idle
+    assert world.agent.state.idle_siblings == idle
     assert world.cpus("lists-app") == CPUSet.parse("3")
     assert world.allocation("own-app").kind is Kind.EXCLUSIVE
 
@@ -183,7 +183,7 @@ def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
     assert len(had) == 2
     assert world.update("own-app", Resources(memory_limit=2 * GIB)) is None
     assert world.cpus("own-app") == had
-    assert world.allocation("own-app").quota == 200_000
+    assert world.allocation("own-app").lifted_quota == 200_000
     assert world.live["own-app"].resources.cpu_quota == -1
 
 
@@ -219,7 +219,7 @@ def test_an_annotation_that_a_resize_made_stale_is_not_believed(world: World) ->
     assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
     assert world.update("a-app", resources(1.5, 1)) is None
     world.restart(lost=True)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
 
 
 def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
@@ -233,9 +233,11 @@ def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> Non
 
 def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -> None:
     """A memory tier was listed by hand; computed pins may not use it, and do not see its books."""
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8]
+    )
     tier = str(topology.memory_nodes - topology.cpu_nodes)
-    world = World(topology, reading=Reading(memory={0: GIB, int(tier): GIB, 9: 0}))
+    world = World(topology, reading=MeasuredFree(memory={0: GIB, int(tier): GIB, 9: 0}))
     world.put("t", {"numacpu": "0", "numamem": tier}, 1, 1)
     assert world.put("a", {"policy": "best-effort"}, 0.5, 0.5, qos=BURSTABLE)[1] == "0"
 
@@ -270,7 +272,7 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
         world.agent.machine, world.agent.state, low, container(low, wants=resources(2, 1))
     )
     assert isinstance(decision, Admitted)
-    told = sentences.text(of_decision(world.agent.machine, decision))
+    told = sentences.render_text(of_decision(world.agent.machine, decision))
     assert "beside containers of the opposite load" in " ".join(told.split())
 
 
@@ -279,7 +281,7 @@ def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> 
     world = World(machines.dual_smt())
     world.put("a", SINGLE, 2, 1)
     assert world.live["a-app"].resources.cpu_quota == -1
-    world.settings = Settings(lift_quota=False)
-    world.agent.machine = Machine(topology=world.topology, settings=world.settings)
+    world.settings = Settings(disable_cfs_quota=False)
+    world.agent.machine = NodeModel(topology=world.topology, settings=world.settings)
     assert world.update("a-app", Resources(memory_limit=2 * GIB)) is None
     assert world.live["a-app"].resources.cpu_quota == 200_000

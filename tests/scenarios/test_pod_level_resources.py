@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Refused
-from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.engine.decision import Rejected
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, CPUOrder, Limits, NamespaceQuota, Quota, Settings
@@ -28,7 +28,7 @@ def sums(of: World) -> tuple[int, int, int]:
     """CPUs that are owned, thousandths of a CPU and bytes that are allocated."""
     state = of.agent.state
     charges = state.charges.values()
-    return len(state.owned), sum(c.cpu_milli for c in charges), sum(c.memory for c in charges)
+    return len(state.exclusive), sum(c.cpu_milli for c in charges), sum(c.memory for c in charges)
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
@@ -91,7 +91,9 @@ def test_simulate_shows_the_pool_of_the_pod() -> None:
             pods.container("log", {}),
         ],
     }
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
+    )
     result = pods.run(topology, pods.document("Pod", "p", spec, {**NARROW, "scope": "pod"}))
     (event,) = result.events
     found = {o.container: o.allocation for o in event.outcomes if o.allocation is not None}
@@ -122,7 +124,7 @@ def test_no_pod_has_more_than_its_sum(
         milli = total if size is None else size
         wants = resources(milli / 1000, milli / 1000)
         answer = node.create(of, container(of, f"c{number}", wants))
-        assert not isinstance(answer, Refused), answer.message
+        assert not isinstance(answer, Rejected), answer.message
         owned, milli, memory = sums(node)
         assert 1000 * owned <= milli <= total
         assert memory <= total * GIB // 1000
@@ -152,7 +154,7 @@ def test_containers_without_cpus_of_their_own_share_what_others_leave(node: Worl
     }  # fmt: skip
     assert own["sidecar"] == own["log"]
     assert sums(node)[:2] == (6, 6000)
-    assert len(node.topology.numa_of(node.agent.state.owned)) == 1, "aligned as one"
+    assert len(node.topology.numa_of(node.agent.state.exclusive)) == 1, "aligned as one"
     before = node.agent.state
     node.synchronize()
     assert node.agent.state.allocations == before.allocations
@@ -168,7 +170,7 @@ def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest(node: Wor
     node.add(of, "log", 4, 4)
     assert node.has("p-log")[0] == "3"
     refused = node.create(of, container(of, "more", resources(1, 1)))
-    assert not isinstance(refused, Refused)
+    assert not isinstance(refused, Rejected)
     assert sums(node)[0] == 4, "the last CPU of those that share is nobody else's"
 
 
@@ -186,8 +188,10 @@ def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it(node: World) -
     assert len(CPUSet.parse(node.has("p-main")[0])) == 2
 
 
-FLAT = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
-DUAL = synthetic(
+FLAT = build_synthetic_topology(
+    sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
+)
+DUAL = build_synthetic_topology(
     sockets=2, numa_per_socket=1, cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING
 )
 
@@ -251,7 +255,7 @@ def test_vectors_of_the_kubelets_unit_tests(
 
 
 LIST = {"numacpu": "2-5", "cpus": "exclusive"}
-KEEP = Settings(kept_seconds=600.0)
+KEEP = Settings(reservation_seconds=600.0)
 
 
 def usual(settings: Settings = KEEP) -> World:
@@ -273,14 +277,14 @@ def two(world: World, annotations: dict[str, str] = LIST) -> PodSandbox:
 def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> None:
     two(world)
     state = world.agent.state
-    assert str(state.owned) == "2-5"
+    assert str(state.exclusive) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert world.has("plain-app")[0] == "0-1,6-15"
     says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log, default/db/main")
 
 
 def test_each_stays_within_its_own_limit() -> None:
-    world = usual(replace(KEEP, lift_quota=True))
+    world = usual(replace(KEEP, disable_cfs_quota=True))
     of = pod("db", LIST, total=resources(5))
     for name, cpus in (("main", 4), ("log", 1)):
         world.add(of, name, cpus)
@@ -294,13 +298,13 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
     of = two(world)
     assert world.stop("db-log") == ()
     world.check()
-    assert str(world.agent.state.owned) == "2-5"
-    assert not world.agent.state.kept_for(of.uid), "the other one has them"
+    assert str(world.agent.state.exclusive) == "2-5"
+    assert not world.agent.state.reservations_of(of.uid), "the other one has them"
     assert world.add(of, "log", 2, 1) == ("2-5", "")
     world.check()
     world.stop("db-main")
     world.stop("db-log")
-    assert [str(a.cpus) for a in world.agent.state.kept_for(of.uid)] == ["2-5"]
+    assert [str(a.cpus) for a in world.agent.state.reservations_of(of.uid)] == ["2-5"]
     assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
     world.check()
     for name in ("log", "main"):
@@ -309,7 +313,7 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
     world.stop("db-main")
     world.stop("db-log")
     world.agent.stop_pod(of.uid, of.id)
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     assert not any(c.cpu_milli for c in world.agent.state.charges.values())
 
 
@@ -321,7 +325,7 @@ def test_both_are_known_again_after_a_restart(world: World, lost: str) -> None:
     assert world.restart(lost=lost != "nothing", key=key) == ()
     world.check()
     after = world.agent.state
-    assert (after.owned, after.charges) == (before.owned, before.charges)
+    assert (after.exclusive, after.charges) == (before.exclusive, before.charges)
 
 
 def test_both_are_found_where_neither_was_seen_to_start(world: World) -> None:

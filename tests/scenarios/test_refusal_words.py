@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from nri_numa.cli import cli
 from nri_numa.cli.status import nodes_table
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -21,7 +21,9 @@ from tests.checks.docs_refusals import REFUSALS
 from tests.checks.refusal_words import WITHHELD, first_clause, problem, shortage
 from tests.machines import pods
 
-EIGHT = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6)
+EIGHT = build_synthetic_topology(
+    sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6
+)
 """128 CPUs, 48 GiB, no huge pages."""
 
 
@@ -46,9 +48,9 @@ def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: o
     """The explanation of one container on an empty machine, on one line."""
     of = pod("p", annotations)
     wants = resources(cpus, 1, **more)  # type: ignore[arg-type]
-    machine = Machine(topology=topology, settings=Settings())
+    machine = NodeModel(topology=topology, settings=Settings())
     found = admit(machine, NodeState(), of, container(of, wants=wants))
-    return " ".join(sentences.text(of_decision(machine, found), 400).split())
+    return " ".join(sentences.render_text(of_decision(machine, found), 400).split())
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
@@ -104,11 +106,13 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     )
 
 
-ONE_LESS = synthetic(
+ONE_LESS = build_synthetic_topology(
     sockets=2, numa_per_socket=4, cores_per_numa=8, memory_gib=6, offline=CPUSet([0])
 )
 """32 CPUs are on any two of its NUMA nodes but the first."""
-SIXTEEN = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2, threads=1, memory_gib=6)
+SIXTEEN = build_synthetic_topology(
+    sockets=4, numa_per_socket=4, cores_per_numa=2, threads=1, memory_gib=6
+)
 """Too large to count sets: the poorest NUMA nodes tell."""
 
 
@@ -205,7 +209,7 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
 # --- What happened to containers is noted for whoever looks from outside the node ---------------
 
 
-SMALL = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
+SMALL = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
 
 
 @pytest.fixture
@@ -216,7 +220,7 @@ def world() -> World:
 
 
 def noted(world: World) -> list[tuple[str, str, str, int]]:
-    return [(n.what, n.reason, n.pod, n.count) for n in world.agent.notices.after()]
+    return [(n.notice_kind, n.reason, n.pod, n.count) for n in world.agent.notices.notices_after()]
 
 
 def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
@@ -225,7 +229,7 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
         refused = world.refuse(of, container(of, id=f"attempt-{attempt}"))
     assert noted(world) == [("refused", refused.reason, "web", 3)]
     assert world.agent.refused == 3
-    (notice,) = world.agent.notices.after()
+    (notice,) = world.agent.notices.notices_after()
     assert notice.message == refused.message
     assert (notice.pod_uid, notice.container) == ("uid-web", "app")
 
@@ -235,5 +239,5 @@ def test_observing_notes_nothing_because_nothing_happens() -> None:
     world.synchronize()
     of = pod("web", {"numacpu": "63"})
     world.create(of, container(of))
-    assert world.agent.refusals
+    assert world.agent.rejections
     assert noted(world) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading, Refused, Resized
+from nri_numa.engine.decision import MeasuredFree, Rejected, Resized
 from nri_numa.engine.state import Charge, Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import Resources, Strategy
@@ -64,7 +64,7 @@ def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) ->
     assert world.update("a-app", resources(1.5, 1)) is None
     assert world.has("a-app") == ("4-7", "1")
     assert world.live["a-app"].resources.cpu_quota == 150_000
-    assert not world.agent.state.owned & CPUSet.parse(cpus)
+    assert not world.agent.state.exclusive & CPUSet.parse(cpus)
 
 
 def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes() -> None:
@@ -75,13 +75,13 @@ def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes(
     assert had < world.cpus("a-app")
     assert world.allocation("a-app").numa_nodes == NUMASet([0, 1])
     assert world.has("a-app")[1] == "0"
-    assert not world.allocation("a-app").preferred
+    assert not world.allocation("a-app").aligned
     # More than the machine has: it keeps what it has.
     had = world.cpus("a-app")
     assert world.update("a-app", resources(20, 1)) is None
     assert world.cpus("a-app") == had
     assert world.update("a-app", resources(3, 1)) is None
-    assert world.allocation("a-app").preferred, "on one NUMA node again"
+    assert world.allocation("a-app").aligned, "on one NUMA node again"
 
 
 def test_resize_under_widen_leaves_those_who_share_what_they_were_promised() -> None:
@@ -104,17 +104,19 @@ def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> Non
         assert world.update("a-app", resources(cpus, memory)) is None
         allocation = world.allocation("a-app")
         assert sum(c.memory for c in allocation.charges.values()) == memory * GIB
-        assert not allocation.preferred
+        assert not allocation.aligned
         assert allocation.reason.endswith(", less than asked for")
         world.synchronize()
         assert world.allocation("a-app") == allocation
     assert world.update("a-app", resources(1, 1)) is None
     assert "less" not in world.allocation("a-app").reason
-    assert world.allocation("a-app").preferred
+    assert world.allocation("a-app").aligned
 
 
 def test_simulate_says_that_a_resize_got_less() -> None:
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
+    )
     wishes = {"policy": "best-effort"}
     result = pods.run(
         topology,
@@ -134,7 +136,7 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: W
     world.put("a", SINGLE, 2, 1)
     world.put("share", {**SINGLE, "numamem": "0"}, 0.5, 1)
     assert world.has("share-app")[0] == "2-3"
-    assert isinstance(world.update("a-app", resources(4, 1)), Refused)
+    assert isinstance(world.update("a-app", resources(4, 1)), Rejected)
     assert world.update("a-app", resources(3, 1)) is None
     assert world.has("share-app")[0] == "3"
     widened = {**SINGLE, "on-failure": "widen"}
@@ -152,7 +154,7 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> 
     world.put("b", {"policy": "best-effort"}, 1, 4)
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
-    assert world.agent.state.charge(1).memory == 10 * GIB
+    assert world.agent.state.allocated_on(1).memory == 10 * GIB
     for cpus in (1, 2, 1.5):  # of a resize the kubelet sends memory and CPUs one after the other
         assert world.update("b-app", resources(cpus, 10)) is None
         assert world.allocation("b-app").reason.endswith(", less than asked for")
@@ -160,20 +162,20 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> 
 
 def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() -> None:
     """It uses 5 GiB of its 6; growing by 1 GiB needs 1 GiB more, not 7 GiB that are free."""
-    world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    world = two_nodes(MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB}))
     world.put("a", SINGLE, 1, 6)
-    world.reading = Reading(memory={0: 3 * GIB, 1: 8 * GIB})
+    world.reading = MeasuredFree(memory={0: 3 * GIB, 1: 8 * GIB})
     assert world.update("a-app", resources(1, 7)) is None
     assert world.has("a-app")[1] == "0"
-    world.reading = Reading(memory={0: 0, 1: 8 * GIB}, hugepages={0: {GIB: 0}})
-    assert isinstance(world.update("a-app", resources(1, 8)), Refused)
+    world.reading = MeasuredFree(memory={0: 0, 1: 8 * GIB}, hugepages={0: {GIB: 0}})
+    assert isinstance(world.update("a-app", resources(1, 8)), Rejected)
 
 
 def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
     )
-    world = World(topology, reading=Reading(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
+    world = World(topology, reading=MeasuredFree(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
     world.put("a", SINGLE, 1, 1, pages={GIB: GIB})
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
     refused = world.update_refused("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
@@ -207,7 +209,7 @@ def test_resize_in_a_pod_that_was_placed_together_may_use_all_of_the_pods_numa_n
     assert world.has("p-a")[1] == "0-1"
     assert world.update("p-a", resources(5, 9)) is None
     assert len(world.cpus("p-a")) == 5
-    assert world.allocation("p-a").preferred
+    assert world.allocation("p-a").aligned
     # The sum of now is not known; an owner stays one, and is told to be one.
     assert world.update("p-b", resources(2, 1)) is None
     assert "it shares" not in str(world.grounds("p-b").basis)
@@ -217,14 +219,14 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
     assert world.put("a", {"numamem": "1"}, 0.5, 1) == ("", "1")
     assert world.update("a-app", resources(2, 3)) is None
     assert world.has("a-app") == ("", "1")
-    assert world.agent.state.charge(1).memory == 3 * GIB
-    assert isinstance(world.update("a-app", resources(2, 9)), Refused)
+    assert world.agent.state.allocated_on(1).memory == 3 * GIB
+    assert isinstance(world.update("a-app", resources(2, 9)), Rejected)
 
 
 @pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
 def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpus: int) -> None:
     """Also where other cores of the machine could."""
-    topology = synthetic(
+    topology = build_synthetic_topology(
         sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
     )
     world = World(topology)
@@ -241,11 +243,11 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World
     world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.allocation("a-app").cpus == had
-    assert world.agent.state.charge(0) == Charge(2000, 2 * GIB)
+    assert world.agent.state.allocated_on(0) == Charge(2000, 2 * GIB)
     world.put("list", {"numacpu": "6"}, 1)
     world.becomes(two_by_four(offline=CPUSet([max(had), 6])))
     assert world.update("list-app", resources(1, 1)) is None
-    assert world.agent.state.charge(1).cpu_milli == 1000
+    assert world.agent.state.allocated_on(1).cpu_milli == 1000
 
 
 def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) -> None:
@@ -293,8 +295,8 @@ def test_a_resize_that_moves_nothing_overrides_nothing(
     world.place(pod("a", wishes), wants=before)
     made = world.live["a-app"]
     outcome = world.agent.update_container(world.pods[made.pod_id], made, after)
-    assert not isinstance(outcome, Refused)
-    assert outcome.own is None
+    assert not isinstance(outcome, Rejected)
+    assert outcome.container_update is None
 
 
 @pytest.mark.parametrize("owner", [True, False])
@@ -326,12 +328,12 @@ def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_o
     asked = Resources(memory_limit=1 << 30)
     outcome = world.agent.update_container(of, has, asked)
     assert isinstance(outcome, Resized)
-    assert (outcome.own.cpus if outcome.own else "") == answered
+    assert (outcome.container_update.cpus if outcome.container_update else "") == answered
     has = replace(world.live["listed-app"], resources=Resources(cpus="0", mems="0-1"))
     outcome = world.agent.update_container(listed, has, asked)
     assert isinstance(outcome, Resized)
-    assert outcome.own is not None
-    assert outcome.own[:3] == ("listed-app", "3", "0")
+    assert outcome.container_update is not None
+    assert outcome.container_update[:3] == ("listed-app", "3", "0")
 
 
 def test_who_becomes_an_owner_is_not_throttled_on_its_cpus(world: World) -> None:
@@ -339,7 +341,7 @@ def test_who_becomes_an_owner_is_not_throttled_on_its_cpus(world: World) -> None
     world.place(pod("a", SINGLE), wants=replace(resources(2), cpu_shares=1024))
     assert world.allocation("a-app").kind is Kind.SHARED
     assert world.update("a-app", Resources(cpu_shares=2048)) is None
-    assert world.allocation("a-app").owned
+    assert world.allocation("a-app").exclusive
     assert world.live["a-app"].resources.cpu_quota == -1
 
 

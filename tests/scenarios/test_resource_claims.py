@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.dra.claims import variable
+from nri_numa.dra.claims import claim_variable
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
 from nri_numa.model.cpuset import CPUSet
@@ -17,7 +17,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
-from nri_numa.runtime import RequestRefused
+from nri_numa.runtime import RequestRejected
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources, says, two_by_four, two_nodes
 from tests.unit.agent.test_claims import Bed
@@ -146,7 +146,7 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World
     world.check()
     # The scheduler counts it once, as held by a claim.
     made_offer = slot_capacity(world.agent.machine, world.agent.state)
-    assert made_offer.held == {0: 0, 1: 2}
+    assert made_offer.allocated == {0: 0, 1: 2}
     other, plain = claiming("b", result_text(1, OTHER, 0, 2))
     assert world.place(other, plain) == ("4,6", "1")
     # The kubelet's loop comes round.
@@ -187,7 +187,7 @@ POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")
 
 def message(id: str = "c-web", *, claim: str = UID, cpus: int = 4) -> pb.Container:
     made = pb.Container(id=id, pod_sandbox_id="s-web", name="app")
-    made.env.extend(["PATH=/bin", f"{variable(claim, 0)}=cpus"])
+    made.env.extend(["PATH=/bin", f"{claim_variable(claim, 0)}=cpus"])
     cpu = made.linux.resources.cpu
     cpu.shares.value, cpu.quota.value, cpu.period.value = 1024 * cpus, 100_000 * cpus, 100_000
     return made
@@ -248,5 +248,5 @@ def test_a_container_that_started_while_nobody_was_there(bed: Bed) -> None:
 
 def test_what_does_not_count_is_refused(bed: Bed) -> None:
     made = message(claim=UID[:-1] + "f")
-    with pytest.raises(RequestRefused, match="ClaimNotPrepared"):
+    with pytest.raises(RequestRejected, match="ClaimNotPrepared"):
         link(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))

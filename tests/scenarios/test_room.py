@@ -13,28 +13,28 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import Start
-from nri_numa.agent.mover import QUIET, Mover
-from nri_numa.agent.view import Moment, zones_document
+from nri_numa.agent.agent import ContainerStart
+from nri_numa.agent.mover import IDLE_NODE_S, MemoryMigrator
+from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Room
-from nri_numa.engine.adopt import ASSIGNED, assigned
-from nri_numa.engine.decision import Admitted, Reading, Refused
-from nri_numa.engine.room import MOST_MOVES, Search, keep_room, make_room
-from nri_numa.engine.state import Kind, NodeState, violations
+from nri_numa.config.sections import Rebalance
+from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.decision import Admitted, MeasuredFree, Rejected
+from nri_numa.engine.room import MAX_MOVES, Search, plan_moves, restore_headroom
+from nri_numa.engine.state import Kind, NodeState, check_invariants
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.migration import Step
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.migration import MigrationStep
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
-from nri_numa.publisher.topology import contents
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import Fits
-from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.publisher.topology import build_topology_contents
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import Fit
+from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
@@ -45,13 +45,13 @@ SINGLE = {"policy": "single-numa-node", "cpus": "exclusive"}
 
 
 def machine(nodes: int, cores: int, threads: int = 1, gib: int = 16, pages: int = 0) -> Topology:
-    return synthetic(
+    return build_synthetic_topology(
         sockets=nodes, numa_per_socket=1, cores_per_numa=cores, threads=threads, memory_gib=gib,
         hugepages={GIB: pages * GIB} if pages else None,
     )  # fmt: skip
 
 
-def hint(refusal: Refused) -> str:
+def hint(refusal: Rejected) -> str:
     """What the message ends with."""
     _, said, who = refusal.message.partition("; it would fit if ")
     return said.removeprefix("; ") + who
@@ -61,7 +61,7 @@ def filled(
     topology: Topology,
     *there: tuple[str, float, float, dict[str, str]],
     strategy: Strategy = Strategy.SPREAD,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
     pages: tuple[str, ...] = (),
 ) -> World:
     """A node with these pods: name, CPUs, GiB, what they ask for beside one NUMA node."""
@@ -175,12 +175,12 @@ def test_shared_ones_and_huge_pages_count() -> None:
 
 def test_what_the_kernel_has_free_counts_with_what_leaves() -> None:
     """Both are on NUMA node 0, of which 5 GiB are free."""
-    reading = Reading(memory={0: 5 * GIB, 1: 4 * GIB})
+    reading = MeasuredFree(memory={0: 5 * GIB, 1: 4 * GIB})
     world = filled(machine(2, 8), ("a", 1, 3, {}), ("b", 1, 2, {}), reading=reading)
     assert "default/b/app" in refused(world, 1, 6)
     assert refused(world, 1, 11) == ""
     # What leaves and comes back does not leave its memory to another.
-    world.reading = Reading(memory={0: GIB, 1: GIB})
+    world.reading = MeasuredFree(memory={0: GIB, 1: GIB})
     assert refused(world, 1, 3) == ""
 
 
@@ -230,12 +230,12 @@ def test_after_a_plan_everything_holds(
     for number, (cpus, memory, wishes, qos) in enumerate(pods):
         of = pod(f"p{number}", wishes, qos=qos)
         answer = world.create(of, container(of, wants=resources(cpus, memory)))
-        if not isinstance(answer, Refused):
+        if not isinstance(answer, Rejected):
             continue
         state, node = world.agent.state, world.agent.machine
         stays = set(list(state.allocations)[::2]) if still else set()
         plan, again = (
-            Search(make_room(node, state, answer, still=stays, running=running)).work(10**6)
+            Search(plan_moves(node, state, answer, still=stays, running=running)).work(10**6)
             for _ in range(2)
         )
         assert plan == again
@@ -243,18 +243,18 @@ def test_after_a_plan_everything_holds(
             continue
         if running:
             for i, most in node.usable_memory.items():
-                charged = plan.state.charge(i).memory
-                assert charged <= max(most, state.charge(i).memory)
-        assert violations(plan.state, topology, node.settings) == []
-        assert 1 <= len(plan.moves) <= MOST_MOVES
+                charged = plan.state.allocated_on(i).memory
+                assert charged <= max(most, state.allocated_on(i).memory)
+        assert check_invariants(plan.state, topology, node.settings) == []
+        assert 1 <= len(plan.moves) <= MAX_MOVES
         moved = {move.before.container_id: move for move in plan.moves}
         assert not stays & set(moved)
         after = dict(plan.state.allocations)
-        newcomer = plan.newcomer.allocation
+        newcomer = plan.admitted.allocation
         assert after.pop(newcomer.container_id) == newcomer
-        assert newcomer.preferred
+        assert newcomer.aligned
         for id, before in state.allocations.items():
-            now = after.pop(id).arrived
+            now = after.pop(id).migration_finished
             if id not in moved:
                 assert now == before
                 continue
@@ -265,18 +265,20 @@ def test_after_a_plan_everything_holds(
                 before.policy,
             )
             assert bool(now.mems) == bool(before.mems)
-            assert now.preferred >= before.preferred
+            assert now.aligned >= before.aligned
         assert not after
     state, node = world.agent.state, world.agent.machine
-    node = replace(node, settings=replace(node.settings, room_moves=3, room_keep=(3, GIB)))
-    if (kept := keep_room(node, state, None, 0.0, (), 2)) is None:
+    node = replace(
+        node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
+    )
+    if (kept := restore_headroom(node, state, None, 0.0, (), 2)) is None:
         return
-    assert violations(kept.state, topology, node.settings) == []
+    assert check_invariants(kept.state, topology, node.settings) == []
     after = dict(kept.state.allocations)
     moved = {move.before.container_id for move in kept.moves if move.before.movable}
     assert {i for i, a in state.allocations.items() if after.pop(i) != a} == moved
     assert (len(kept.moves) <= 2, after, set(kept.state.pods)) == (True, {}, set(state.pods))
-    assert keep_room(node, kept.state, None, 0.0, (), 2) is None
+    assert restore_headroom(node, kept.state, None, 0.0, (), 2) is None
 
 
 # --- it happens -----------------------------------------------------------------------------------
@@ -288,14 +290,14 @@ def movable(
     *there: tuple[str, float, float, dict[str, str]], moves: int = 2, **more: object
 ) -> World:
     """A node where movable pods make room: two NUMA nodes of eight CPUs and 16 GiB."""
-    world = World(machine(2, 8), Settings(room_moves=moves, kept_seconds=600.0), **more)  # type: ignore[arg-type]
+    world = World(machine(2, 8), Settings(rebalance_moves=moves, reservation_seconds=600.0), **more)  # type: ignore[arg-type]
     world.agent.moves_memory = True
     for name, cpus, memory, wishes in there:
         world.put(name, SINGLE | MOVABLE | wishes, cpus, memory)
     return world
 
 
-def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Refused | None:
+def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Rejected | None:
     of = pod("new", SINGLE)
     return world.create(of, container(of, wants=resources(cpus, memory)))
 
@@ -304,8 +306,8 @@ def booked(world: World) -> dict[int, int]:
     return {i: charge.memory // GIB for i, charge in world.agent.state.charges.items()}
 
 
-@pytest.mark.parametrize("reading", [None, Reading(memory={0: 14 * GIB, 1: 13 * GIB})])
-def test_a_movable_container_makes_room(reading: Reading | None) -> None:
+@pytest.mark.parametrize("reading", [None, MeasuredFree(memory={0: 14 * GIB, 1: 13 * GIB})])
+def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
     """Its CPUs at once; its memory is booked on both sides until it has moved, over a restart."""
     (a, b) = A_AND_B
     world = movable((*a[:3], {"movable": "false"}), b, reading=reading)
@@ -323,18 +325,18 @@ def test_a_movable_container_makes_room(reading: Reading | None) -> None:
     assert moved.reason.endswith("; moved to make room for default/new/app")
     world.restart()
     assert world.has("b-app") == ("3-6", "0-1")
-    assert world.allocation("b-app").leaves == NUMASet([1])
+    assert world.allocation("b-app").migrating_from == NUMASet([1])
     # A new size leaves both sides as they are.
     world.agent.update_container(world.pods["sandbox-b"], world.live["b-app"], resources(4, 2))
     assert booked(world) == {0: 4, 1: 2}
-    wanted = world.agent.arrived("b-app")
+    wanted = world.agent.finish_migration("b-app")
     # Not its CPUs: those of one that shares may be another's before the kernel is through.
     assert (wanted.cpus, wanted.mems, booked(world)) == ("", "0", {0: 4, 1: 1})
-    assert violations(world.agent.state, world.topology, world.settings) == []
+    assert check_invariants(world.agent.state, world.topology, world.settings) == []
 
 
 def test_only_cpus_move_on_one_numa_node() -> None:
-    world = World(machine(1, 4, threads=2), Settings(room_moves=1))
+    world = World(machine(1, 4, threads=2), Settings(rebalance_moves=1))
     world.agent.moves_memory = True
     for name in "abc":
         asks = SINGLE | MOVABLE | {"smt": "spread"}
@@ -342,15 +344,15 @@ def test_only_cpus_move_on_one_numa_node() -> None:
     of = pod("new", SINGLE | {"smt": "full-core"})
     assert isinstance(world.create(of, container(of, wants=resources(4, 1))), Admitted)
     assert world.has("a-app") == ("5", "0")
-    (notice,) = world.agent.notices.after()
+    (notice,) = world.agent.notices.notices_after()
     assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
 
 
 def test_what_is_only_observed_is_refused_once_and_known() -> None:
     world = movable(*A_AND_B, moves=0, observe=True)
     assert new(world) is None
-    assert (world.agent.refused, world.allocation("new-app").kind) == (1, Kind.UNBOUND)
-    assert world.steps("new-app") == (world.agent.refusals[0].message,)
+    assert (world.agent.refused, world.allocation("new-app").kind) == (1, Kind.UNPINNED)
+    assert world.steps("new-app") == (world.agent.rejections[0].message,)
     assert world.count("gap_containers_total") == 0
 
 
@@ -371,7 +373,7 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
     world = movable(*there, moves=moves)
     before = world.agent.state
     answer = new(world, memory=memory)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
     assert world.agent.state.allocations == before.allocations
@@ -384,41 +386,47 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
     found = zones_document(world.agent.machine, world.agent.state, None)
-    nodes = Nodes()
+    nodes = SchedulerCache()
     for name in ("n", "empty"):
-        nodes.put(name, read(contents(PREFIX, found), PREFIX))
+        nodes.update_node(name, decode_topology(build_topology_contents(PREFIX, found), PREFIX))
         found = zones_document(world.agent.machine, NodeState(), None)
-    judges = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
-    request = PodReader(Settings()).request
+    judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
+    request = PodReader(Settings()).read_pod_request
     asked = request(single(6))
-    assert judges.filter(asked, ["n"]).fits == fits
-    assert judges.filter(asked, ["n", "empty"]).fits == ["empty"]
-    assert dict(judges.prioritize(asked, ["n"]))["n"] == 0
+    assert judges.filter_nodes(asked, ["n"]).feasible == fits
+    assert judges.filter_nodes(asked, ["n", "empty"]).feasible == ["empty"]
+    assert dict(judges.prioritize_nodes(asked, ["n"]))["n"] == 0
     two = pod_object(container_object("a", "6"), container_object("b", "2"), **SINGLE)
-    assert judges.filter(request(two), ["n"]).fits == []
+    assert judges.filter_nodes(request(two), ["n"]).feasible == []
     if fits:
-        there = judges.verdict(asked, "n")
-        assert isinstance(there, Fits)
+        there = judges.evaluate_node(asked, "n")
+        assert isinstance(there, Fit)
         coming = request(single(1, name="coming"))
-        nodes.hold(Hold(request=coming, node="n", charge=there.charge, since=0, until=9))
-        assert judges.filter(asked, ["n"]).fits == []
-        assert nodes.put("n", read(contents(PREFIX, found), PREFIX))
-    assert isinstance(new(world), Admitted if fits else Refused)
+        nodes.assume_pod(
+            AssumedPod(
+                request=coming, node="n", charge=there.pod_charge, assumed_at=0, expires_at=9
+            )
+        )
+        assert judges.filter_nodes(asked, ["n"]).feasible == []
+        assert nodes.update_node(
+            "n", decode_topology(build_topology_contents(PREFIX, found), PREFIX)
+        )
+    assert isinstance(new(world), Admitted if fits else Rejected)
     still = zones_document(world.agent.machine, world.agent.state, None, still=["a-app", "b-app"])
-    assert {zone.exclusive_cpus_after_moving for zone in still.zones} == {None}
+    assert {zone.exclusive_cpus_after_moves for zone in still.zones} == {None}
 
 
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
     a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
     world = movable(a, b)
-    world.agent.starting["b-app"] = Start("", "")
-    assert isinstance(new(world), Refused)
+    world.agent.starting["b-app"] = ContainerStart("", "")
+    assert isinstance(new(world), Rejected)
     world = movable(a, b)
     world.agent.moves_memory = False
-    assert isinstance(new(world), Refused)
+    assert isinstance(new(world), Rejected)
     world = movable(a, b)
     world.kubelet({("b", "app"): "8-11"})
-    assert isinstance(new(world), Refused)
+    assert isinstance(new(world), Rejected)
 
 
 def test_a_pod_is_still_admitted_whole() -> None:
@@ -427,7 +435,7 @@ def test_a_pod_is_still_admitted_whole() -> None:
     others = {"containers": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert set(world.agent.state.allocations) == {"a-app", "b-app"}
 
 
@@ -445,17 +453,23 @@ def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
     world = movable(*A_AND_B)
     new(world)
     before, made = world.allocation("b-app"), world.live["b-app"]
-    carried = {f"{PREFIX}/{ASSIGNED}": assigned(before, made.resources.cpus, world.key)}
+    carried = {
+        f"{PREFIX}/{ASSIGNED_KEY}": encode_assignment(before, made.resources.cpus, world.key)
+    }
     world.live["b-app"] = replace(made, annotations={**made.annotations, **carried})
     world.restart(lost=True)
     after = world.allocation("b-app")
-    assert (after.movable, after.leaves, after.mems) == (True, NUMASet([1]), NUMASet([0, 1]))
+    assert (after.movable, after.migrating_from, after.mems) == (
+        True,
+        NUMASet([1]),
+        NUMASet([0, 1]),
+    )
     assert (after.charges, world.has("new-app")) == (before.charges, ("8-13", "1"))
 
 
 def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() -> None:
     """An idle sibling was free by the sums, and is none: its memory was not booked for staying."""
-    world = World(machine(2, 4, threads=2), Settings(room_moves=3))
+    world = World(machine(2, 4, threads=2), Settings(rebalance_moves=3))
     world.agent.moves_memory = True
     shared, isolate = {"cpus": "shared"}, {"smt": "isolate"}
     one = [(2, 0, {}), (3, 3, {}), (3, 3, {}), (2, 1, {}), (2, 3, {"smt": "any"}), (1, 1, shared)]
@@ -464,12 +478,12 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
         world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Admitted)
-    assert violations(world.agent.state, world.topology, world.settings) == []
+    assert check_invariants(world.agent.state, world.topology, world.settings) == []
 
 
 def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:
     world = movable(*there)
-    keep = replace(world.settings, room_keep=(cpus, GIB))
+    keep = replace(world.settings, rebalance_headroom=(cpus, GIB))
     world.agent.machine = replace(world.agent.machine, settings=keep)
     world.synchronize()
     return world
@@ -480,22 +494,22 @@ def test_room_is_kept_ahead_of_need() -> None:
     (a, b) = A_AND_B
     world = keeping((*a[:3], {"movable": "false"}), b)
     world.put("free", {}, qos=QoSClass.BEST_EFFORT)
-    assert world.agent.keep_room(0) == 0
-    assert world.agent.keep_room(2) == 1
+    assert world.agent.restore_headroom(0) == 0
+    assert world.agent.restore_headroom(2) == 1
     assert world.has("b-app") == ("3-6", "0-1")
     assert booked(world) == {0: 3, 1: 1}
     assert set(world.agent.state.pods) == {"uid-a", "uid-b", "uid-free"}
     reason = world.allocation("b-app").reason
     assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
     world.check()
-    assert world.agent.keep_room(2) == 0
+    assert world.agent.restore_headroom(2) == 0
     assert isinstance(new(world), Admitted)
 
 
 def test_no_room_is_kept_where_none_can_be() -> None:
     world = keeping(*A_AND_B, cpus=16)
     before = world.agent.state
-    assert world.agent.keep_room(2) == 0
+    assert world.agent.restore_headroom(2) == 0
     assert world.agent.state is before
 
 
@@ -521,32 +535,37 @@ MIB = 1 << 20
 
 
 def moving(
-    world: World, clock: Ticking, migrate: Callable[..., Iterator[Step]], config: AgentConfig
+    world: World,
+    clock: Ticking,
+    migrate: Callable[..., Iterator[MigrationStep]],
+    config: AgentConfig,
 ) -> list[str]:
     """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 
     async def live() -> None:
-        mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
         world.agent.moves_memory = True
-        work = [asyncio.create_task(one) for one in (mover.look_for_far(config), mover.run())]
+        work = [
+            asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
+        ]
         for _ in range(100):
-            mover.look()
+            mover.request_check()
             await asyncio.sleep(0.002)
             clock.passed += 2.0
         for one in work:
             one.cancel()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nri_numa.agent.mover.migrate", migrate)
+        patched.setattr("nri_numa.agent.mover.migrate_pages", migrate)
         asyncio.run(live())
-    messages = [n.message for n in world.agent.notices.after()]
+    messages = [n.message for n in world.agent.notices.notices_after()]
     assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
     return [text.rpartition(" in ")[0] for text in messages]
 
 
 def far(
     directory: Path, gib: float, used: Mapping[str, tuple[int, int]], settings: Settings,
-    reading: Reading | None = None,
+    reading: MeasuredFree | None = None,
 ) -> World:  # fmt: skip
     """Containers of two CPUs, on NUMA node 0 and so on, with so many bytes on both."""
     topology = machine(2, 8)
@@ -569,10 +588,12 @@ def test_each_move_is_timed_by_itself() -> None:
     world.synchronize()
 
     def said() -> str:
-        return "".join(n.message for n in world.agent.notices.after() if " in " in n.message)
+        return "".join(
+            n.message for n in world.agent.notices.notices_after() if " in " in n.message
+        )
 
     async def live() -> None:
-        mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
         world.agent.moves_memory = True
         work = asyncio.create_task(mover.run())
         for over, name, cpus, where in (
@@ -591,7 +612,9 @@ def test_each_move_is_timed_by_itself() -> None:
         work.cancel()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nri_numa.agent.mover.migrate", lambda *_: iter([Step(MIB, 0)]))
+        patched.setattr(
+            "nri_numa.agent.mover.migrate_pages", lambda *_: iter([MigrationStep(MIB, 0)])
+        )
         asyncio.run(live())
 
 
@@ -602,17 +625,17 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     settings = replace(world.agent.machine.settings, room_budget=(60 * MIB, 2))
     world.agent.machine = replace(world.agent.machine, settings=settings)
 
-    def migrate(*of_what: object) -> Iterator[Step]:
+    def migrate(*of_what: object) -> Iterator[MigrationStep]:
         while len(at) < 4:
             at.append(clock.passed)
             if len(at) == 2:
                 world.agent.run_pod(pod("new", SINGLE))
-            yield Step(8 * MIB, 0)
+            yield MigrationStep(8 * MIB, 0)
 
     moving(world, clock, migrate, AgentConfig())
     first, second, third, fourth = at
-    assert (second - first >= 8, third - second >= QUIET, fourth - third >= 8) == (True,) * 3
-    (notice,) = world.agent.notices.after()
+    assert (second - first >= 8, third - second >= IDLE_NODE_S, fourth - third >= 8) == (True,) * 3
+    (notice,) = world.agent.notices.notices_after()
     assert notice.message.startswith("moved from NUMA node 1 to 0 in ")
     assert notice.message.endswith(" s to keep room for 6 CPUs, 1 GiB")
     assert booked(world) == {0: 3}
@@ -635,7 +658,7 @@ def test_far_memory_comes_home_while_no_pod_starts(
     world = far(tmp_path / "cgroup", 1, {"a": (128 * MIB, 128 * MIB)}, Settings(room_budget=budget))
     steps = iter(range(1, 17))
 
-    def migrate(*of_what: object) -> Iterator[Step]:
+    def migrate(*of_what: object) -> Iterator[MigrationStep]:
         assert of_what[2:] == (NUMASet([1]), 0)
         for step in steps:
             if step == starts_at:
@@ -643,11 +666,15 @@ def test_far_memory_comes_home_while_no_pod_starts(
             elif step == 3:
                 state, moving = world.agent.state, world.agent.moving
                 (a,) = state.allocations.values()
-                shown = Moment(world.agent.machine, state, {}, moving=moving).assignment(a)
-                assert shown.moving == "from NUMA node 1 to 0, 16 MiB so far"
-            yield Step(8 * MIB, 0)
+                shown = StateSnapshot(
+                    world.agent.machine, state, {}, moving=moving
+                ).assignment_document(a)
+                assert shown.migration == "from NUMA node 1 to 0, 16 MiB so far"
+            yield MigrationStep(8 * MIB, 0)
 
-    config = AgentConfig(cgroup_root=str(tmp_path / "cgroup"), room=Room(far_pages=part))
+    config = AgentConfig(
+        cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=part)
+    )
     assert moving(world, Ticking(), migrate, config) == [said] * bool(said)
     assert world.agent.moving == {}
 
@@ -658,16 +685,18 @@ def test_far_memory_comes_home_before_a_neighbour_has_too_little(
 ) -> None:
     """Of two GiB that are the neighbour's one is not used yet, and has to be free."""
     settings = Settings(strategy=Strategy.SPREAD, room_budget=(GIB, 9))
-    reading = Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    reading = MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB})
     used = {"a": (GIB, 128 * MIB), "b": (256 * MIB, GIB)}
     world = far(tmp_path / "cgroup", 2, used, settings, reading)
     world.reading = replace(reading, memory={0: 8 * GIB, 1: free})
 
-    def migrate(*of_what: object) -> Iterator[Step]:
+    def migrate(*of_what: object) -> Iterator[MigrationStep]:
         if of_what[2:] == (NUMASet([1]), 0):
-            yield Step(128 * MIB, 0)
+            yield MigrationStep(128 * MIB, 0)
 
-    config = AgentConfig(cgroup_root=str(tmp_path / "cgroup"), room=Room(far_pages=0.5))
+    config = AgentConfig(
+        cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=0.5)
+    )
     found = moving(world, Ticking(), migrate, config)
     assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]
 
@@ -701,7 +730,9 @@ class DeferredWorld:
         """What is noted of room by the time when nothing waits any more."""
         while self.round():
             assert self.rounds < 300
-        return [n.message for n in self.world.agent.notices.after() if n.what == "room"]
+        return [
+            n.message for n in self.world.agent.notices.notices_after() if n.notice_kind == "room"
+        ]
 
 
 def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
@@ -712,12 +743,12 @@ def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
     world = movable((*a[:3], {"movable": "false"}), b)
     later = DeferredWorld(world, monkeypatch)
     answer = new(world)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, answer.room_text) == (True, "")
     text = "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
     assert later.ends() == [text]
     assert later.rounds > 3
-    assert world.agent.refusals[0].message == f"{answer.message}; {text}"
+    assert world.agent.rejections[0].message == f"{answer.message}; {text}"
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.allocation("b-app").reason.endswith("; moved to make room for default/new/app")
     world.check()
@@ -742,10 +773,10 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
     later = DeferredWorld(world, monkeypatch)
     before = world.agent.state
     answer = new(world, memory=memory)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert hint(answer) == ""
     assert later.ends() == text
-    assert world.agent.refusals[0].message == "; ".join([answer.message, *text])
+    assert world.agent.rejections[0].message == "; ".join([answer.message, *text])
     assert world.agent.state.allocations == before.allocations
 
 
@@ -767,7 +798,7 @@ def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.M
             if changes == "it begins too often":
                 world.put(f"c{n}", {}, qos=QoSClass.BEST_EFFORT)
         if changes == "it moves no more":
-            world.agent.updating.add("b-app")
+            world.agent.unconfirmed_ids.add("b-app")
         elif changes == "it is gone":
             world.remove_pod(pod("new", SINGLE))
         elif changes == "it is placed":
@@ -786,12 +817,12 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
         total=resources(8, 1),
     )
     answer = world.create(of, container(of, wants=resources(2, 1)))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert (answer.is_about_later_container, answer.is_search_spent) == (True, False)
     later = DeferredWorld(world, monkeypatch)
     monkeypatch.setattr("nri_numa.engine.room.WORK_LIMIT", 100)
     answer = new(world)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, later.ends()) == (False, [])
 
 
@@ -801,7 +832,7 @@ def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("first", "second"):
         world.refused(name, SINGLE, 6, 1)
     assert len(later.ends()) == 1
-    assert [" fits " in one.message for one in world.agent.refusals] == [False, True]
+    assert [" fits " in one.message for one in world.agent.rejections] == [False, True]
 
 
 def test_movers_that_differ_by_little_are_one() -> None:
@@ -812,7 +843,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
         answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
-        search = Search(make_room(world.agent.machine, world.agent.state, answer))
+        search = Search(plan_moves(world.agent.machine, world.agent.state, answer))
         assert search.work(10**6) is None
         work.append(search.used)
     assert work[0] == work[1]

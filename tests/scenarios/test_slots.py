@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
+    DeniedAction,
     Limits,
-    Otherwise,
     Permission,
     Quota,
     Rule,
@@ -87,7 +87,7 @@ def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> Non
         refused = world.refuse(of, each)
         assert refused.reason == "InvalidAnnotation"
         assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
-    lenient = Permission(name="permissions[1]", keys=(), otherwise=Otherwise.IGNORE)
+    lenient = Permission(name="permissions[1]", keys=(), on_denied=DeniedAction.IGNORE)
     assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
 
 
@@ -96,7 +96,7 @@ def test_annotations_say_where_and_how() -> None:
     asks = {"policy": "single-numa-node", "smt": "isolate"}
     world.place(*holding("a", "slot-0,slot-1", 2, asks))
     allocation = world.allocation("a-app")
-    assert (len(allocation.cpus), len(allocation.idle)) == (2, 2)
+    assert (len(allocation.cpus), len(allocation.idle_siblings)) == (2, 2)
     assert len(allocation.numa_nodes) == 1
 
 
@@ -143,7 +143,7 @@ def test_a_permission_lets_the_request_be_smaller() -> None:
 
 
 def test_more_cpus_than_shares_can_tell() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=160, threads=1)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=160, threads=1)
     slots = ",".join(f"slot-{n}" for n in range(300))
     most = Resources(cpu_shares=262_144)
     world = World(topology)
@@ -228,7 +228,7 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
     found = slot_capacity(world.agent.machine, world.agent.state)
-    return found.held, found.free
+    return found.allocated, found.free
 
 
 def test_what_is_offered() -> None:
@@ -236,11 +236,11 @@ def test_what_is_offered() -> None:
     world = usual(Settings(reserved_cpus=CPUSet([0])))
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
-    assert slot_capacity(world.agent.machine, world.agent.state).total == 7
+    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 7
     world.put("b", {"cpus": "exclusive"}, 3)
-    assert slot_capacity(world.agent.machine, world.agent.state).total == 4
+    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 4
     world.stop("a-app")
-    assert slot_capacity(world.agent.machine, world.agent.state).total == 4
+    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 4
 
 
 def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> None:

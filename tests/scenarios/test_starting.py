@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, Written
+from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, WriteOutcome
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.observe import logs
@@ -31,17 +31,17 @@ class Kernel:
         self.mems: dict[str, str] = {}
         self.problem = ""
 
-    def write(self, place: CgroupPlace, cpus: str, mems: str) -> Written:
+    def write(self, place: CgroupPlace, cpus: str, mems: str) -> WriteOutcome:
         path = place.cgroups_path
         if mems:
             self.mems[path] = mems
         if path not in self.cgroups:
             return NO_CGROUP
         if self.problem:
-            return Written(problem=self.problem)
+            return WriteOutcome(problem=self.problem)
         changed = bool(mems) or self.cgroups[path] != cpus
         self.cgroups[path] = cpus or self.cgroups[path]
-        return Written(changed=changed)
+        return WriteOutcome(changed=changed)
 
 
 class Node:
@@ -57,10 +57,10 @@ class Node:
         self.agent = self.world.agent
         self.agent.reconciler = self
 
-    def look(self, ids: Collection[str]) -> None:
+    def request_check(self, ids: Collection[str]) -> None:
         self.looked += ids
 
-    def tell_systemd(self, ids: Collection[str]) -> None:
+    def queue_systemd_sync(self, ids: Collection[str]) -> None:
         """It is not there."""
 
     def path(self, name: str) -> str:
@@ -102,7 +102,7 @@ def node() -> Node:
 @pytest.fixture
 def log() -> io.StringIO:
     output = io.StringIO()
-    logs.setup("info", stream=output)
+    logs.setup_logging("info", stream=output)
     return output
 
 
@@ -227,14 +227,14 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
     node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
-    assert node.agent.state.allocations["huge-app"].kind is Kind.UNBOUND
-    assert [r.pod for r in node.agent.refusals] == ["huge"]
+    assert node.agent.state.allocations["huge-app"].kind is Kind.UNPINNED
+    assert [r.pod for r in node.agent.rejections] == ["huge"]
 
 
 def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
     node.world.meet(pod("plain"))
     node.started("plain")
-    assert node.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+    assert node.agent.state.allocations["plain-app"].kind is Kind.UNPINNED
 
 
 def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
@@ -246,7 +246,7 @@ def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_i
     node.agent.post_start_container(*event)
     node.agent.start_container(*event)
     assert node.agent.state.allocations == {}
-    assert node.agent.places == {}
+    assert node.agent.cgroup_places == {}
 
 
 def test_ids_of_the_ended_are_not_kept_for_ever(node: Node) -> None:
@@ -268,7 +268,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
     assert node.has("plain") == "0-3"
-    assert node.agent.state.allocations["unknown-app"].kind is Kind.UNBOUND
+    assert node.agent.state.allocations["unknown-app"].kind is Kind.UNPINNED
 
 
 def test_somebody_elses_pin_is_left_alone(node: Node) -> None:
@@ -290,8 +290,8 @@ def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None
     left = topology.online & CPUSet.parse("0-2")
     topology = replace(topology, online=left, allowed=left)
     told: list[CPUSet] = []
-    node.agent.subscribe(lambda: told.append(node.agent.machine.topology.online))
-    node.agent.retopology(replace(node.agent.machine, topology=topology))
+    node.agent.subscribe_to_changes(lambda: told.append(node.agent.machine.topology.online))
+    node.agent.update_topology(replace(node.agent.machine, topology=topology))
     assert node.has("plain") == "2"
     assert told == [left], "who shows the node shows it as it is now"
 

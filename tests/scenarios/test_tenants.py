@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from nri_numa.config.values import parse_amount
 from nri_numa.engine.state import Kind
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
+    DeniedAction,
     IsolatedCPUs,
     Limits,
     NamespaceQuota,
-    Otherwise,
     Permission,
     Quota,
     Rule,
@@ -60,7 +60,7 @@ def limited(topology: Topology, **limits: Any) -> World:
 
 
 def rule_of(world: World) -> str:
-    return world.agent.grounds_of_refusal(world.agent.refusals[-1]).basis.rule
+    return world.agent.grounds_of_refusal(world.agent.rejections[-1]).basis.rule
 
 
 # --- exclusive CPUs are paid for ------------------------------------------------------------------
@@ -116,11 +116,11 @@ def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
-    permission = Permission(name="permissions[0]", otherwise=Otherwise.IGNORE)
+    permission = Permission(name="permissions[0]", on_denied=DeniedAction.IGNORE)
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
-    assert not world.agent.state.owned
+    assert not world.agent.state.exclusive
     for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
         assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in world.steps(name)
 
@@ -189,17 +189,17 @@ def test_nothing_at_all_may_be_permitted() -> None:
 def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lenient = replace(STRICT, otherwise=Otherwise.IGNORE)
+    lenient = replace(STRICT, on_denied=DeniedAction.IGNORE)
     rules = (Rule(values={"smt": "any"}),)
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
     world.place(*want("web", {**SINGLE, "cpus": "exclusive", "smt": "isolate"}, resources(1.5)))
     allocation = world.allocation("web-app")
     assert allocation.kind is Kind.SHARED
     known = world.grounds("web-app")
-    assert known.basis.steps[0].startswith(
+    assert known.basis.decision_steps[0].startswith(
         "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"
     )
-    assert known.basis.steps[1].startswith("smt 'isolate'")
+    assert known.basis.decision_steps[1].startswith("smt 'isolate'")
     assert known.basis.requested is not None
     assert known.basis.requested["smt"][1] == "rule 1", "the next weaker source gets its chance"
     lines = [r for r in caplog.records if r.getMessage() == "annotation ignored"]
@@ -252,7 +252,7 @@ def test_an_unpaid_list_keeps_no_cpu_from_owners(
     assert world.place(*want("free", {"numacpu": listed}, qos=BEST_EFFORT))[0] == listed
     own = CPUSet.parse(world.place(*want("db", asked, resources(cpus)))[0])
     state = world.agent.state
-    assert world.cpus("free-app") == CPUSet.parse(listed) - own - state.idle
+    assert world.cpus("free-app") == CPUSet.parse(listed) - own - state.idle_siblings
     assert not state.listed_cpus
     world.check()
     world.stop("db-app")
@@ -311,7 +311,7 @@ def test_a_list_that_gave_way_is_known_after_every_restart(world: World) -> None
     for lost in (False, True):
         assert world.restart(lost=lost) == ()
         found = world.allocation("free-app")
-        assert (found.cpus, found.soft) == (before.cpus, True)
+        assert (found.cpus, found.yields_to_exclusive) == (before.cpus, True)
         assert world.has("free-app")[0] == "0-1"
         assert world.has("gone-app")[0] == "0-1,4-31"
         world.check()
@@ -339,7 +339,7 @@ def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None
     has = replace(made.resources, cpus="0-3")
     world.meet(of, replace(made, annotations=forged, resources=has))
     world.synchronize()
-    assert world.allocation("free-app").soft
+    assert world.allocation("free-app").yields_to_exclusive
     assert not world.agent.state.listed_cpus
 
 
@@ -350,7 +350,7 @@ def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
     def soft() -> bool:
         world.check()
         assert world.synchronize() == ()
-        return world.allocation("list-app").soft
+        return world.allocation("list-app").yields_to_exclusive
 
     assert soft()
     assert world.update("list-app", resources(4)) is None
@@ -366,7 +366,7 @@ def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
 
 
 def test_what_a_pod_keeps_for_its_owner_is_not_taken_by_its_own_list() -> None:
-    world = World(machines.snc_smt(), Settings(kept_seconds=600))
+    world = World(machines.snc_smt(), Settings(reservation_seconds=600))
     of = pod("a", {"numacpu.side": "0-3", "numacpu.db": "2-3", "cpus.db": "exclusive"})
     world.add(of, "db", 2)
     world.live.pop("a-db")
@@ -379,7 +379,7 @@ def test_what_a_pod_keeps_for_its_owner_is_not_taken_by_its_own_list() -> None:
 def test_a_list_of_isolated_cpus_stands_on_them_until_they_are_owned() -> None:
     world = World(machines.isolated_cpus(), Settings(isolated=IsolatedCPUs.PREFER))
     apart = world.topology.isolated
-    own = CPUSet([apart.first])
+    own = CPUSet([apart.first_id])
     world.place(*want("free", {"numacpu": str(apart)}, qos=BEST_EFFORT))
     assert world.cpus("free-app") == apart
     world.place(*want("db", {"numacpu": str(own), **OWN}, resources(1)))
@@ -415,7 +415,9 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     limits = Limits()
     if quota is not None:
         limits = Limits(quota=Quota(listed=parse_amount(quota)))
-    small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads)
+    small = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads
+    )
     world = World(small, Settings(limits=limits, permissions=KEEPS.permissions))
     if most < cores * threads:
         refused = world.refuse(*want("more", {"numacpu": f"0-{most}"}, qos=BEST_EFFORT))
@@ -494,7 +496,7 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
     refused = world.refuse(*want("d", OWN, resources(5), namespace="other"))
     assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 are used and 5 are" in refused.message
     world.place(*want("d", OWN, resources(4), namespace="other"))
-    assert len(world.agent.state.owned | world.agent.state.idle) == 16
+    assert len(world.agent.state.exclusive | world.agent.state.idle_siblings) == 16
 
 
 def test_quotas_of_a_namespaces_lists() -> None:
@@ -546,7 +548,9 @@ def test_the_pool_keeps_a_twentieth_of_the_machine_unless_something_is_reserved(
 
 def test_the_pool_of_a_small_machine_keeps_a_cpu() -> None:
     """A twentieth of eight is none, and a refusal that expects none would help nobody."""
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16
+    )
     refused = World(topology).refuse(*want("a", {"numacpu": "0-7", **OWN}, resources(8)))
     assert refused.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in refused.message
@@ -591,23 +595,27 @@ def test_a_list_below_a_numa_nodes_floor_is_refused_by_name() -> None:
 
 def test_isolate_leaves_a_numa_node_its_floor() -> None:
     isolated = {**SINGLE, "smt": "isolate"}
-    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
-    world = limited(topology, numa_pool=CPUAmount(3), idle=CPUAmount(percent=100))
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
+    )
+    world = limited(topology, numa_pool=CPUAmount(3), idle_siblings=CPUAmount(percent=100))
     assert world.place(*want("a", isolated, resources(2)))[1] == "0"
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
     assert world.place(*want("c", isolated, resources(1)))[1] == "1"
     assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
-    pool = world.agent.state.pool(topology, world.settings)
+    pool = world.agent.state.shared_pool(topology, world.settings)
     assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
 
 
 def test_the_floor_is_kept_where_a_core_is_shared_anyway() -> None:
     """Elsewhere it would cost the next owner a whole core."""
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2, memory_gib=16)
+    topology = build_synthetic_topology(
+        sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2, memory_gib=16
+    )
     world = limited(topology, numa_pool=CPUAmount(1))
     world.place(*want("thread", {"numacpu": "0", **OWN}, resources(1)))
     world.place(*want("cores", {"smt": "full-core", **OWN}, resources(6)))
-    pool = world.agent.state.pool(topology, world.settings)
+    pool = world.agent.state.shared_pool(topology, world.settings)
     assert pool == topology.siblings_of(CPUSet([0])) - CPUSet([0])
     assert len(pool) == 1
 
@@ -619,7 +627,7 @@ def test_an_owner_that_grows_stays_above_a_numa_nodes_floor() -> None:
     assert world.update("a-app", resources(7)) is not None
     world.place(*want("wide", {"policy": "best-effort"}, resources(6)))
     assert world.update("wide-app", resources(8)) is None
-    assert machines.snc_smt().counts(world.cpus("wide-app")) == {1: 6, 2: 2}
+    assert machines.snc_smt().cpu_count_by_node(world.cpus("wide-app")) == {1: 6, 2: 2}
 
 
 # --- memory and CPU time are booked as they are paid for ------------------------------------------
@@ -630,7 +638,7 @@ def test_an_unpaid_memory_limit_books_nothing_for_others() -> None:
     for n in range(3):
         wants = replace(burst(0.1, 1), memory_limit=32 << 40)
         world.place(*want(f"huge{n}", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990))
-    left = world.agent.machine.memory_left(world.agent.state, None)
+    left = world.agent.machine.free_memory(world.agent.state, None)
     assert sum(left.values()) > 120 * GIB
     world.place(*want("honest", SINGLE, resources(2, 40)))
 

@@ -10,7 +10,7 @@ import yaml
 
 from nri_numa import config as configuration
 from nri_numa.config.sections import camel_case
-from nri_numa.controller.service import LEASE
+from nri_numa.controller.service import LEASE_NAME
 from tests.shipped.test_install_manifests import (
     BASE,
     charted,
@@ -204,7 +204,7 @@ def test_where_the_controller_looks_is_where_things_are() -> None:
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     assert mounts["token"] == configuration.AgentConfig().controller.credentials
     (names,) = (rule["resourceNames"] for rule in rules("controller") if "resourceNames" in rule)
-    assert names == [LEASE]
+    assert names == [LEASE_NAME]
     page = PAGE.read_text()
     for resource, *verbs in RIGHTS["controller"]:
         assert f"| {resource} | {', '.join(verbs)} |" in page
@@ -268,7 +268,7 @@ def test_each_more_is_a_right_of_its_own(
     (patch,) = documents(f"{component}/container.yaml")
     (container,) = pod_of(patch)["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
-    value: Any = configuration.load(None, environment).controller
+    value: Any = configuration.load_config(None, environment).controller
     for name in keys:
         value = getattr(value, name)
     assert value is True
@@ -293,7 +293,7 @@ def test_a_controller_that_listens_has_probes_and_a_service() -> None:
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     environment = {e["name"]: e["value"] for e in pods[0]["containers"][0]["env"]}
-    controller = configuration.load(None, environment).controller
+    controller = configuration.load_config(None, environment).controller
     assert (controller.address, controller.token_file) == ("0.0.0.0:9893", f"{SECRET}/token")
     quiet = charted(*ON["controller"])
     (container,) = pod_of(quiet["Deployment", "nri-numa-controller"])["containers"]

@@ -15,14 +15,19 @@ from nri_numa import config
 from nri_numa.cli import COMMANDS, cli
 from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
-from nri_numa.engine.request.annotations import KEYS, PLACED
-from nri_numa.model.charged import CHARGED
-from nri_numa.model.offline_capacity import DRAINED, OFFLINE_CAPACITY
+from nri_numa.engine.request.annotations import OPTION_KEYS, SCHEDULED_NODES_KEY
+from nri_numa.model.charged import COUNTED_ATTRIBUTE
+from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY
 from nri_numa.publisher.publisher import PublishMetrics
-from nri_numa.publisher.topology import FREED, RENEWED, VALID, ZONE_ATTRIBUTES
+from nri_numa.publisher.topology import (
+    RELEASE_COUNT_ANNOTATION,
+    RENEWED_ANNOTATION,
+    VALIDITY_ANNOTATION,
+    ZONE_ATTRIBUTES,
+)
 from nri_numa.publisher.wanted import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.scheduler.extender import SchedulerMetrics
-from nri_numa.scheduler.watcher import ROOM
+from nri_numa.scheduler.watcher import WAKE_ANNOTATION
 from tools import docs_metrics
 from tools.docs_check import pages
 from tools.docs_regions import DOCS
@@ -67,7 +72,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 def exposed() -> set[str]:
     """Metrics of all our processes."""
     services = (one("1") for one in (PublishMetrics, SchedulerMetrics, ControllerMetrics))
-    texts = [docs_metrics.text(), *(one.text().decode() for one in services)]
+    texts = [docs_metrics.text(), *(one.render_metrics().decode() for one in services)]
     return set(re.findall(r"nri_numa_\w+", "".join(texts)))
 
 
@@ -75,7 +80,7 @@ def exposed() -> set[str]:
 def environment() -> set[str]:
     """Variables of the program and of the tests."""
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    known = {*layers.environment_names(), *layers._OTHER_NAMES}
+    known = {*layers.environment_names(), *layers._COMMAND_LINE_NAMES}
     return known.union(re.findall(r"NRI_NUMA_[A-Z_]+[A-Z]", tests))
 
 
@@ -93,10 +98,24 @@ def test_annotations_exist(page: Path) -> None:
     for key in set(re.findall(r"numa\.kubernetes\.io/([a-z]+(?:-[a-z]+)*)", page.read_text())):
         if page.name != "annotations.md":  # which shows wrong ones on purpose
             assert key in (
-                *KEYS,
-                *("assigned", "slots", "nri-numa", "agent", PLACED, CHARGED, ROOM, DRAINED),
+                *OPTION_KEYS,
+                *(
+                    "assigned",
+                    "slots",
+                    "nri-numa",
+                    "agent",
+                    SCHEDULED_NODES_KEY,
+                    COUNTED_ATTRIBUTE,
+                    WAKE_ANNOTATION,
+                    DRAINED_ANNOTATION,
+                ),
                 *(OFFLINE_CAPACITY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
-                *("free-exclusive-cpus", FREED, RENEWED, VALID),  # of a NodeResourceTopology
+                *(
+                    "free-exclusive-cpus",
+                    RELEASE_COUNT_ANNOTATION,
+                    RENEWED_ANNOTATION,
+                    VALIDITY_ANNOTATION,
+                ),  # of a NodeResourceTopology
             ), key
 
 
@@ -111,7 +130,7 @@ def test_configurations_that_pages_show_are_sound(tmp_path: Path) -> None:
     for block in shown:
         file = tmp_path / "agent.yaml"
         file.write_text(block)
-        config.load(str(file))
+        config.load_config(str(file))
 
 
 def test_every_decision_record_is_listed() -> None:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from nri_numa.cli import COMMANDS
-from nri_numa.engine.request.annotations import KEYS, check_value, resolve
+from nri_numa.engine.request.annotations import OPTION_KEYS, check_value, resolve_placement_options
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, Refusal
+from nri_numa.model.workload import Container, PodSandbox, Rejection
 from tests.checks.docs_refusals import REFUSALS, line
 from tests.unit.engine.request.test_annotations import CHOICES
 from tools import remedies
@@ -69,9 +69,9 @@ def test_every_command_and_path_has_its_place() -> None:
 
 def test_every_annotation_key_is_described_and_no_other() -> None:
     keys = sections(page("annotations.md"), "##")["Keys"]
-    assert tuple(sections(keys, "###")) == KEYS
+    assert tuple(sections(keys, "###")) == OPTION_KEYS
     rows = re.findall(r"^\| \[`([a-z-]+)`\]", keys, re.MULTILINE)
-    assert tuple(rows) == KEYS
+    assert tuple(rows) == OPTION_KEYS
 
 
 @pytest.mark.parametrize(("key", "values"), CHOICES.items())
@@ -99,14 +99,14 @@ def wrong() -> list[tuple[dict[str, str], str]]:
 
 def test_there_is_a_wrong_value_of_every_key() -> None:
     named = {name.partition("/")[2].partition(".")[0] for given, _ in wrong() for name in given}
-    assert named >= set(KEYS)
+    assert named >= set(OPTION_KEYS)
 
 
 @pytest.mark.parametrize(("given", "shown"), wrong(), ids=lambda one: str(one)[:40])
 def test_a_wrong_annotation_reads_as_the_page_says(given: dict[str, str], shown: str) -> None:
     pod = PodSandbox(id="p", uid="u", namespace="default", name="web", annotations=given)
-    found = resolve(Settings(), pod, Container(id="c", pod_id="p", name="app"))
-    assert isinstance(found, Refusal)
+    found = resolve_placement_options(Settings(), pod, Container(id="c", pod_id="p", name="app"))
+    assert isinstance(found, Rejection)
     assert found.message == shown
 
 
@@ -125,7 +125,7 @@ def test_every_reason_is_described_and_no_other() -> None:
 
 def test_the_other_words_of_a_failed_creation_are_described() -> None:
     source = Path(ROOT / "nri_numa/agent/handler.py").read_text()
-    found = set(re.findall(r"RequestRefused\(\s*f?\"([A-Z]\w+):", source))
+    found = set(re.findall(r"RequestRejected\(\s*f?\"([A-Z]\w+):", source))
     assert found
     for word in found:
         assert f"`{word}`" in page("troubleshooting.md")

@@ -365,7 +365,7 @@ def test_devices_in_the_charts_configuration_bring_their_mounts(
 @pytest.mark.parametrize("profile", ["latency", "ai-gpu", "density", "observe"])
 def test_every_profile_is_a_sound_configuration(profile: str) -> None:
     text = helmed("-f", str(CHART / f"profiles/{profile}.yaml"))["ConfigMap"]["data"]["agent.yaml"]
-    config = configuration.load(text=text)
+    config = configuration.load_config(text=text)
     assert str(config.defaults["policy"]) == "best-effort"
     assert config.observe is (profile == "observe")
 
@@ -459,7 +459,7 @@ def test_each_kind_of_nodes_has_its_settings() -> None:
     made = charted(*grouped(GROUPS, reservedCPUs="0", strategy="spread"))
     sets = {name: one for (kind, name), one in made.items() if kind == "DaemonSet"}
     settings = {
-        name: configuration.load(text=one["data"]["agent.yaml"])
+        name: configuration.load_config(text=one["data"]["agent.yaml"])
         for (kind, name), one in made.items()
         if kind == "ConfigMap"
     }
@@ -625,7 +625,7 @@ def test_the_schema_and_the_agent_agree_who_may_reach_it(http: dict[str, Any]) -
     mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(values))
     expected = pytest.raises(ConfigError) if mistakes else contextlib.nullcontext()
     with expected:
-        configuration.load(text=json.dumps({"http": http}))
+        configuration.load_config(text=json.dumps({"http": http}))
 
 
 def test_what_the_chart_has_from_elsewhere_is_current() -> None:

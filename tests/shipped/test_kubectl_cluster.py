@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.published import decode_topology
 from tests.checks.docs_refusals import REFUSALS
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run
@@ -161,12 +161,12 @@ def test_it_reads_what_the_scheduler_reads(zone: dict[str, str]) -> None:
     view = module("kubectl_numa_cluster")
     document = topology(8, 0, 15, memory=(1, 2, 3), zone=zone)
     document["zones"][0]["resources"][0]["available"] = "7500m"
-    table = read(document, PREFIX)
-    assert isinstance(table, NodeRoom)
+    table = decode_topology(document, PREFIX)
+    assert isinstance(table, NodeResources)
     (node,) = view.machines([document], {}, PREFIX)
     assert [z["freeExclusiveCpus"] for z in node["zones"]] == list(table.exclusive.free)
     assert [z["exclusiveCpus"] for z in node["zones"]] == list(table.exclusive.capacity)
-    assert [z["freeMemoryBytes"] for z in node["zones"]] == list(table.others[0].free)
+    assert [z["freeMemoryBytes"] for z in node["zones"]] == list(table.other_resources[0].free)
     assert [round(1000 * z["capacityFactor"]) for z in node["zones"]] == list(table.factor)
 
 

@@ -34,15 +34,15 @@ LABELS = frozenset({"job", "instance"})  # given by Prometheus
 def known() -> dict[str, frozenset[str]]:
     """Every sample that we expose, with its labels."""
     metrics = Metrics("0.1.0")
-    metrics.connected("containerd", "v2.1.9")
-    metrics.request("CreateContainer", 0.001)
-    metrics.decision("refused", "TopologyAffinityError", "restricted")
+    metrics.record_registration("containerd", "v2.1.9")
+    metrics.record_request("CreateContainer", 0.001)
+    metrics.record_decision("refused", "TopologyAffinityError", "restricted")
     metrics.kubelet_static.labels("cpu").set(True)
     metrics.http_requests.labels("/metrics", "200").inc()
     # Of what is off by default there is nothing to see.
-    metrics.snapshot = lambda: replace(docs_metrics._SAMPLE, local_memory=None, waiting=None)
+    metrics.snapshot = lambda: replace(docs_metrics._SAMPLE, local_memory=None, cpu_waiting=None)
     LateCounts(metrics)
-    found = samples(metrics.text())
+    found = samples(metrics.render_metrics())
     return {**found, "nri_numa_container_info": frozenset(docs_metrics._CONTAINER_LABELS)}
 
 
@@ -51,7 +51,7 @@ def of_service(metrics: ServiceMetrics) -> dict[str, frozenset[str]]:
     for one in metrics.all:
         if one._labelnames:
             one.labels(*one._labelnames)
-    return samples(metrics.text().decode())
+    return samples(metrics.render_metrics().decode())
 
 
 def of_the_cluster() -> dict[str, frozenset[str]]:
@@ -108,7 +108,7 @@ def test_every_metric_and_label_of_alerts_and_panels_exists() -> None:
     [(PublishMetrics("1"), "kubernetes-objects.md"), (ControllerMetrics("1"), "controller.md")],
 )
 def test_a_page_has_every_metric_of_a_service(metrics: ServiceMetrics, page: str) -> None:
-    exposed = metrics.text().decode()
+    exposed = metrics.render_metrics().decode()
     for name in re.findall(r"^# TYPE (nri_numa_\w+) ", exposed, re.MULTILINE):
         assert f"| `{name}` |" in OPERATIONS.with_name(page).read_text()
 

@@ -49,7 +49,7 @@ def test_only_the_publisher_sees_the_token() -> None:
 
 
 def test_the_paths_are_those_of_the_configuration() -> None:
-    config = configuration.load()
+    config = configuration.load_config()
     mounts = {m["name"]: m["mountPath"] for m in container("publish")["volumeMounts"]}
     assert mounts["token"] == config.publish.credentials
     for name in ("nri-numa", "publish"):
@@ -88,10 +88,10 @@ def test_the_roles_give_what_the_page_says_and_no_more() -> None:
 
 def test_the_page_has_every_key_and_every_reason() -> None:
     page = PAGE.read_text()
-    for reason, kind in wanted.REASONS.values():
+    for reason, kind in wanted.EVENT_REASONS.values():
         assert f"| `{reason}` | {kind} |" in page
     keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *topology.ZONE_ATTRIBUTES)
-    for key in (*keys, topology.FREED, "agent"):
+    for key in (*keys, topology.RELEASE_COUNT_ANNOTATION, "agent"):
         assert f"| `numa.kubernetes.io/{key}` |" in page
 
 
@@ -107,10 +107,10 @@ def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     (definition,) = documents("publish-topology/crd.yaml")
     (version,) = definition["spec"]["versions"]
     assert f"{definition['spec']['group']}/{version['name']}" == topology.API_VERSION
-    assert definition["spec"]["names"]["kind"] == topology.KIND
+    assert definition["spec"]["names"]["kind"] == topology.TOPOLOGY_KIND
     approved = "https://github.com/kubernetes/enhancements/pull/1870"
     assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}
     schema = version["schema"]["openAPIV3Schema"]
-    what = topology.contents("x.io", FakeView().zones())
-    whole = topology.body("n1", "u", {}, what)
+    what = topology.build_topology_contents("x.io", FakeView().scheduler_zones_document())
+    whole = topology.build_topology_object("n1", "u", {}, what)
     assert [e.message for e in Draft202012Validator(closed(schema)).iter_errors(whole)] == []

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer
 from tests.beds.embedded_node import Node
@@ -166,7 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resident", type=int, default=300, help="containers that stay")
     parser.add_argument("--minutes", type=float, default=60, help="at most")
     options = parser.parse_args(arguments)
-    machine = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, threads=2, memory_gib=256)
+    machine = build_synthetic_topology(
+        sockets=2, numa_per_socket=4, cores_per_numa=16, threads=2, memory_gib=256
+    )
     config = {"reconcile": {"interval": "10s"}, "log": {"level": "info", "format": "json"}}
     fast = "/run" if os.access("/run", os.W_OK) else None  # on tmpfs
     with (

@@ -33,7 +33,7 @@ class Worker:
         finally:
             self.ended = True
 
-    def left(self) -> dict[str, object]:
+    def pending_summary(self) -> dict[str, object]:
         return {"waiting": 3}
 
 
@@ -42,7 +42,7 @@ def fields(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any
 
 
 def lived(worker: Worker) -> int:
-    return service.run(lambda: worker, log, address="controller.address")
+    return service.run_service(lambda: worker, log, address="controller.address")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.text import BadQuantity, milli_cpus, page_size, quantity, whole_bytes
+from nri_numa.text import BadQuantity, milli_cpus, page_size, parse_exact_quantity, whole_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from nri_numa.text import BadQuantity, milli_cpus, page_size, quantity, whole_by
     ],
 )
 def test_a_quantity_has_its_exact_value(value: object, amount: Fraction) -> None:
-    assert quantity(value) == amount
+    assert parse_exact_quantity(value) == amount
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_quantity_has_its_exact_value(value: object, amount: Fraction) -> None
 )
 def test_what_is_no_quantity_is_refused_with_an_example(value: object) -> None:
     with pytest.raises(BadQuantity, match="such as"):
-        quantity(value)
+        parse_exact_quantity(value)
 
 
 @pytest.mark.parametrize("value", ["-1", -1, "-500m", -0.5])
 def test_less_than_nothing_cannot_be_asked_for(value: object) -> None:
     with pytest.raises(BadQuantity, match="0 or more"):
-        quantity(value)
+        parse_exact_quantity(value)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_page_is_a_power_of_two(name: str) -> None:
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_refused(text: str) -> None:
     try:
-        amount = quantity(text)
+        amount = parse_exact_quantity(text)
     except BadQuantity:
         return
     assert amount >= 0

@@ -8,10 +8,10 @@
 4. thread siblings, preferred CPUs, CPUs whose timer tick may stop, core kinds;
 5. among equally good ones one of `nri_numa.engine.cpus.orders`.
 
-Three modes take single threads core by core (``spread``, ``isolate``, ``pair``): `_Take._next` says
-which cores are the best kind that is left. ``full-core`` takes whole cores: `whole_cores` lists the
-kinds and `counts_that_fit` how many of each add up to the request. CPU sets are plain
-integers, see `nri_numa.engine.cpus.index`.
+Three modes take single threads core by core (``spread``, ``isolate``, ``pair``):
+`_CPUAccumulator._best_free_threads` says which cores are the best kind that is left. ``full-core``
+takes whole cores: `whole_cores` lists the kinds and `fitting_core_counts` how many of each add up
+to the request. CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
 
 docs/adr/0010-cpu-order.md tells why.
 """
@@ -22,52 +22,54 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, index
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, build_allocator_index
 from nri_numa.engine.cpus.orders import (
     MOST_NUMA_NODES,
-    CorePlaces,
-    Filler,
+    CPUFiller,
+    SelectionPool,
     cores_in_order,
-    lowest,
-    select,
+    lowest_ids,
+    select_cpus,
     take_distributed,
     take_packed,
     threads_filler,
     threads_per_core,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import Topology, counted, cpus_text, numa_text
+from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
 from nri_numa.model.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import HIGH, SMT, Load
+from nri_numa.model.workload import LOAD_HIGH, SMT, Load
 
 
 class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What `take_cpus` is asked for.
 
     Attributes:
-        count: whole CPUs wanted, ``held`` ones counted.
-        available: CPUs free for exclusive use; reserved and owned ones are not in it.
+        count: whole CPUs wanted, ``current_cpus`` ones counted.
+        free_cpus: CPUs free for exclusive use; reserved and owned ones are not in it.
         prefer: take these first: a restarted container's old CPUs, CPUs of finished init
             containers. When they are exactly as many as wanted, all free and inside the affinity,
             they are taken as they are.
-        held: CPUs that the container owns already; all of them stay, unless they went offline.
+        current_cpus: CPUs that the container owns already; all of them stay, unless they went
+        offline.
         affinity: take from these NUMA nodes first; None is anywhere.
         load: of this container, for ``pair``; None counts as high.
-        last: CPUs to take when there are no others: another program pinned containers to them.
+        contended_cpus: CPUs to take when there are no others: another program pinned containers to
+        them.
         listed: CPUs of lists that give way: others are taken where they are as good.
     """
 
     count: int
-    available: CPUSet
+    free_cpus: CPUSet
     prefer: CPUSet = NO_CPUS
-    held: CPUSet = NO_CPUS
+    current_cpus: CPUSet = NO_CPUS
     affinity: NUMASet | None = None
     strict: bool = False
     smt: SMT = SMT.SPREAD
     load: Load | None = None
     loads: Mapping[int, Load] = msgspec.field(default_factory=dict)
-    busy: CPUSet = NO_CPUS
-    last: CPUSet = NO_CPUS
+    unavailable_cpus: CPUSet = NO_CPUS
+    contended_cpus: CPUSet = NO_CPUS
     listed: CPUSet = NO_CPUS
     settings: Settings = msgspec.field(default_factory=Settings)
 
@@ -93,12 +95,12 @@ class NotEnoughCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requested: int
-    available: CPUSet
+    free_cpus: CPUSet
     per_numa: Mapping[int, int]
-    held: int = 0
+    current_count: int = 0
 
 
-class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
+class SMTMisaligned(msgspec.Struct, frozen=True, kw_only=True):
     """``full-core``, and whole cores cannot make exactly the number wanted.
 
     Attributes:
@@ -113,23 +115,23 @@ class SMTAlignmentRefused(msgspec.Struct, frozen=True, kw_only=True):
     fitting: tuple[int, ...] = ()
 
 
-class Partners(msgspec.Struct, frozen=True, kw_only=True):
+class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of other containers, by what their load means beside ours.
 
     Attributes:
         opposite: one of the two is idle whenever the other is busy, and at least one is ever busy.
-        idle: both are never busy.
-        same: busy at some same minute.
+        unloaded: both are never busy.
+        same_hours: busy at some same minute.
     """
 
     opposite: int = 0
-    idle: int = 0
-    same: int = 0
+    unloaded: int = 0
+    same_hours: int = 0
 
 
-def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
+def classify_sibling_loads(load: Load | None, loads: Mapping[int, Load]) -> SiblingLoads:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
-    ours = HIGH if load is None else load
+    ours = LOAD_HIGH if load is None else load
     # The CPUs of one container carry the same object: comparing identities first saves hashing
     # and comparing intervals CPU by CPU.
     groups: dict[int, tuple[Load, list[int]]] = {}
@@ -140,11 +142,11 @@ def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
         bits = CPUSet(cpus).bits
         if ours.overlaps(theirs):
             same |= bits
-        elif ours.busy or theirs.busy:
+        elif ours.busy_intervals or theirs.busy_intervals:
             opposite |= bits
         else:
             idle |= bits
-    return Partners(opposite=opposite, idle=idle, same=same)
+    return SiblingLoads(opposite=opposite, unloaded=idle, same_hours=same)
 
 
 class CoreClass(msgspec.Struct, frozen=True):
@@ -154,7 +156,7 @@ class CoreClass(msgspec.Struct, frozen=True):
     size: int
 
 
-def _best(cores: int, classes: Iterable[int]) -> int:
+def _best_class(cores: int, classes: Iterable[int]) -> int:
     return next((found for c in classes if (found := cores & c)), 0)
 
 
@@ -166,12 +168,12 @@ def whole_cores(
     Order: cores that the container has a part of; then tier by tier (each tier says which of some
     cores are good, and is compared before the next); then larger before smaller.
     """
-    whole = index.whole(free | own) & index.touched(free)
-    mine = whole & index.touched(own)
+    whole = index.whole_cores(free | own) & index.cores_touched(free)
+    mine = whole & index.cores_touched(own)
     groups = [mine, whole & ~mine]
     for good in tiers:
         groups = [part for g in groups for part in (good(g), g & ~good(g)) if part]
-    adds = index.by_count(free)
+    adds = index.cores_by_thread_count(free)
     return [
         CoreClass(cores, size)
         for g in groups
@@ -180,7 +182,7 @@ def whole_cores(
     ]
 
 
-def counts_that_fit(classes: Sequence[CoreClass], n: int) -> list[int] | None:
+def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | None:
     """How many cores of each class make exactly ``n`` CPUs, as many as can be of earlier ones.
 
     None when whole cores cannot make ``n``.
@@ -188,7 +190,7 @@ def counts_that_fit(classes: Sequence[CoreClass], n: int) -> list[int] | None:
     # reach[i]: bit s is set when classes i and later can make s CPUs.
     reach = [1]
     for c in reversed(classes):
-        reach.append(_add(reach[-1], c))
+        reach.append(_extend_sums(reach[-1], c))
     reach.reverse()
     if not reach[0] >> n & 1:
         return None
@@ -206,14 +208,14 @@ def nearest_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
     """The next lower and the next higher number of CPUs that whole cores make, where there are."""
     reach = 1
     for c in classes:
-        reach = _add(reach, c)
+        reach = _extend_sums(reach, c)
     lower = (reach & ((1 << n) - 1)).bit_length() - 1
     higher = reach >> n + 1
     found = (lower,) if lower > 0 else ()
     return (*found, n + (higher & -higher).bit_length()) if higher else found
 
 
-def _add(reach: int, c: CoreClass) -> int:
+def _extend_sums(reach: int, c: CoreClass) -> int:
     """Sums that can be made with up to all cores of a class added to those that could before."""
     left, step = c.cores.bit_count(), 1
     while left:
@@ -224,31 +226,31 @@ def _add(reach: int, c: CoreClass) -> int:
     return reach
 
 
-_MANY = 3  # shared cores that are named one by one
+_MAX_NAMED_CORES = 3  # shared cores that are named one by one
 
 
-def where(index: AllocatorIndex, cpus: int) -> list[str]:
+def distribution_notes(index: AllocatorIndex, cpus: int) -> list[str]:
     """One sentence for each NUMA node: how many CPUs, and how many of its cores are whole."""
-    whole = index.whole(cpus)
+    whole = index.whole_cores(cpus)
     notes = []
     for unit in index.numa:
         count = (cpus & unit.bits).bit_count()
         if count:
             cores = (whole & unit.bits).bit_count()
-            name = "without a NUMA node" if unit.id == NOWHERE else f"of NUMA node {unit.id}"
-            detail = f" ({counted(cores, 'whole core')})" if cores else ""
-            notes.append(f"{counted(count, 'CPU')} {name}{detail}")
+            name = "without a NUMA node" if unit.id == NO_UNIT else f"of NUMA node {unit.id}"
+            detail = f" ({count_text(cores, 'whole core')})" if cores else ""
+            notes.append(f"{count_text(count, 'CPU')} {name}{detail}")
     return notes
 
 
-def named(cpus: int, *verb: str) -> str:
+def cpus_clause(cpus: int, *verb: str) -> str:
     """``CPU 3`` or ``CPUs 3,5``; with a verb as `cpus_text`."""
     return cpus_text(CPUSet.from_bits(cpus), *verb)
 
 
 def take_cpus(
     topology: Topology, request: TakeRequest, tables: AllocatorIndex | None = None
-) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
     """Choose CPUs.
 
     The same for equal arguments, whatever was decided before. Building the tables anew costs more
@@ -256,14 +258,16 @@ def take_cpus(
     """
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
-    ix = index(topology) if tables is None else tables
-    held = request.held.bits & ix.all
+    ix = build_allocator_index(topology) if tables is None else tables
+    held = request.current_cpus.bits & ix.all_cpus
     if request.count < held.bit_count():
-        return _shrink(ix, request, held)
-    return _Take(ix, request, held).run()
+        return _shrink_held_cpus(ix, request, held)
+    return _CPUAccumulator(ix, request, held).take_requested_cpus()
 
 
-def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet | None) -> int:
+def _select_remaining(
+    ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet | None
+) -> int:
     """Shrink in place: which ``count`` of the held CPUs stay.
 
     Order: with ``spread``, ``isolate`` and ``pair`` one thread of every core before second
@@ -275,7 +279,7 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
     while held and count > 0:
         layer, fill = held, threads_filler(ix, 0)
         if smt not in (SMT.ANY, SMT.FULL_CORE):
-            layer, fill = ix.lowest_threads(ix.touched(held), held), lowest
+            layer, fill = ix.lowest_threads(ix.cores_touched(held), held), lowest_ids
         inside = {u.id: (layer & u.bits).bit_count() for u in ix.numa}
         for unit in sorted(
             ix.numa,
@@ -291,53 +295,53 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
     return kept
 
 
-def _shrink(
+def _shrink_held_cpus(
     ix: AllocatorIndex, request: TakeRequest, held: int
-) -> ChosenCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | SMTMisaligned:
     if request.smt is SMT.FULL_CORE:
         # Cores of the machine, where a sibling that was offline is back and it has parts of cores.
-        cores = held if ix.members(ix.whole(held)) == held else ix.all
-        if counts_that_fit(_cores(ix, cores), request.count) is None:
-            return _misaligned(ix, request.count, held)
-    kept = _keep(ix, held, request.count, request.smt, request.affinity)
-    idle = _idle(ix, request, kept)
+        cores = held if ix.threads_of(ix.whole_cores(held)) == held else ix.all_cpus
+        if fitting_core_counts(_core_classes(ix, cores), request.count) is None:
+            return _smt_misaligned(ix, request.count, held)
+    kept = _select_remaining(ix, held, request.count, request.smt, request.affinity)
+    idle = _idle_siblings(ix, request, kept)
     return ChosenCPUs(
         cpus=CPUSet.from_bits(kept),
         idle=CPUSet.from_bits(idle),
         notes=(
-            f"keeps {request.count} of the {counted(held.bit_count(), 'CPU')} it had",
-            *where(ix, kept),
+            f"keeps {request.count} of the {count_text(held.bit_count(), 'CPU')} it had",
+            *distribution_notes(ix, kept),
         ),
     )
 
 
-def _cores(ix: AllocatorIndex, cpus: int) -> list[CoreClass]:
+def _core_classes(ix: AllocatorIndex, cpus: int) -> list[CoreClass]:
     """The cores that some CPUs make, larger before smaller."""
     return [
         CoreClass(cores, size)
-        for size, cores in reversed(list(enumerate(ix.by_count(cpus))))
+        for size, cores in reversed(list(enumerate(ix.cores_by_thread_count(cpus))))
         if cores and size
     ]
 
 
-def _misaligned(ix: AllocatorIndex, count: int, free: int) -> SMTAlignmentRefused:
-    whole = ix.members(ix.whole(free))
-    fitting = nearest_counts(_cores(ix, whole), count)
-    return SMTAlignmentRefused(
+def _smt_misaligned(ix: AllocatorIndex, count: int, free: int) -> SMTMisaligned:
+    whole = ix.threads_of(ix.whole_cores(free))
+    fitting = nearest_counts(_core_classes(ix, whole), count)
+    return SMTMisaligned(
         requested=count,
         threads_per_core=ix.threads,
         available=CPUSet.from_bits(whole),
-        fitting=fitting or nearest_counts(_cores(ix, ix.all), count),
+        fitting=fitting or nearest_counts(_core_classes(ix, ix.all_cpus), count),
     )
 
 
-def _idle(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
+def _idle_siblings(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
     if request.smt is not SMT.ISOLATE:
         return 0
-    return ix.members(ix.touched(cpus)) & ~cpus & ~request.busy.bits
+    return ix.threads_of(ix.cores_touched(cpus)) & ~cpus & ~request.unavailable_cpus.bits
 
 
-class _Take:
+class _CPUAccumulator:
     """One request on its way: what is free, what is taken, how many are missing."""
 
     def __init__(self, ix: AllocatorIndex, request: TakeRequest, held: int) -> None:
@@ -348,37 +352,39 @@ class _Take:
         self.held = held
         self.taken = held
         self.needed = request.count - held.bit_count()
-        self.free = request.available.bits & ix.all & ~held & ~request.busy.bits
+        self.free = request.free_cpus.bits & ix.all_cpus & ~held & ~request.unavailable_cpus.bits
         self.prefer = request.prefer.bits & self.free
         self.kubelet = settings.cpu_order is CPUOrder.KUBELET
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
-        self.good_isolation = self.good_tick = self.good_kind = ix.all
+        self.good_isolation = self.good_tick = self.good_kind = ix.all_cpus
         if not self.kubelet:
             self.good_isolation = ix.suiting_isolation(settings)
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
-                self.good_tick = ix.all & ~ix.nohz_full if avoid else ix.nohz_full
+                self.good_tick = ix.all_cpus & ~ix.nohz_full if avoid else ix.nohz_full
             if settings.cores is PreferredCores.PERFORMANCE:
-                self.good_kind = ix.all & ~ix.efficient
+                self.good_kind = ix.all_cpus & ~ix.efficient
             elif settings.cores is PreferredCores.EFFICIENT:
-                self.good_kind = ix.all & ~ix.performance
-        uniform = self.good_tick == ix.all
-        self.ticks = (ix.all,) if uniform else (self.good_tick, ix.all & ~self.good_tick)
+                self.good_kind = ix.all_cpus & ~ix.performance
+        uniform = self.good_tick == ix.all_cpus
+        self.ticks = (ix.all_cpus,) if uniform else (self.good_tick, ix.all_cpus & ~self.good_tick)
         # The kubelet's order takes no notice of others either.
-        self.last = 0 if self.kubelet else request.last.bits & ix.all
+        self.last = 0 if self.kubelet else request.contended_cpus.bits & ix.all_cpus
         self.partners = (
-            partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
+            classify_sibling_loads(request.load, request.loads)
+            if request.smt is SMT.PAIR
+            else SiblingLoads()
         )
         within = 0 if request.affinity is None else request.affinity.bits
         self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and within >> u.id & 1)
-        inside = self._inside()
-        elsewhere = 0 if request.strict else ix.all & ~inside
+        inside = self._affinity_cpus()
+        elsewhere = 0 if request.strict else ix.all_cpus & ~inside
         self.regions = (inside, elsewhere) if elsewhere else (inside,)
-        self.room = self.free & (inside if request.strict else ix.all)
+        self.room = self.free & (inside if request.strict else ix.all_cpus)
 
-    def _inside(self) -> int:
+    def _affinity_cpus(self) -> int:
         if self.request.affinity is None:
-            return self.ix.all
+            return self.ix.all_cpus
         inside = sum(u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1)
         if self.settings.align_by_socket:
             for socket in self.ix.sockets:
@@ -386,27 +392,27 @@ class _Take:
                     inside |= socket.bits
         return inside
 
-    def run(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    def take_requested_cpus(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
         request, smt = self.request, self.request.smt
         if (
             smt is SMT.FULL_CORE
-            and counts_that_fit(_cores(self.ix, self.ix.all), request.count) is None
+            and fitting_core_counts(_core_classes(self.ix, self.ix.all_cpus), request.count) is None
         ):
-            return self._misaligned()
+            return self._smt_misalignment()
         if not self.needed:
-            return self._done()
+            return self._chosen_cpus()
         if self.room.bit_count() < self.needed:
-            return self._not_enough()
+            return self._cpu_shortage()
         if self._fits_as_preferred():
-            self._add(self.prefer)
-            return self._done("these are the CPUs it had before")
+            self._take_cpus(self.prefer)
+            return self._chosen_cpus("these are the CPUs it had before")
         if smt is SMT.FULL_CORE:
             return self._full_cores()
         if smt is SMT.ANY:
             self._any_threads()
         else:
             self._threads_of_cores()
-        return self._not_enough() if self.needed else self._done()
+        return self._cpu_shortage() if self.needed else self._chosen_cpus()
 
     def _fits_as_preferred(self) -> bool:
         prefer = self.prefer
@@ -417,12 +423,13 @@ class _Take:
             or prefer & ~self.regions[0]
         ):
             return False
-        cores = self.ix.touched(prefer)
+        cores = self.ix.cores_touched(prefer)
         if self.request.smt is SMT.FULL_CORE:
-            return self.ix.members(cores) == prefer
+            return self.ix.threads_of(cores) == prefer
         if self.request.smt is SMT.ISOLATE:
             return (
-                cores.bit_count() == prefer.bit_count() and not self.ix.members(cores) & ~self.free
+                cores.bit_count() == prefer.bit_count()
+                and not self.ix.threads_of(cores) & ~self.free
             )
         return True
 
@@ -434,21 +441,21 @@ class _Take:
                 self._kubelet_threads(region)
                 continue
             fill = threads_filler(self.ix, self.taken)
-            for zone in self._by_tick(region, self.free):
-                for tier in self._tiers(zone):
+            for zone in self._split_by_nohz(region, self.free):
+                for tier in self._candidate_regions(zone):
                     n = min(self.needed, (self.free & tier).bit_count())
                     if n:
-                        self._add(self._select(self.free & tier, n, fill=fill))
+                        self._take_cpus(self._select_cpus(self.free & tier, n, fill=fill))
 
-    def _tiers(self, region: int) -> Iterator[int]:
+    def _candidate_regions(self, region: int) -> Iterator[int]:
         yield region & self.prefer
-        for zone in self._foreign_last():
+        for zone in self._uncontended_first():
             for isolation in (self.good_isolation, ~self.good_isolation):
                 for tick in self.ticks:
                     for kind in (self.good_kind, ~self.good_kind):
                         yield region & zone & isolation & tick & kind
 
-    def _by_tick(self, region: int, candidates: int) -> tuple[int, ...]:
+    def _split_by_nohz(self, region: int, candidates: int) -> tuple[int, ...]:
         """A region, split where the preferred tick would cost another NUMA node."""
         if len(self.ticks) == 1 or self.prefer:
             return (region,)
@@ -460,24 +467,28 @@ class _Take:
         inside = sum(u.bits for p, u in enumerate(self.ix.numa) if narrow >> p & 1)
         return region & inside, region & ~inside
 
-    def _foreign_last(self) -> tuple[int, ...]:
+    def _uncontended_first(self) -> tuple[int, ...]:
         """Cores that no others use, then CPUs that no others use, then all."""
         if not self.last:
-            return (self.ix.all,)
+            return (self.ix.all_cpus,)
         ix = self.ix
-        return (ix.all & ~ix.members(ix.touched(self.last)), ix.all & ~self.last, ix.all)
+        return (
+            ix.all_cpus & ~ix.threads_of(ix.cores_touched(self.last)),
+            ix.all_cpus & ~self.last,
+            ix.all_cpus,
+        )
 
     def _kubelet_threads(self, region: int) -> None:
         for tier in (region & self.prefer, region):
             free = self.free & tier
             n = min(self.needed, free.bit_count())
             if n:
-                self._add(self._kubelet_take(free, n, 1))
+                self._take_cpus(self._kubelet_take(free, n, 1))
 
     def _kubelet_take(self, free: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
             if len(self.ix.numa) > MOST_NUMA_NODES:
-                return self._select(free, n, fill=threads_filler(self.ix, self.taken))
+                return self._select_cpus(free, n, fill=threads_filler(self.ix, self.taken))
             least = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
             )
@@ -487,21 +498,23 @@ class _Take:
 
     def _threads_of_cores(self) -> None:
         for region in self.regions:
-            for zone in self._narrowest_first(region) if self.needed else ():
-                for part, count in self._shares(zone):
+            for zone in self._fewest_nodes_first(region) if self.needed else ():
+                for part, count in self._split_by_node(zone):
                     self._threads_of_cores_in(part, count)
 
     def _threads_of_cores_in(self, zone: int, count: int) -> None:
         stop = self.needed - count
-        for foreign in self._foreign_last():
-            for isolation in (self.good_isolation | self.prefer, self.ix.all):
+        for foreign in self._uncontended_first():
+            for isolation in (self.good_isolation | self.prefer, self.ix.all_cpus):
                 part = zone & (foreign | self.prefer) & isolation
-                while self.needed > stop and (candidates := self._next(part)):
-                    self._add(
-                        self._pick(candidates, min(self.needed - stop, candidates.bit_count()))
+                while self.needed > stop and (candidates := self._best_free_threads(part)):
+                    self._take_cpus(
+                        self._select_by_cpu_order(
+                            candidates, min(self.needed - stop, candidates.bit_count())
+                        )
                     )
 
-    def _shares(self, zone: int) -> Iterator[tuple[int, int]]:
+    def _split_by_node(self, zone: int) -> Iterator[tuple[int, int]]:
         """Parts of a zone, and how many CPUs to take from each.
 
         To distribute evenly over NUMA nodes, the numbers come first: thread kind by thread kind
@@ -510,12 +523,12 @@ class _Take:
         if self.settings.distribute_across_numa:
             ix, kinds = self.ix, []
             for free in (self.free & zone & self.good_isolation & ~self.last, self.free & zone):
-                kinds.append(self._next(free))
+                kinds.append(self._best_free_threads(free))
                 if self.request.smt is not SMT.ISOLATE:
-                    cores = ix.touched(free) & ~ix.touched(self.taken)
+                    cores = ix.cores_touched(free) & ~ix.cores_touched(self.taken)
                     kinds += [ix.lowest_threads(cores, free), free]
             enough = next((k for k in kinds if k.bit_count() >= self.needed), 0)
-            chosen = self._select(enough, self.needed, fill=lowest) if enough else 0
+            chosen = self._select_cpus(enough, self.needed, fill=lowest_ids) if enough else 0
             parts = [(u.bits & zone, (u.bits & chosen).bit_count()) for u in ix.numa]
             parts = [part for part in parts if part[1]]
             if len(parts) > 1:
@@ -523,7 +536,7 @@ class _Take:
         if self.needed:
             yield zone, self.needed
 
-    def _next(self, zone: int) -> int:
+    def _best_free_threads(self, zone: int) -> int:
         """The best kind of free CPUs in a zone, one for each core that is equally good; may be 0.
 
         Order of cores, for ``spread`` and ``pair``: fewest threads of this container; a preferred
@@ -534,38 +547,38 @@ class _Take:
         """
         ix, smt = self.ix, self.request.smt
         zone &= self.free
-        cores = ix.touched(zone)
+        cores = ix.cores_touched(zone)
         if smt is SMT.ISOLATE:
-            cores &= ix.whole(self.free)
+            cores &= ix.whole_cores(self.free)
         elif self.taken:
-            cores = _best(cores, ix.by_count(self.taken))
-        preferred = cores & ix.touched(zone & self.prefer) if self.prefer else 0
+            cores = _best_class(cores, ix.cores_by_thread_count(self.taken))
+        preferred = cores & ix.cores_touched(zone & self.prefer) if self.prefer else 0
         if preferred:
             cores, zone = preferred, zone & self.prefer
         if smt is SMT.SPREAD:
-            cores = _best(cores, ix.by_count(self._others()))
+            cores = _best_class(cores, ix.cores_by_thread_count(self._other_cpus()))
         elif smt is SMT.PAIR:
-            cores = _best(cores, self._pair_classes())
-        if self.good_tick != ix.all:
-            best = zone & ix.members(cores) & self.good_tick
-            cores, zone = (ix.touched(best), best) if best else (cores, zone)
-        cores = cores & ix.touched(self.good_kind) or cores
+            cores = _best_class(cores, self._pair_classes())
+        if self.good_tick != ix.all_cpus:
+            best = zone & ix.threads_of(cores) & self.good_tick
+            cores, zone = (ix.cores_touched(best), best) if best else (cores, zone)
+        cores = cores & ix.cores_touched(self.good_kind) or cores
         return ix.lowest_threads(cores, zone)
 
-    def _others(self) -> int:
+    def _other_cpus(self) -> int:
         """CPUs that are neither free nor the container's."""
-        return self.ix.all & ~self.free & ~self.taken
+        return self.ix.all_cpus & ~self.free & ~self.taken
 
     def _pair_classes(self) -> Sequence[int]:
-        ix, others, known = self.ix, self._others(), self.partners
-        same = ix.touched(others & known.same)
-        unknown = ix.touched(others & ~known.same & ~known.opposite & ~known.idle)
-        quiet = ix.firsts & ~same & ~unknown
-        opposite = quiet & ix.touched(others & known.opposite)
-        none = ix.firsts & ~ix.touched(others)
+        ix, others, known = self.ix, self._other_cpus(), self.partners
+        same = ix.cores_touched(others & known.same_hours)
+        unknown = ix.cores_touched(others & ~known.same_hours & ~known.opposite & ~known.unloaded)
+        quiet = ix.first_threads & ~same & ~unknown
+        opposite = quiet & ix.cores_touched(others & known.opposite)
+        none = ix.first_threads & ~ix.cores_touched(others)
         return (opposite, none, quiet & ~opposite & ~none, unknown & ~same, same)
 
-    def _narrowest_first(self, region: int) -> Iterator[int]:
+    def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
         ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
@@ -574,7 +587,7 @@ class _Take:
         do not count.
         """
         ix, zone = self.ix, self.free & region & self.good_isolation & ~self.last
-        best = self._next(zone)
+        best = self._best_free_threads(zone)
         if (
             self.kubelet
             or self.prefer
@@ -585,9 +598,9 @@ class _Take:
         ):
             yield region
             return
-        cores = ix.touched(zone) & ~ix.touched(self.taken)
+        cores = ix.cores_touched(zone) & ~ix.cores_touched(self.taken)
         if self.request.smt is SMT.PAIR:
-            cores &= ~ix.touched(self.partners.same & ~self.free & ~self.taken)
+            cores &= ~ix.cores_touched(self.partners.same_hours & ~self.free & ~self.taken)
         any_thread = ix.lowest_threads(cores, zone)
         narrow = self._numa_nodes_for(any_thread)
         kind = self._numa_nodes_for(best)
@@ -602,12 +615,12 @@ class _Take:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
         if candidates.bit_count() < self.needed:
             return 0
-        chosen = self._select(candidates, self.needed, fill=lowest)
+        chosen = self._select_cpus(candidates, self.needed, fill=lowest_ids)
         return sum(1 << p for p, u in enumerate(self.ix.numa) if chosen & u.bits)
 
-    def _pick(self, candidates: int, n: int, weight: int = 1) -> int:
+    def _select_by_cpu_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.distribute_across_numa:
-            return self._select(candidates, n, fill=lowest, weight=weight)
+            return self._select_cpus(candidates, n, fill=lowest_ids, weight=weight)
         chosen = 0
         for core in cores_in_order(self.ix, self.free):
             if n and core.bits & candidates:
@@ -615,13 +628,13 @@ class _Take:
                 n -= 1
         return chosen
 
-    def _select(self, candidates: int, n: int, *, fill: Filler, weight: int = 1) -> int:
-        return select(
-            CorePlaces(
+    def _select_cpus(self, candidates: int, n: int, *, fill: CPUFiller, weight: int = 1) -> int:
+        return select_cpus(
+            SelectionPool(
                 index=self.ix,
                 candidates=candidates,
                 free=self.free,
-                own=self.taken,
+                current=self.taken,
                 weight=weight,
                 fill=fill,
                 align_l3=self.settings.align_l3,
@@ -632,36 +645,38 @@ class _Take:
             n,
         )
 
-    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
             chosen = self._kubelet_full_cores()
             if chosen:
-                self._add(chosen)
-                return self._done()
+                self._take_cpus(chosen)
+                return self._chosen_cpus()
         classes: list[CoreClass] = []
-        whole = 0 if len(self.ticks) == 1 else ix.members(ix.whole(self.free | self.held))
+        whole = 0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
         for region in (
-            zone for one in self.regions for zone in self._by_tick(one, whole & self.free)
+            zone for one in self.regions for zone in self._split_by_nohz(one, whole & self.free)
         ):
             tiers: list[Callable[[int], int]] = [
-                lambda cores: cores & ix.touched(self.prefer),
-                lambda cores: cores & ~ix.touched(self.last),
-                lambda cores: cores & ~ix.touched(self.free & ~self.good_isolation),
-                lambda cores: cores & ix.touched(self.good_kind),
+                lambda cores: cores & ix.cores_touched(self.prefer),
+                lambda cores: cores & ~ix.cores_touched(self.last),
+                lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_isolation),
+                lambda cores: cores & ix.cores_touched(self.good_kind),
             ]
             if len(self.ticks) > 1:
-                tiers.insert(-1, lambda cores: cores & ~ix.touched(self.free & ~self.good_tick))
+                tiers.insert(
+                    -1, lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_tick)
+                )
             classes += whole_cores(ix, self.free & region, self.held, tiers)
-        counts = counts_that_fit(classes, self.needed)
+        counts = fitting_core_counts(classes, self.needed)
         if counts is None:
             most = sum(c.cores.bit_count() * c.size for c in classes)
-            return self._not_enough() if most < self.needed else self._misaligned()
+            return self._cpu_shortage() if most < self.needed else self._smt_misalignment()
         for c, n in zip(classes, counts, strict=True):
             if n:
-                cores = self._pick(c.cores, n, c.size)
-                self._add(ix.members(cores) & self.free)
-        return self._done()
+                cores = self._select_by_cpu_order(c.cores, n, c.size)
+                self._take_cpus(ix.threads_of(cores) & self.free)
+        return self._chosen_cpus()
 
     def _kubelet_full_cores(self) -> int:
         """What the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.
@@ -676,88 +691,88 @@ class _Take:
             n = min(self.needed - chosen.bit_count(), free.bit_count())
             if n:
                 chosen |= self._kubelet_take(free, n, threads_per_core(ix))
-        return chosen if ix.members(ix.touched(chosen)) == chosen else 0
+        return chosen if ix.threads_of(ix.cores_touched(chosen)) == chosen else 0
 
     # -- the answers -----------------------------------------------------------------------------
 
-    def _add(self, cpus: int) -> None:
+    def _take_cpus(self, cpus: int) -> None:
         self.taken |= cpus
         self.free &= ~cpus
         self.needed -= cpus.bit_count()
 
-    def _done(self, *reasons: str) -> ChosenCPUs:
+    def _chosen_cpus(self, *reasons: str) -> ChosenCPUs:
         ix, request = self.ix, self.request
         fresh = self.taken & ~self.held
         notes = [*reasons]
         if self.held:
-            notes.append(f"keeps the {counted(self.held.bit_count(), 'CPU')} it had")
-        notes += where(ix, self.taken)
+            notes.append(f"keeps the {count_text(self.held.bit_count(), 'CPU')} it had")
+        notes += distribution_notes(ix, self.taken)
         if outside := fresh & ~self.regions[0]:
             away = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
-            notes.append(f"{named(outside, 'lies', 'lie')} {away}")
-        if beside := fresh & request.last.bits:
+            notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {away}")
+        if beside := fresh & request.contended_cpus.bits:
             used = "also used by containers that another component pinned there"
-            notes.append(f"{named(beside, 'is', 'are')} {used}")
+            notes.append(f"{cpus_clause(beside, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")
         notes += self._shared_cores(fresh)
-        crowded = sum(cores.bit_count() for cores in ix.by_count(self.taken)[2:])
+        crowded = sum(cores.bit_count() for cores in ix.cores_by_thread_count(self.taken)[2:])
         if crowded and request.smt in (SMT.SPREAD, SMT.PAIR):
-            cores = counted(crowded, "core")
+            cores = count_text(crowded, "core")
             notes.append(f"more than one of its CPUs on {cores}, as no other core was free")
         return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
-            idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
+            idle=CPUSet.from_bits(_idle_siblings(ix, request, self.taken)),
             notes=tuple(notes),
         )
 
     def _shared_cores(self, fresh: int) -> list[str]:
         """Who has the threads beside the fresh CPUs, for a few cores."""
-        ix, others, why = self.ix, self._others(), ""
-        cores = ix.touched(fresh) & ix.touched(others)
+        ix, others, why = self.ix, self._other_cpus(), ""
+        cores = ix.cores_touched(fresh) & ix.cores_touched(others)
         if cores and self.request.smt is SMT.SPREAD:
-            free_left = ix.whole(self.free) & ix.touched(self.room)
+            free_left = ix.whole_cores(self.free) & ix.cores_touched(self.room)
             why = "to stay on few NUMA nodes, " if free_left else "no core is free: "
         notes = []
-        for core in CPUSet.from_bits(lowest(cores, _MANY)):
+        for core in CPUSet.from_bits(lowest_ids(cores, _MAX_NAMED_CORES)):
             members = ix.core_bits[core]
-            share = named(members & fresh, "shares", "share")
-            notes.append(f"{why}{share} a core with {self._whose(members & others)}")
-        more = cores.bit_count() - _MANY
+            share = cpus_clause(members & fresh, "shares", "share")
+            notes.append(f"{why}{share} a core with {self._sibling_holder_text(members & others)}")
+        more = cores.bit_count() - _MAX_NAMED_CORES
         if more > 0:
-            notes.append(f"the same on {counted(more, 'more core')}")
+            notes.append(f"the same on {count_text(more, 'more core')}")
         return notes
 
-    def _whose(self, theirs: int) -> str:
-        owned, known = theirs & self.request.busy.bits, self.partners
+    def _sibling_holder_text(self, theirs: int) -> str:
+        owned, known = theirs & self.request.unavailable_cpus.bits, self.partners
         if not owned:
-            return f"{named(theirs)}, not free for exclusive use"
-        text = f"{named(owned)} of another container"
+            return f"{cpus_clause(theirs)}, not free for exclusive use"
+        text = f"{cpus_clause(owned)} of another container"
         if self.request.smt is not SMT.PAIR:
             return text
-        if owned & known.same:
+        if owned & known.same_hours:
             return f"{text} that is busy at the same hours"
-        if owned & ~known.opposite & ~known.idle:
+        if owned & ~known.opposite & ~known.unloaded:
             return f"{text} of unknown load"
         if owned & known.opposite:
             return f"{text} of the opposite load"
         return f"{text} that is never busy either"
 
-    def _not_enough(self) -> NotEnoughCPUs:
+    def _cpu_shortage(self) -> NotEnoughCPUs:
         ix, smt = self.ix, self.request.smt
         # What was taken on the way was free, too.
         free = (self.free | self.taken & ~self.held) & self.room
         if smt is SMT.FULL_CORE:
-            free = ix.members(ix.whole(free | self.held)) & free
+            free = ix.threads_of(ix.whole_cores(free | self.held)) & free
         elif smt is SMT.ISOLATE:
-            cores = ix.whole(free) & ~ix.touched(self.held)
+            cores = ix.whole_cores(free) & ~ix.cores_touched(self.held)
             free = ix.lowest_threads(cores, free)
         return NotEnoughCPUs(
             requested=self.request.count,
-            available=CPUSet.from_bits(free),
+            free_cpus=CPUSet.from_bits(free),
             per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
-            held=self.held.bit_count(),
+            current_count=self.held.bit_count(),
         )
 
-    def _misaligned(self) -> SMTAlignmentRefused:
-        return _misaligned(self.ix, self.request.count, self.room | self.held)
+    def _smt_misalignment(self) -> SMTMisaligned:
+        return _smt_misaligned(self.ix, self.request.count, self.room | self.held)

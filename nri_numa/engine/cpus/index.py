@@ -16,7 +16,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import CoreKind, Topology
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 
-NOWHERE = -1
+NO_UNIT = -1
 """Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""
 
 
@@ -42,20 +42,20 @@ class NUMAUnit(msgspec.Struct, frozen=True):
 
 
 class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-machine tables; build one with `index` when the machine was discovered and keep it.
+    """Per-machine tables; `build_allocator_index` makes one when the machine was discovered.
 
     Attributes:
-        firsts: the lowest thread of every core.
-        shapes: (lowest threads, offsets of all threads from them), in order of the first core.
+        first_threads: the lowest thread of every core.
+        core_shapes: (lowest threads, offsets of all threads from them), in order of the first core.
         core_bits: CPUs of a core by its lowest thread.
-        numa: NUMA nodes that have CPUs, by id; CPUs without one form a last unit `NOWHERE`.
+        numa: NUMA nodes that have CPUs, by id; CPUs without one form a last unit `NO_UNIT`.
         distances: SLIT distance by positions in ``numa``.
         threads: largest number of online threads on one core.
     """
 
-    all: int
-    firsts: int
-    shapes: tuple[tuple[int, tuple[int, ...]], ...]
+    all_cpus: int
+    first_threads: int
+    core_shapes: tuple[tuple[int, tuple[int, ...]], ...]
     core_bits: dict[int, int]
     numa: tuple[NUMAUnit, ...]
     sockets: tuple[Unit, ...]
@@ -72,51 +72,51 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     def suiting_isolation(self, settings: Settings) -> int:
         """CPUs that come first by ``isolatedCPUs``. The kubelet knows no isolated CPUs."""
         if settings.cpu_order is CPUOrder.KUBELET or settings.isolated is IsolatedCPUs.ANY:
-            return self.all
+            return self.all_cpus
         avoid = settings.isolated is IsolatedCPUs.AVOID
-        return self.all & ~self.isolated if avoid else self.isolated
+        return self.all_cpus & ~self.isolated if avoid else self.isolated
 
-    def planes(self, cpus: int) -> list[int]:
+    def cores_by_thread(self, cpus: int) -> list[int]:
         """For each thread position, the cores that have that thread in ``cpus``."""
         planes = [0] * self.threads
-        for firsts, offsets in self.shapes:
+        for firsts, offsets in self.core_shapes:
             for j, offset in enumerate(offsets):
                 planes[j] |= cpus >> offset & firsts
         return planes
 
-    def lift(self, cores: int, thread: int) -> int:
+    def threads_at(self, cores: int, thread: int) -> int:
         """The CPUs at one thread position of these cores."""
         bits = 0
-        for firsts, offsets in self.shapes:
+        for firsts, offsets in self.core_shapes:
             if thread < len(offsets):
                 bits |= (cores & firsts) << offsets[thread]
         return bits
 
-    def touched(self, cpus: int) -> int:
+    def cores_touched(self, cpus: int) -> int:
         """Cores with at least one thread in ``cpus``."""
         bits = 0
-        for firsts, offsets in self.shapes:
+        for firsts, offsets in self.core_shapes:
             for offset in offsets:
                 bits |= cpus >> offset & firsts
         return bits
 
-    def whole(self, cpus: int) -> int:
+    def whole_cores(self, cpus: int) -> int:
         """Cores with all their threads in ``cpus``."""
-        return self.firsts & ~self.touched(self.all & ~cpus)
+        return self.first_threads & ~self.cores_touched(self.all_cpus & ~cpus)
 
-    def members(self, cores: int) -> int:
+    def threads_of(self, cores: int) -> int:
         """All CPUs of these cores."""
         bits = 0
-        for firsts, offsets in self.shapes:
+        for firsts, offsets in self.core_shapes:
             mine = cores & firsts
             for offset in offsets:
                 bits |= mine << offset
         return bits
 
-    def by_count(self, cpus: int) -> list[int]:
+    def cores_by_thread_count(self, cpus: int) -> list[int]:
         """At position k, the cores with exactly k threads in ``cpus``."""
-        exactly = [self.firsts] + [0] * self.threads
-        for plane in self.planes(cpus):
+        exactly = [self.first_threads] + [0] * self.threads
+        for plane in self.cores_by_thread(cpus):
             for k in range(self.threads, 0, -1):
                 exactly[k] = exactly[k] & ~plane | exactly[k - 1] & plane
             exactly[0] &= ~plane
@@ -125,14 +125,14 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     def lowest_threads(self, cores: int, cpus: int) -> int:
         """One CPU for each core: its lowest-positioned thread that is in ``cpus``."""
         bits = 0
-        for j, plane in enumerate(self.planes(cpus)):
+        for j, plane in enumerate(self.cores_by_thread(cpus)):
             here = plane & cores
-            bits |= self.lift(here, j)
+            bits |= self.threads_at(here, j)
             cores &= ~here
         return bits
 
 
-def index(topology: Topology) -> AllocatorIndex:
+def build_allocator_index(topology: Topology) -> AllocatorIndex:
     """Build the tables; costs about a microsecond per CPU, so keep the result with the machine."""
     shapes: dict[tuple[int, ...], int] = {}
     core_bits: dict[int, int] = {}
@@ -140,7 +140,7 @@ def index(topology: Topology) -> AllocatorIndex:
     for _, core in sorted(topology.cores.items()):
         if not core.cpus:
             continue
-        first = core.cpus.first
+        first = core.cpus.first_id
         offsets = tuple(i - first for i in core.cpus)
         shapes[offsets] = shapes.get(offsets, 0) | 1 << first
         core_bits[first] = core.cpus.bits
@@ -155,18 +155,18 @@ def index(topology: Topology) -> AllocatorIndex:
         # counts per NUMA node add up.
         nodes[position] = (i, bits & ~placed)
         placed |= bits
-    nodes.append((NOWHERE, all_bits & ~placed))
+    nodes.append((NO_UNIT, all_bits & ~placed))
     numa = tuple(_numa_unit(i, bits, sockets, l3_groups) for i, bits in nodes if bits)
     cores = [Unit(first, bits) for first, bits in core_bits.items()]
     return AllocatorIndex(
-        all=all_bits,
-        firsts=CPUSet(core_bits).bits,
-        shapes=tuple((firsts, offsets) for offsets, firsts in shapes.items()),
+        all_cpus=all_bits,
+        first_threads=CPUSet(core_bits).bits,
+        core_shapes=tuple((firsts, offsets) for offsets, firsts in shapes.items()),
         core_bits=core_bits,
         numa=numa,
         sockets=sockets,
         l3_groups=l3_groups,
-        distances=tuple(tuple(_distance(topology, a.id, b.id) for b in numa) for a in numa),
+        distances=tuple(tuple(_unit_distance(topology, a.id, b.id) for b in numa) for a in numa),
         numa_cores=_cores_of(numa, cores),
         socket_cores=_cores_of(sockets, cores),
         isolated=topology.isolated.bits & all_bits,
@@ -187,15 +187,15 @@ def _numa_unit(i: int, bits: int, sockets: Sequence[Unit], l3_groups: Sequence[U
     for socket in sockets:
         # No cache is known: what lies in one socket is nearer than neighbouring numbers.
         if socket.bits & rest:
-            here.append(Unit(NOWHERE, socket.bits & rest))
+            here.append(Unit(NO_UNIT, socket.bits & rest))
             rest &= ~socket.bits
     touching = CPUSet(p for p, s in enumerate(sockets) if s.bits & bits).bits
     return NUMAUnit(i, bits, touching, tuple(here))
 
 
-def _distance(topology: Topology, a: int, b: int) -> int:
+def _unit_distance(topology: Topology, a: int, b: int) -> int:
     # A unit without a NUMA node has no row in the kernel's table: as far as anything can be.
-    if NOWHERE in (a, b):
+    if NO_UNIT in (a, b):
         return 10 if a == b else 255
     return topology.distance(a, b)
 

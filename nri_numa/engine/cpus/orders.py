@@ -1,8 +1,8 @@
 """The two orders of CPUs: our own best fit, and the kubelet's.
 
 *Best fit* keeps whole NUMA nodes, L3 groups and cores free. Everything is judged by what the
-machine really has, never by averages. `select` goes down level by level: which NUMA nodes, which L3
-groups in each, and there a *filler* says which CPUs.
+machine really has, never by averages. `select_cpus` goes down level by level: which NUMA nodes,
+which L3 groups in each, and there a *filler* says which CPUs.
 
 *The kubelet's* follows the static policy of the CPU manager (KEP-3570 and its successors KEP-2902
 and KEP-4800),
@@ -21,24 +21,24 @@ from math import comb, floor, sqrt
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, NUMAUnit, Unit
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, NUMAUnit, Unit
 from nri_numa.model.cpuset import ids_of
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
 # candidate set grows around each NUMA node: 64 nodes cost 64 sets instead of 10^18.
-_COMBINATIONS = 1000
+_MAX_NODE_COMBINATIONS = 1000
 
-Filler = Callable[[int, int], int]
+CPUFiller = Callable[[int, int], int]
 """``(candidates, n)`` to the n CPUs to take from these candidates of one L3 group."""
 
 
-class CorePlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """What `select` chooses from and how.
+class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What `select_cpus` chooses from and how.
 
     Attributes:
         candidates: what may be chosen: CPUs, or lowest threads that stand for cores.
         free: every CPU that is free now, candidates or not; tells how used a unit is.
-        own: CPUs the container has already: the rest is taken next to them.
+        current: CPUs the container has already: the rest is taken next to them.
         weight: CPUs that one candidate stands for (a lowest thread stands for its whole core).
         align_by_socket: more NUMA nodes of one socket rather than fewer of several.
         hint: positions of the NUMA nodes that the policy chose, as bits; with ``distribute`` all
@@ -48,16 +48,16 @@ class CorePlaces(msgspec.Struct, frozen=True, kw_only=True):
     index: AllocatorIndex
     candidates: int
     free: int
-    own: int
+    current: int
     weight: int
-    fill: Filler
+    fill: CPUFiller
     align_l3: bool
     align_by_socket: bool
     distribute: bool
     hint: int = 0
 
 
-def select(places: CorePlaces, n: int) -> int:
+def select_cpus(places: SelectionPool, n: int) -> int:
     """Choose ``n`` of the candidates; there must be that many."""
     index, candidates = places.index, places.candidates
     room = {
@@ -65,22 +65,22 @@ def select(places: CorePlaces, n: int) -> int:
         for p, unit in enumerate(index.numa)
         if (count := (candidates & unit.bits).bit_count())
     }
-    near = [p for p, unit in enumerate(index.numa) if places.own & unit.bits]
+    near = [p for p, unit in enumerate(index.numa) if places.current & unit.bits]
     near_room = {p: room[p] for p in near if p in room}
     chosen = 0
     if sum(near_room.values()) >= n:
-        shares = _shares(places, near_room, n, near)
+        shares = _split_by_node(places, near_room, n, near)
     else:
         # Not enough beside what the container has: all of that, and the rest as close as it goes.
         missing = n - sum(near_room.values())
         far_room = {p: count for p, count in room.items() if p not in near_room}
-        shares = near_room | _shares(places, far_room, missing, near)
+        shares = near_room | _split_by_node(places, far_room, missing, near)
     for p, share in shares.items():
-        chosen |= _inside_numa_node(places, p, candidates & index.numa[p].bits, share)
+        chosen |= _select_in_node(places, p, candidates & index.numa[p].bits, share)
     return chosen
 
 
-def lowest(candidates: int, n: int) -> int:
+def lowest_ids(candidates: int, n: int) -> int:
     """The ``n`` lowest of the candidates: the filler where all are equally good."""
     if candidates.bit_count() <= n:
         return candidates
@@ -90,7 +90,7 @@ def lowest(candidates: int, n: int) -> int:
     return candidates ^ rest
 
 
-def threads_filler(index: AllocatorIndex, own: int) -> Filler:
+def threads_filler(index: AllocatorIndex, own: int) -> CPUFiller:
     """A filler for single threads that completes and uses whole cores, and breaks the fewest.
 
     1. cores that the container has a part of and that become wholly its own, by core id;
@@ -101,14 +101,14 @@ def threads_filler(index: AllocatorIndex, own: int) -> Filler:
     """
     sizes = range(1, index.threads + 1)
 
-    def fill(candidates: int, n: int) -> int:
+    def fill_threads(candidates: int, n: int) -> int:
         if candidates.bit_count() <= n:
             return candidates
-        touched = index.touched(candidates)
-        mine = index.touched(own) & touched if own else 0
-        whole = index.whole(candidates | own) & touched
+        touched = index.cores_touched(candidates)
+        mine = index.cores_touched(own) & touched if own else 0
+        whole = index.whole_cores(candidates | own) & touched
         chosen = 0
-        counts = index.by_count(candidates)
+        counts = index.cores_by_thread_count(candidates)
         for completes in (True, False):
             group = whole & mine if completes else whole & ~mine
             for size in range(index.threads, 0, -1):
@@ -127,16 +127,16 @@ def threads_filler(index: AllocatorIndex, own: int) -> Filler:
         if not n:
             return chosen
         # Every core that is left has more threads free than are needed.
-        left = touched & ~index.touched(chosen)
+        left = touched & ~index.cores_touched(chosen)
         rests = (left & group & counts[size] for group in (half_used, whole) for size in sizes)
         first = next(ids_of(next(filter(None, rests))))
-        return chosen | lowest(index.core_bits[first] & candidates, n)
+        return chosen | lowest_ids(index.core_bits[first] & candidates, n)
 
-    return fill
+    return fill_threads
 
 
-def _shares(
-    places: CorePlaces, room: dict[int, int], n: int, near: Sequence[int]
+def _split_by_node(
+    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int]
 ) -> dict[int, int]:
     """How many candidates to take from which NUMA nodes (positions)."""
     nodes = _choose_numa_nodes(places, room, n, near)
@@ -144,7 +144,7 @@ def _shares(
         every = {*nodes, *(p for p in room if places.hint >> p & 1)}
         nodes = sorted(every) if len(every) <= n else nodes
         if len(nodes) > 1:
-            return _even(room, nodes, n)
+            return _level_nodes(room, nodes, n)
     # Largest room first, then by position: most of the container is together, and only the last
     # NUMA node is left with a remainder.
     shares = {}
@@ -154,7 +154,7 @@ def _shares(
     return shares
 
 
-def _even(room: dict[int, int], nodes: Sequence[int], n: int) -> dict[int, int]:
+def _level_nodes(room: dict[int, int], nodes: Sequence[int], n: int) -> dict[int, int]:
     """Fill all NUMA nodes to one level; a node with less room gives all it has.
 
     By (room, position), so that what a small node cannot give is shared by all larger ones; a
@@ -170,7 +170,7 @@ def _even(room: dict[int, int], nodes: Sequence[int], n: int) -> dict[int, int]:
 
 
 def _choose_numa_nodes(
-    places: CorePlaces, room: dict[int, int], n: int, near: Sequence[int]
+    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int]
 ) -> Sequence[int]:
     index = places.index
     fits = [p for p, count in room.items() if count >= n]
@@ -179,13 +179,13 @@ def _choose_numa_nodes(
         # rather than CPUs without one, which have no memory of their own; fewest L3 groups; not
         # breaking a wholly free NUMA node (unless all of it is used); most used; most used
         # socket; position, that is NUMA node id.
-        def one(p: int) -> tuple[int, int, bool, int, bool, int, int, int]:
+        def numa_node_key(p: int) -> tuple[int, int, bool, int, bool, int, int, int]:
             unit = index.numa[p]
             free = (places.free & unit.bits).bit_count()
             return (
-                -(places.own & unit.bits).bit_count(),
+                -(places.current & unit.bits).bit_count(),
                 sum(index.distances[q][p] for q in near),
-                unit.id == NOWHERE,
+                unit.id == NO_UNIT,
                 _l3_groups_needed(places, p, n),
                 free == unit.bits.bit_count() and free != n * places.weight,
                 free,
@@ -197,11 +197,12 @@ def _choose_numa_nodes(
                 p,
             )
 
-        return [min(fits, key=one)]
+        return [min(fits, key=numa_node_key)]
     if places.align_by_socket:
         room = _one_socket(index, room, n)
     return min(
-        _combinations(index, room, n), key=lambda nodes: _many_key(places, room, n, near, nodes)
+        _smallest_node_sets(index, room, n),
+        key=lambda nodes: _node_set_key(places, room, n, near, nodes),
     )
 
 
@@ -218,8 +219,8 @@ def _one_socket(index: AllocatorIndex, room: dict[int, int], n: int) -> dict[int
     return min(fits, key=lambda nodes: sum(nodes.values()), default=room)
 
 
-def _many_key(
-    places: CorePlaces, room: dict[int, int], n: int, near: Sequence[int], nodes: Sequence[int]
+def _node_set_key(
+    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, int, int, int, int, Sequence[int]]:
     """Order of equally small sets of NUMA nodes.
 
@@ -243,7 +244,9 @@ def _many_key(
     )
 
 
-def _combinations(index: AllocatorIndex, room: dict[int, int], n: int) -> Sequence[tuple[int, ...]]:
+def _smallest_node_sets(
+    index: AllocatorIndex, room: dict[int, int], n: int
+) -> Sequence[tuple[int, ...]]:
     """Sets of as few NUMA nodes as can hold ``n``; all of them, or one around each node."""
     size = total = 0
     for count in sorted(room.values(), reverse=True):
@@ -251,13 +254,13 @@ def _combinations(index: AllocatorIndex, room: dict[int, int], n: int) -> Sequen
             break
         total += count
         size += 1
-    if comb(len(room), size) <= _COMBINATIONS:
+    if comb(len(room), size) <= _MAX_NODE_COMBINATIONS:
         return [nodes for nodes in combinations(room, size) if sum(room[p] for p in nodes) >= n]
-    grown = (_grow(index, room, n, size, seed) for seed in room)
+    grown = (_grow_node_set(index, room, n, size, seed) for seed in room)
     return sorted({nodes for nodes in grown if nodes})
 
 
-def _grow(
+def _grow_node_set(
     index: AllocatorIndex, room: dict[int, int], n: int, size: int, seed: int
 ) -> tuple[int, ...]:
     """The set of ``size`` NUMA nodes around a seed within the smallest distance; may be empty."""
@@ -273,7 +276,7 @@ def _grow(
     return ()
 
 
-def _l3_groups_needed(places: CorePlaces, p: int, n: int) -> int:
+def _l3_groups_needed(places: SelectionPool, p: int, n: int) -> int:
     """The fewest L3 groups of a NUMA node with room for ``n``: the roomiest ones."""
     if not places.align_l3:
         return 1
@@ -287,7 +290,7 @@ def _l3_groups_needed(places: CorePlaces, p: int, n: int) -> int:
     return needed
 
 
-def _inside_numa_node(places: CorePlaces, p: int, candidates: int, n: int) -> int:
+def _select_in_node(places: SelectionPool, p: int, candidates: int, n: int) -> int:
     groups = places.index.numa[p].l3_groups
     if len(groups) == 1 or not places.align_l3 or candidates.bit_count() == n:
         return places.fill(candidates, n)
@@ -296,7 +299,7 @@ def _inside_numa_node(places: CorePlaces, p: int, candidates: int, n: int) -> in
         live = [
             (g, count) for g in groups if (count := (candidates & ~chosen & g.bits).bit_count())
         ]
-        live = [item for item in live if places.own & item[0].bits] or live
+        live = [item for item in live if places.current & item[0].bits] or live
         fits = [item for item in live if item[1] >= n]
         if fits:
             group, _ = min(fits, key=lambda item: _l3_key(places, item[0], n))
@@ -310,7 +313,7 @@ def _inside_numa_node(places: CorePlaces, p: int, candidates: int, n: int) -> in
         n -= count
 
 
-def _l3_key(places: CorePlaces, group: Unit, n: int) -> tuple[bool, int, int]:
+def _l3_key(places: SelectionPool, group: Unit, n: int) -> tuple[bool, int, int]:
     """Not breaking a wholly free group (unless all of it is used), most used, id."""
     free = (places.free & group.bits).bit_count()
     return (
@@ -327,11 +330,11 @@ MOST_NUMA_NODES = 8
 def cores_in_order(index: AllocatorIndex, free: int) -> Iterator[Unit]:
     """Cores with something free, in the nested order: most used units first, then by id."""
     if _numa_first(index):
-        units = [index.socket_cores[s] for s in _sockets(index, free)]
+        units = [index.socket_cores[s] for s in _sockets_by_free_cpus(index, free)]
     else:
         units = [index.numa_cores[p] for p in _numa_nodes(index, free)]
     for cores in units:
-        yield from _sorted(cores, free)
+        yield from _units_by_free_cpus(cores, free)
 
 
 def take_packed(
@@ -348,7 +351,7 @@ def take_packed(
     CPUs socket by socket, in each by number. That is one thread of many cores where the kernel
     numbers all first threads before all second ones.
     """
-    taker = _Packer(index, free, n)
+    taker = _PackedTake(index, free, n)
     steps = [taker.whole_numa_nodes, taker.whole_sockets]
     if not _numa_first(index):
         steps.reverse()
@@ -373,23 +376,23 @@ def take_distributed(index: AllocatorIndex, free: int, n: int, group: int, least
         return take_packed(index, free, n)
     order = _numa_nodes(index, free)
     counts = {p: (free & index.numa[p].bits).bit_count() for p in order}
-    groups = -(-index.all.bit_count() // group)
+    groups = -(-index.all_cpus.bit_count() // group)
     wanted = -(-n // group)
     fewest = -(-wanted // -(-groups // len(index.numa)))
     fewest = max(fewest, min(least, wanted, len(order)))
     for k in range(fewest, min(wanted, len(order)) + 1):
         found = _best_combination(order, counts, n, k, group)
         if found is not None:
-            return _hand_out(index, free, n, group, *found)
+            return _take_round_robin(index, free, n, group, *found)
     return take_packed(index, free, n)
 
 
 def threads_per_core(index: AllocatorIndex) -> int:
     """The kubelet's average: CPUs divided by cores, rounded down."""
-    return _average(index.all, len(index.core_bits))
+    return _average_unit_cpus(index.all_cpus, len(index.core_bits))
 
 
-class _Packer:
+class _PackedTake:
     """The state of one packed take: what is free still, what is taken, how much is missing."""
 
     def __init__(self, index: AllocatorIndex, free: int, n: int) -> None:
@@ -398,7 +401,7 @@ class _Packer:
         self.needed = n
         self.taken = 0
 
-    def take(self, bits: int) -> None:
+    def add_cpus(self, bits: int) -> None:
         self.taken |= bits
         self.free &= ~bits
         self.needed -= bits.bit_count()
@@ -407,21 +410,21 @@ class _Packer:
         for p in _numa_nodes(self.index, self.free):
             bits = self.index.numa[p].bits
             if not bits & ~self.free and bits.bit_count() <= self.needed:
-                self.take(bits)
+                self.add_cpus(bits)
 
     def whole_sockets(self) -> None:
-        size = _average(self.index.all, len(self.index.sockets))
-        for s in _sockets(self.index, self.free):
-            self._take_if_free(self.index.sockets[s].bits, size)
+        size = _average_unit_cpus(self.index.all_cpus, len(self.index.sockets))
+        for s in _sockets_by_free_cpus(self.index, self.free):
+            self._take_unit(self.index.sockets[s].bits, size)
 
     def l3_groups(self) -> None:
         index = self.index
-        size = _average(index.all, len(index.l3_groups))
+        size = _average_unit_cpus(index.all_cpus, len(index.l3_groups))
         for group in _l3_groups(index, self.free):
             if self.needed >= size:
                 for whole in _l3_groups(index, self.free):
                     if not whole.bits & ~self.free and whole.bits.bit_count() <= self.needed:
-                        self.take(whole.bits)
+                        self.add_cpus(whole.bits)
             if self.needed:
                 self._finish_in(group)
             if not self.needed:
@@ -429,33 +432,35 @@ class _Packer:
 
     def _finish_in(self, group: Unit) -> None:
         threads = threads_per_core(self.index)
-        cores = lowest(self.index.touched(self.free & group.bits), -(-self.needed // threads))
-        cpus = self.free & self.index.members(cores)
+        cores = lowest_ids(
+            self.index.cores_touched(self.free & group.bits), -(-self.needed // threads)
+        )
+        cpus = self.free & self.index.threads_of(cores)
         if self.needed % 2 and threads > 1 and cpus.bit_count() > self.needed:
             cpus ^= 1 << cpus.bit_length() - 1
         if cpus.bit_count() == self.needed:
-            self.take(cpus)
+            self.add_cpus(cpus)
 
     def whole_cores(self) -> None:
         size = threads_per_core(self.index)
         for core in cores_in_order(self.index, self.free):
             if self.needed < size:
                 return
-            self._take_if_free(core.bits, size)
+            self._take_unit(core.bits, size)
 
     def single_cpus(self) -> None:
         cores = cores_in_order(self.index, self.free)
         while self.needed:
-            self.take(lowest(next(cores).bits & self.free, self.needed))
+            self.add_cpus(lowest_ids(next(cores).bits & self.free, self.needed))
 
     def cpus_by_socket(self) -> None:
-        for s in _sockets(self.index, self.free):
-            self.take(lowest(self.index.sockets[s].bits & self.free, self.needed))
+        for s in _sockets_by_free_cpus(self.index, self.free):
+            self.add_cpus(lowest_ids(self.index.sockets[s].bits & self.free, self.needed))
 
-    def _take_if_free(self, bits: int, average: int) -> None:
+    def _take_unit(self, bits: int, average: int) -> None:
         here = bits & self.free
         if here.bit_count() == average <= self.needed:
-            self.take(here)
+            self.add_cpus(here)
 
 
 def _best_combination(
@@ -477,10 +482,10 @@ def _best_combination(
         if remainder:
             subsets = (s for size in range(len(givers), 0, -1) for s in combinations(givers, size))
         for subset in subsets:
-            after = _after_remainder(left, subset, remainder, group)
+            after = _free_after_remainder(left, subset, remainder, group)
             if after is None:
                 continue
-            score = _imbalance(list(after.values()))
+            score = _standard_deviation(list(after.values()))
             if score < best_score:
                 best, best_score = (nodes, subset), score
         if best_score == 0:
@@ -488,7 +493,7 @@ def _best_combination(
     return best
 
 
-def _after_remainder(
+def _free_after_remainder(
     left: dict[int, int], subset: Sequence[int], remainder: int, group: int
 ) -> dict[int, int] | None:
     """What is left everywhere after going round the subset, or None when it cannot give enough."""
@@ -505,7 +510,7 @@ def _after_remainder(
     return after
 
 
-def _hand_out(
+def _take_round_robin(
     index: AllocatorIndex,
     free: int,
     n: int,
@@ -525,7 +530,7 @@ def _hand_out(
     return taken
 
 
-def _imbalance(left: Sequence[int]) -> float:
+def _standard_deviation(left: Sequence[int]) -> float:
     """Population standard deviation; mean and result rounded to three decimals, as ties need."""
     mean = _round3(sum(left) / len(left))
     return _round3(sqrt(sum((x - mean) * (x - mean) for x in left) / len(left)))
@@ -538,7 +543,7 @@ def _round3(x: float) -> float:
     return (down + 1 if scaled - down >= 0.5 else down) / 1000
 
 
-def _average(bits: int, units: int) -> int:
+def _average_unit_cpus(bits: int, units: int) -> int:
     return bits.bit_count() // max(units, 1)
 
 
@@ -552,24 +557,24 @@ def _free_order(units: Sequence[Unit] | Sequence[NUMAUnit], free: int) -> list[i
     return sorted((i for i, c in enumerate(counts) if c), key=lambda i: (counts[i], units[i].id))
 
 
-def _sorted(units: Sequence[Unit], free: int) -> list[Unit]:
+def _units_by_free_cpus(units: Sequence[Unit], free: int) -> list[Unit]:
     return [units[i] for i in _free_order(units, free)]
 
 
 def _numa_nodes(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    return _nested(index.numa, () if _numa_first(index) else index.sockets, free)
+    return _nested_order(index.numa, () if _numa_first(index) else index.sockets, free)
 
 
-def _sockets(index: AllocatorIndex, free: int) -> list[int]:
+def _sockets_by_free_cpus(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    return _nested(index.sockets, index.numa if _numa_first(index) else (), free)
+    return _nested_order(index.sockets, index.numa if _numa_first(index) else (), free)
 
 
 _Units = Sequence[Unit] | Sequence[NUMAUnit]
 
 
-def _nested(units: _Units, outer: _Units, free: int) -> list[int]:
+def _nested_order(units: _Units, outer: _Units, free: int) -> list[int]:
     order = _free_order(units, free)
     nested = (
         i for o in _free_order(outer, free) for i in order if units[i].bits & outer[o].bits & free
@@ -581,7 +586,7 @@ def _l3_groups(index: AllocatorIndex, free: int) -> list[Unit]:
     nested = (
         group
         for p in _numa_nodes(index, free)
-        for group in _sorted(index.l3_groups, free)
+        for group in _units_by_free_cpus(index.l3_groups, free)
         if group.bits & index.numa[p].bits & free
     )
     return list(dict.fromkeys(nested))

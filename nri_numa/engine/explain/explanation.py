@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nri_numa.engine.align.policies import Alignment, Candidate, ResourceSummary
-from nri_numa.engine.decision import Trace
-from nri_numa.engine.others import KEPT_FOR_POD
+from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
+from nri_numa.engine.decision import DecisionTrace
+from nri_numa.engine.others import RESERVATION_KIND
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.model.workload import MemoryPolicy, QoSClass, Requested, Scope
+from nri_numa.model.workload import MemoryPolicy, PlacementOptions, QoSClass, Scope
 
-Document = dict[str, Any]
+ExplanationDocument = dict[str, Any]
 
 PLACED, WIDENED, UNPINNED, REFUSED = "placed", "widened", "unpinned", "refused"
 """Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
 
 
-class Needs(msgspec.Struct, array_like=True, frozen=True):
+class DemandSource(msgspec.Struct, array_like=True, frozen=True):
     """What a container needs, and the numbers of the runtime that say so; None is not given.
 
-    Like `Basis` it is saved by position: a new field is the last one, and has a default.
+    Like `ExplanationInput` it is saved by position: a new field is the last one, and has a default.
     """
 
     cpu_milli: int = 0
@@ -49,7 +49,7 @@ class Needs(msgspec.Struct, array_like=True, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Basis(msgspec.Struct, array_like=True, frozen=True):
+class ExplanationInput(msgspec.Struct, array_like=True, frozen=True):
     """What an explanation is made from besides the alignment: texts and numbers that can be kept.
 
     Attributes:
@@ -59,20 +59,20 @@ class Basis(msgspec.Struct, array_like=True, frozen=True):
     qos: str = ""
     requested: dict[str, tuple[str, str]] | None = None
     scope: str = ""
-    needs: Needs | None = None
-    cpu_left: dict[int, int] = {}
-    memory_left: dict[int, int] = {}
+    demand: DemandSource | None = msgspec.field(name="needs", default=None)
+    free_cpu_milli: dict[int, int] = msgspec.field(name="cpu_left", default_factory=dict)
+    free_memory: dict[int, int] = msgspec.field(name="memory_left", default_factory=dict)
     pool_before: str = ""
     pool_after: str = ""
-    steps: tuple[str, ...] = ()
+    decision_steps: tuple[str, ...] = msgspec.field(name="steps", default=())
     rule: str = ""
 
 
-class Grounds(NamedTuple):
+class StoredExplanation(NamedTuple):
     """Why one container has what it has: whose, the basis, and the alignment to look at again.
 
     What each resource could have had is worked out of the alignment only on request: on
-    eight NUMA nodes that takes milliseconds (`grounds` takes microseconds).
+    eight NUMA nodes that takes milliseconds (`stored_explanation` takes microseconds).
 
     Attributes:
         basis: None when another version of nri-numa saved it in a form that this one cannot read.
@@ -81,22 +81,22 @@ class Grounds(NamedTuple):
     namespace: str
     pod: str
     container: str
-    basis: Basis | None
+    basis: ExplanationInput | None
     alignment: Alignment | None
 
 
-def grounds(trace: Trace) -> Grounds:
+def stored_explanation(trace: DecisionTrace) -> StoredExplanation:
     """What stays of a decision for its explanation."""
     who = trace.pod.namespace, trace.pod.name, trace.container.name
-    return Grounds(*who, basis_of(trace), trace.alignment)
+    return StoredExplanation(*who, basis_of(trace), trace.alignment)
 
 
-def basis_of(trace: Trace) -> Basis:
+def basis_of(trace: DecisionTrace) -> ExplanationInput:
     """The texts and numbers of a decision that its explanation is made from."""
     requested, demand, resources = trace.requested, trace.demand, trace.container.resources
     needs = None
     if requested is not None and demand is not None:
-        needs = Needs(
+        needs = DemandSource(
             cpu_milli=demand.cpu_milli,
             exclusive_cpus=demand.exclusive_cpus,
             cpu_from=demand.cpu_source,
@@ -109,26 +109,28 @@ def basis_of(trace: Trace) -> Basis:
             hugepages=dict(demand.hugepages),
             notes=demand.notes,
         )
-    return Basis(
+    return ExplanationInput(
         qos=str(trace.pod.qos),
-        requested=None if requested is None else _requested(requested),
+        requested=None if requested is None else _requested_options(requested),
         scope=str(Scope.CONTAINER if requested is None else requested.scope),
-        needs=needs,
-        cpu_left=dict(trace.cpu_left),
-        memory_left=dict(trace.memory_left),
+        demand=needs,
+        free_cpu_milli=dict(trace.free_cpu_milli),
+        free_memory=dict(trace.free_memory),
         pool_before=str(trace.pool_before),
         pool_after=str(trace.pool_after),
-        steps=trace.steps,
+        decision_steps=trace.decision_steps,
         rule=trace.rule,
     )
 
 
-def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> Document:
+def explain_allocation(
+    allocation: Allocation, known: StoredExplanation | None, cpus: str
+) -> ExplanationDocument:
     """Explain what a container has."""
     a = allocation
     outcome = PLACED
-    if not a.preferred:
-        outcome = UNPINNED if a.kind is Kind.UNBOUND else WIDENED
+    if not a.aligned:
+        outcome = UNPINNED if a.kind is Kind.UNPINNED else WIDENED
     return {
         "namespace": a.namespace,
         "pod": a.pod,
@@ -137,22 +139,22 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
         "summary": a.reason,
         "qos": a.qos.value,
         "result": {
-            "kind": KEPT_FOR_POD if a.ended else a.kind.value,
+            "kind": RESERVATION_KIND if a.reserved_at else a.kind.value,
             "cpus": cpus,
             "mems": str(a.mems),
             "numaNodes": str(a.numa_nodes),
-            "idle": str(a.idle),
+            "idle": str(a.idle_siblings),
             "policy": a.policy.value,
-            "preferred": a.preferred,
+            "preferred": a.aligned,
             **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
         },
         "refusal": None,
         "otherVersion": known is not None and known.basis is None,
-        **_traced(known),
+        **_explain_trace(known),
     }
 
 
-def of_refusal(known: Grounds, reason: str, message: str) -> Document:
+def explain_rejection(known: StoredExplanation, reason: str, message: str) -> ExplanationDocument:
     """Explain why a container was refused."""
     return {
         "namespace": known.namespace,
@@ -168,22 +170,24 @@ def of_refusal(known: Grounds, reason: str, message: str) -> Document:
             "message": message,
         },
         "otherVersion": known.basis is None,
-        **_traced(known),
+        **_explain_trace(known),
     }
 
 
-def _traced(known: Grounds | None) -> Document:
+def _explain_trace(known: StoredExplanation | None) -> ExplanationDocument:
     if known is None or known.basis is None:
         return {"traced": False}
     basis, alignment = known.basis, known.alignment
-    asked, memory_left = basis.requested or {}, basis.memory_left
+    asked, memory_left = basis.requested or {}, basis.free_memory
     return {
         "traced": True,
         "asked": [
             {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
         ],
         "understood": basis.requested is not None,
-        "demand": None if basis.needs is None else _demand(basis.qos, asked, basis.needs),
+        "demand": None
+        if basis.demand is None
+        else _demand_document(basis.qos, asked, basis.demand),
         "alignment": None
         if alignment is None
         else {
@@ -193,27 +197,27 @@ def _traced(known: Grounds | None) -> Document:
             "numaNodes": None if alignment.affinity is None else str(alignment.affinity),
             "preferred": alignment.preferred,
             "exact": alignment.exact,
-            "reason": alignment.reason,
+            "reason": alignment.reason_text,
         },
-        "resources": [] if alignment is None else _documents(alignment.resources),
-        "candidates": [] if alignment is None else _documents(alignment.candidates),
+        "resources": [] if alignment is None else _as_documents(alignment.resource_summaries),
+        "candidates": [] if alignment is None else _as_documents(alignment.rejected_masks),
         "left": [
             {
                 "numaNode": i,
                 "cpuMilli": milli,
                 **({"memoryBytes": memory_left[i]} if i in memory_left else {}),
             }
-            for i, milli in sorted(basis.cpu_left.items())
+            for i, milli in sorted(basis.free_cpu_milli.items())
         ],
         "pool": {"before": basis.pool_before, "after": basis.pool_after},
-        "steps": list(basis.steps),
+        "steps": list(basis.decision_steps),
     }
 
 
 # --- what was asked ---------------------------------------------------------------------------
 
 
-def _requested(requested: Requested) -> dict[str, tuple[str, str]]:
+def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]]:
     """Value and source by key, in the annotations' grammar; defaults of ours left out."""
     values = {
         "numacpu": requested.numacpu,
@@ -238,7 +242,9 @@ def _requested(requested: Requested) -> dict[str, tuple[str, str]]:
 # --- what it needs ----------------------------------------------------------------------------
 
 
-def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> Document:
+def _demand_document(
+    qos: str, requested: Mapping[str, tuple[str, str]], needs: DemandSource
+) -> ExplanationDocument:
     return {
         "cpuMilli": needs.cpu_milli,
         "exclusiveCpus": needs.exclusive_cpus,
@@ -246,7 +252,7 @@ def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) ->
         "cpuQuota": needs.cpu_quota,
         "cpuPeriod": needs.cpu_period,
         "cpuShares": needs.cpu_shares,
-        "why": _why(qos, requested, needs),
+        "why": _cpu_mode_reason(qos, requested, needs),
         "memoryBytes": needs.memory_bytes,
         "memoryFrom": needs.memory_from,
         "oomScore": needs.oom_score,
@@ -257,15 +263,17 @@ def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) ->
     }
 
 
-def shares_because(basis: Basis) -> str:
+def shared_cpu_reason(basis: ExplanationInput) -> str:
     """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, needs = basis.requested or {}, basis.needs
+    asked, needs = basis.requested or {}, basis.demand
     if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
         return ""
-    return _why(basis.qos, asked, needs)
+    return _cpu_mode_reason(basis.qos, asked, needs)
 
 
-def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> str:
+def _cpu_mode_reason(
+    qos: str, requested: Mapping[str, tuple[str, str]], needs: DemandSource
+) -> str:
     """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
     if "numacpu" in requested:
         return ""
@@ -285,6 +293,6 @@ def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> st
     return "nothing asks for exclusive CPUs"
 
 
-def _documents(values: Iterable[ResourceSummary | Candidate]) -> list[Document]:
-    found: list[Document] = msgspec.to_builtins([*values], enc_hook=str)
+def _as_documents(values: Iterable[ResourceSummary | RejectedMask]) -> list[ExplanationDocument]:
+    found: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
     return found

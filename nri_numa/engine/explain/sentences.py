@@ -12,36 +12,36 @@ from itertools import islice
 from typing import Any
 
 from nri_numa.engine.align.policies import amount_text, sets_text
-from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
-from nri_numa.engine.others import KEPT_FOR_POD
-from nri_numa.engine.resize import LESS
+from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, ExplanationDocument
+from nri_numa.engine.others import RESERVATION_KIND
+from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import counted, cpus_text, in_words, numa_text
-from nri_numa.text import harmless, human_bytes, page_size
+from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
+from nri_numa.text import escape_unprintable, human_bytes, page_size
 
-GLOSSARY = (
+NUMA_GLOSSARY_TEXT = (
     "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA node is "
     "slower. CPUs that no container has for itself are shared by all others.)"
 )
 
-Section = tuple[str, list[str]]
+ExplanationSection = tuple[str, list[str]]
 """A heading and sentences; the heading may be empty."""
 
-_NARROWEST = "An empty machine would not have given it a narrower place."
-_RULE = "The rule: "
+_PREFERRED_TEXT = "An empty machine would not have given it a narrower place."
+_RULE_PREFIX = "The rule: "
 _POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
 _OTHER_VERSION = "Why cannot be shown: the explanation was written by another version of nri-numa"
-_MANY = 8  # NUMA nodes that are listed one by one
-_LONG = 120  # characters of a value from outside
+_MAX_LISTED_NODES = 8  # NUMA nodes that are listed one by one
+_MAX_VALUE_CHARS = 120  # characters of a value from outside
 
-_WHERE = {
+_POLICY_TEXTS = {
     "single-numa-node": "on one NUMA node",
     "restricted": "on no more NUMA nodes than an empty machine would need",
     "best-effort": "on as few NUMA nodes as possible",
     "none": "wherever there is room",
 }
 
-_MEANING = {
+_OPTION_VALUE_TEXTS = {
     ("bind", "cpu"): "only its CPUs are pinned, its memory is left alone",
     ("bind", "cpu+mem"): "its CPUs and its memory are pinned",
     ("bind", "none"): "it is left alone",
@@ -73,14 +73,16 @@ _MEANING = {
 }
 
 
-def text(document: Document, width: int = 80, *, brief: bool = False) -> str:
+def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool = False) -> str:
     """The explanation; no line is wider than ``width`` columns (at least 40).
 
     In brief it is what the container has, what it asked for, why this place, and what is wrong.
     """
     width = max(40, width)
     lines: list[str] = []
-    for heading, found in [("", _in_brief(document))] if brief else sections(document):
+    for heading, found in (
+        [("", _brief_sentences(document))] if brief else explanation_sections(document)
+    ):
         if heading:
             lines += ["", heading]
         for sentence in found:
@@ -89,72 +91,75 @@ def text(document: Document, width: int = 80, *, brief: bool = False) -> str:
             )
     title = f"{document['namespace']}/{document['pod']}, container {document['container']}"
     if document.get("alignment") and not brief:
-        lines += ["", *textwrap.wrap(GLOSSARY, width)]
-    return "\n".join([*textwrap.wrap(harmless(title), width), *lines])
+        lines += ["", *textwrap.wrap(NUMA_GLOSSARY_TEXT, width)]
+    return "\n".join([*textwrap.wrap(escape_unprintable(title), width), *lines])
 
 
-def _in_brief(document: Document) -> list[str]:
-    outcome = [one for one in _outcome(document) if one != _NARROWEST]
+def _brief_sentences(document: ExplanationDocument) -> list[str]:
+    outcome = [one for one in _outcome_sentences(document) if one != _PREFERRED_TEXT]
     if document["outcome"] == REFUSED:
-        outcome = [one for one in outcome if not one.startswith(_RULE)]
+        outcome = [one for one in outcome if not one.startswith(_RULE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
-        parts += [*islice(_requested(document), 1), *islice(_choice(document), 1)]
-    parts += map(_sentence, document.get("later", ()))
-    return [harmless(part) for part in parts]
+        parts += [*islice(_request_sentences(document), 1), *islice(_choice_sentences(document), 1)]
+    parts += map(_to_sentence, document.get("later", ()))
+    return [escape_unprintable(part) for part in parts]
 
 
-def sentences(document: Document) -> list[str]:
-    """The explanation without headings, in the order of `text`."""
-    return [sentence for _, found in sections(document) for sentence in found]
+def explanation_sentences(document: ExplanationDocument) -> list[str]:
+    """The explanation without headings, in the order of `render_text`."""
+    return [sentence for _, found in explanation_sections(document) for sentence in found]
 
 
-def sections(document: Document) -> list[Section]:
+def explanation_sections(document: ExplanationDocument) -> list[ExplanationSection]:
     """Headings and sentences, every one of them in one line."""
-    found: list[Section] = [("", list(_outcome(document)))]
+    found: list[ExplanationSection] = [("", list(_outcome_sentences(document)))]
     if document["traced"]:
         # The answer to the question first; what it was worked out from below it.
         found += [
-            ("Why this place" if document["result"] else "Why no place", list(_choice(document))),
-            ("What it asked for", list(_requested(document))),
-            ("What it needs", list(_needs(document))),
-            ("Where that fits", list(_fits(document))),
-            ("How it came about", list(_steps(document))),
+            (
+                "Why this place" if document["result"] else "Why no place",
+                list(_choice_sentences(document)),
+            ),
+            ("What it asked for", list(_request_sentences(document))),
+            ("What it needs", list(_demand_sentences(document))),
+            ("Where that fits", list(_hint_sentences(document))),
+            ("How it came about", list(_step_sentences(document))),
         ]
-    found.append(("Later", [_sentence(step) for step in document.get("later", ())]))
-    return [(heading, [harmless(one) for one in said]) for heading, said in found if said]
+    found.append(("Later", [_to_sentence(step) for step in document.get("later", ())]))
+    return [(heading, [escape_unprintable(one) for one in said]) for heading, said in found if said]
 
 
 # --- the sections -----------------------------------------------------------------------------
 
 
-def _outcome(document: Document) -> Iterator[str]:
+def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     outcome, summary = document["outcome"], document["summary"]
     if actual := document.get("actual"):
-        yield _sentence(f"Not so at present: {actual}")
+        yield _to_sentence(f"Not so at present: {actual}")
     if outcome == REFUSED:
         refusal = document["refusal"]
-        yield _sentence(f"Refused ({refusal['reason']}): {_without_who(document, summary)}")
+        yield _to_sentence(f"Refused ({refusal['reason']}): {_strip_subject(document, summary)}")
         if refusal["rule"]:
-            yield _sentence(f"{_RULE}{refusal['rule']}")
+            yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
         if document.get("otherVersion"):
             yield f"{_OTHER_VERSION}."
         return
     result = document["result"]
     kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
-    if kind == KEPT_FOR_POD:
+    if kind == RESERVATION_KIND:
         has = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
         has += [f"memory of {numa_text(mems)}"] if mems else []
-        yield f"It does not run, and has {in_words(has)}, {summary}."
+        yield f"It does not run, and has {join_words(has)}, {summary}."
         return
     if kind == "foreign":
-        yield _sentence(f"It is left alone: {summary}")
+        yield _to_sentence(f"It is left alone: {summary}")
     elif kind == "unbound":
         if outcome == UNPINNED:
             why = summary.removeprefix("not pinned: ")
             yield f"It could not be pinned as asked ({why}), and was started without being pinned."
         else:
-            yield _sentence(f"It is {summary}")
+            yield _to_sentence(f"It is {summary}")
         if cpus:
             yield f"It runs on {cpus_text(cpus)}, which no container has for itself."
         if mems:
@@ -169,14 +174,14 @@ def _outcome(document: Document) -> Iterator[str]:
                 f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
                 "runs on its cores."
             )
-        if LESS in summary:
+        if SHORTFALL_TEXT in summary:
             yield "It has less than it asks for since it was resized: no more was free there."
         elif outcome == WIDENED:
             yield "This is a wider place than ideal."
         elif kind != "explicit":
-            yield _NARROWEST
+            yield _PREFERRED_TEXT
     if mode := result.get("mempolicy"):
-        what = _MEANING["mempolicy", mode]
+        what = _OPTION_VALUE_TEXTS["mempolicy", mode]
         yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION}."
@@ -184,7 +189,7 @@ def _outcome(document: Document) -> Iterator[str]:
         yield "How this came about is not known: it was placed before the agent last started."
 
 
-def _requested(document: Document) -> Iterator[str]:
+def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
@@ -193,50 +198,53 @@ def _requested(document: Document) -> Iterator[str]:
     if lists:
         listed = [
             f"{'' if one['key'] == 'numacpu' else 'memory of '}"
-            f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(_short(one['value']))} "
-            f"({_short(one['source'])})"
+            f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(value)} "
+            f"({_truncate_value(one['source'])})"
             for one in lists
+            for value in [_truncate_value(one["value"])]
         ]
-        yield f"It asked for {in_words(listed)}."
-    if demand is None and not lists and not any(map(_wants_a_place, asked.values())):
+        yield f"It asked for {join_words(listed)}."
+    if demand is None and not lists and not any(map(_is_placement_key, asked.values())):
         yield "It asked for nothing about CPUs or memory."
-    elif demand is not None and (not lists or _computed(asked)):
+    elif demand is not None and (not lists or _has_computed_cpus(asked)):
         policy = asked.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
-        source = f" ({_short(policy['source'])}: {value})" if policy else ""
+        source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
         bind = asked["bind"]["value"] if "bind" in asked else ""
-        yield f"It asked for {_needed(demand, bind)} {_WHERE[value]}{source}."
+        yield f"It asked for {_demand_text(demand, bind)} {_POLICY_TEXTS[value]}{source}."
     for key, one in asked.items():
-        if one["source"] == "default" and (lists or demand is None or _idle_talk(key, demand)):
+        if one["source"] == "default" and (
+            lists or demand is None or _is_irrelevant_default(key, demand)
+        ):
             continue
-        value, source = _short(one["value"]), _short(one["source"])
-        yield f"{key}: {value} ({source}): {_meaning(key, one['value'])}."
+        value, source = _truncate_value(one["value"]), _truncate_value(one["source"])
+        yield f"{key}: {value} ({source}): {_option_value_text(key, one['value'])}."
 
 
-def _wants_a_place(one: Document) -> bool:
+def _is_placement_key(one: ExplanationDocument) -> bool:
     """Whether a key and its value, which the pod or a rule gave, are about CPUs or memory."""
     given = one["source"] != "default" and one["value"] not in ("none", "shared")
     return given and one["key"] in ("policy", "cpus", "smt", "mempolicy")
 
 
-def _meaning(key: str, value: str) -> str:
+def _option_value_text(key: str, value: str) -> str:
     """What a value comes to, as the end of a sentence."""
     if key == "policy":
-        return f"it goes {_WHERE[value]}"
-    return _MEANING.get((key, value), "when it is busy")
+        return f"it goes {_POLICY_TEXTS[value]}"
+    return _OPTION_VALUE_TEXTS.get((key, value), "when it is busy")
 
 
-def _computed(requested: Mapping[str, Mapping[str, Any]]) -> bool:
+def _has_computed_cpus(requested: Mapping[str, Mapping[str, Any]]) -> bool:
     """CPUs are computed beside memory that is listed."""
     return "policy" in requested and requested["policy"]["value"] != "none"
 
 
-def _idle_talk(key: str, demand: Mapping[str, Any]) -> bool:
+def _is_irrelevant_default(key: str, demand: Mapping[str, Any]) -> bool:
     """A default about CPUs of its own that has none to speak of."""
     return key in ("smt", "load") and not demand["exclusiveCpus"]
 
 
-def _needs(document: Document) -> Iterator[str]:
+def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     if demand is None:
         return
@@ -264,49 +272,54 @@ def _needs(document: Document) -> Iterator[str]:
         amount, size = (amount_text(pages[key], "bytes") for key in ("bytes", "sizeBytes"))
         yield f"{amount} in huge pages of {size}: its limit."
     for note in demand["notes"]:
-        yield _sentence(note)
+        yield _to_sentence(note)
 
 
-def _fits(document: Document) -> Iterator[str]:
+def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     resources = document["resources"]
     for resource in resources:
-        yield _sentence(f"{_label(resource['resource'])}: {_how_it_fits(resource)}")
+        yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     refusal = document["refusal"] or {"reason": ""}
-    yield from _free(resources, pool_refuses=refusal["reason"] in _POOL_REASONS)
+    yield from _free_sentences(resources, pool_refuses=refusal["reason"] in _POOL_REASONS)
     if not resources and document["left"]:
-        each = [f"NUMA node {o['numaNode']}: {_left(o)}" for o in document["left"][:_MANY]]
-        more = len(document["left"]) - _MANY
+        each = [
+            f"NUMA node {o['numaNode']}: {_amounts_text(o)}"
+            for o in document["left"][:_MAX_LISTED_NODES]
+        ]
+        more = len(document["left"]) - _MAX_LISTED_NODES
         rest = f"; and {more} more NUMA nodes" if more > 0 else ""
         yield f"Free before it: {'; '.join(each)}{rest}."
 
 
-def _choice(document: Document) -> Iterator[str]:
+def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
-        yield from _alignment(document, alignment)
+        yield from _alignment_sentences(document, alignment)
     if document["outcome"] == REFUSED:
         return
     alike: dict[str, list[str]] = {}
     for one in document["candidates"]:
-        alike.setdefault(_lost(document, one), []).append(one["numaNodes"])
+        alike.setdefault(_rejection_sentence(document, one), []).append(one["numaNodes"])
     for why, lost in alike.items():
         if all(map(str.isdigit, lost)):
             who = numa_text(NUMASet(map(int, lost)))
         else:
             who = f"the set{'s' if len(lost) > 1 else ''} of NUMA nodes {'; '.join(lost)}"
-        yield _sentence(f"{who}{' each' if len(lost) > 1 else ''} lost: {why}")
+        yield _to_sentence(f"{who}{' each' if len(lost) > 1 else ''} lost: {why}")
     before, after = document["pool"]["before"], document["pool"]["after"]
     if before != after:
         yield f"The shared CPUs were {before}, and are {after} from now on."
 
 
-def _alignment(document: Document, alignment: Mapping[str, Any]) -> Iterator[str]:
+def _alignment_sentences(
+    document: ExplanationDocument, alignment: Mapping[str, Any]
+) -> Iterator[str]:
     reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers follow below
     if not alignment["admitted"]:
-        yield _sentence(f"Policy {alignment['policy']} finds no place: {reason}")
+        yield _to_sentence(f"Policy {alignment['policy']} finds no place: {reason}")
         return
     if alignment["numaNodes"] is None:
-        yield _sentence(f"NUMA nodes did not matter: {reason}")
+        yield _to_sentence(f"NUMA nodes did not matter: {reason}")
         return
     who = numa_text(alignment["numaNodes"])
     for verb in (" suits every resource", " suit every resource"):
@@ -315,38 +328,38 @@ def _alignment(document: Document, alignment: Mapping[str, Any]) -> Iterator[str
     together = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
     won = "would have won" if document["outcome"] == REFUSED else "won"
-    yield _sentence(f"{who} {won}{together}{though}: {reason}")
+    yield _to_sentence(f"{who} {won}{together}{though}: {reason}")
 
 
-def _steps(document: Document) -> Iterator[str]:
+def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
     for step in document["steps"]:
         if document["alignment"] is None or not step.startswith("policy "):  # said already
-            yield _sentence(_without_who(document, step))
+            yield _to_sentence(_strip_subject(document, step))
 
 
 # --- parts of sentences -----------------------------------------------------------------------
 
 
-def _needed(demand: Mapping[str, Any], bind: str) -> str:
+def _demand_text(demand: Mapping[str, Any], bind: str) -> str:
     own, milli = demand["exclusiveCpus"], demand["cpuMilli"]
     parts = []
     if own:
-        parts.append(counted(own, "exclusive CPU"))
+        parts.append(count_text(own, "exclusive CPU"))
     elif milli:
         parts.append(f"{amount_text(milli, 'millicpu')} to share")
     if bind != "cpu":
         if demand["memoryBytes"]:
             parts.append(amount_text(demand["memoryBytes"], "bytes"))
         parts += [f"{amount_text(p['bytes'], 'bytes')} in huge pages" for p in demand["hugePages"]]
-    return in_words(parts) if parts else "a place to run"
+    return join_words(parts) if parts else "a place to run"
 
 
-def _how_it_fits(resource: Mapping[str, Any]) -> str:
+def _hint_sentence(resource: Mapping[str, Any]) -> str:
     need = amount_text(resource["needed"], resource["unit"])
     if resource["wish"] == "no wish":
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
-        return f"{need} needed, {_lacking(resource)}."
+        return f"{need} needed, {_shortage_sentence(resource)}."
     ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
     if now == 1:
         alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
@@ -363,7 +376,7 @@ def _how_it_fits(resource: Mapping[str, Any]) -> str:
     return f"{need} needed. On an empty machine {would} would be enough; now it takes {now}."
 
 
-def _lacking(resource: Mapping[str, Any]) -> str:
+def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     """Need against have of a resource that no set of NUMA nodes has."""
     free, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
     all_of_it = amount_text(capacity, resource["unit"])
@@ -374,7 +387,7 @@ def _lacking(resource: Mapping[str, Any]) -> str:
     return have if free < resource["needed"] else f"{have}, but not beside what else it needs"
 
 
-def _free(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
     """What each NUMA node has free of everything that is needed, and whether that is enough.
 
     Where the shared pool of the whole machine refuses, no NUMA node has CPUs free for it.
@@ -385,19 +398,19 @@ def _free(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iter
             continue
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
-            by_node.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
+            by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{less}")
     alike: dict[str, list[int]] = {}
     for i in sorted(by_node):
-        alike.setdefault(in_words(by_node[i]), []).append(i)
-    for free, numa_nodes in islice(alike.items(), _MANY):
+        alike.setdefault(join_words(by_node[i]), []).append(i)
+    for free, numa_nodes in islice(alike.items(), _MAX_LISTED_NODES):
         each = " each" if len(numa_nodes) > 1 else ""
         yield f"Free on {numa_text(NUMASet(numa_nodes))}{each}: {free}."
-    if len(alike) > _MANY:
-        more = sum(map(len, islice(alike.values(), _MANY, None)))
+    if len(alike) > _MAX_LISTED_NODES:
+        more = sum(map(len, islice(alike.values(), _MAX_LISTED_NODES, None)))
         yield f"And so on for {more} more NUMA nodes."
 
 
-def _lost(document: Document, one: Mapping[str, Any]) -> str:
+def _rejection_sentence(document: ExplanationDocument, one: Mapping[str, Any]) -> str:
     """Why a place lost, with the numbers that decided where there are such."""
     winner, loser = document["alignment"]["numaNodes"], one["numaNodes"]
     if one["separatedBy"] == "preferred":
@@ -405,11 +418,13 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
             for n in r["numaNodes"]:
                 if str(n["numaNode"]) == loser and not n["enough"]:
                     need = amount_text(r["needed"], r["unit"])
-                    return f"it has only {_share(n, r)} free, and {need} needed"
+                    return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
     if one["separatedBy"] == "rank":
         # As the strategy does: the scarcest first, then the next.
-        for mine, theirs in zip(_in_use(document, winner), _in_use(document, loser), strict=False):
+        for mine, theirs in zip(
+            _usage_by_resource(document, winner), _usage_by_resource(document, loser), strict=False
+        ):
             if mine[0] == theirs[0]:
                 continue
             other = f"{mine[1]} of {numa_text(winner)}"
@@ -424,7 +439,7 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
     return str(one["text"])
 
 
-def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
+def _usage_by_resource(document: ExplanationDocument, numa_node: str) -> list[tuple[float, str]]:
     """Shares of a NUMA node in use once the container is there, and of what; largest first."""
     found: list[tuple[float, str]] = []
     for r in document["resources"]:
@@ -433,45 +448,45 @@ def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
                 share = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
                 if share > 1:
                     return []  # NUMA nodes without CPUs serve it too, or it lies on several
-                found.append((share, f"{100 * share:.3g}% of its {_label(r['resource'])}"))
+                found.append((share, f"{100 * share:.3g}% of its {_resource_label(r['resource'])}"))
     return sorted(found, reverse=True)
 
 
-def _share(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
+def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
     free = amount_text(n["free"], resource["unit"], free=True)
     capacity = amount_text(n["capacity"], resource["unit"])
     if free.partition(" ")[2] == capacity.partition(" ")[2]:
         free = free.partition(" ")[0]
     name = resource["resource"]
-    of = "" if name == "cpu" else f" of {_label(name)}"
+    of = "" if name == "cpu" else f" of {_resource_label(name)}"
     return f"{free} of {capacity}{of}{' for exclusive use' if resource['unit'] == 'cpus' else ''}"
 
 
-def _left(one: Mapping[str, Any]) -> str:
+def _amounts_text(one: Mapping[str, Any]) -> str:
     parts = [amount_text(one["cpuMilli"], "millicpu")]
     if "memoryBytes" in one:
         parts.append(amount_text(one["memoryBytes"], "bytes", free=True) + " of memory")
-    return in_words(parts)
+    return join_words(parts)
 
 
-def _label(resource: str) -> str:
+def _resource_label(resource: str) -> str:
     if resource.startswith("hugepages-"):
         return f"huge pages of {human_bytes(page_size(resource))}"
-    return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _short(resource)
+    return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _truncate_value(resource)
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= _LONG else f"{value[:_LONG]}…"
+def _truncate_value(value: str) -> str:
+    return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"
 
 
-def _without_who(document: Document, message: str) -> str:
+def _strip_subject(document: ExplanationDocument, message: str) -> str:
     """A message of the engine without the name that stands above it already."""
     who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
     return message.replace(who, "", 1)
 
 
-def _sentence(clause: str) -> str:
+def _to_sentence(clause: str) -> str:
     if "/" not in clause.partition(" ")[0]:  # the name of a resource stays as it is
         clause = clause[:1].upper() + clause[1:]
     return clause if clause.endswith((".", "!", "?")) else clause + "."
@@ -495,7 +510,7 @@ def displaced_text(cpus: str) -> str:
     return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
 
 
-_OWNERS = 3  # that are named
+_MAX_NAMED_HOLDERS = 3  # that are named
 
 
 def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
@@ -505,10 +520,10 @@ def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool)
     """
     parts = [f"{text} since {since}"]
     if owners:
-        named = list(owners[:_OWNERS])
-        if len(owners) > _OWNERS:
-            named.append(f"{len(owners) - _OWNERS} more")
-        parts.append(f", on exclusive CPUs of {in_words(named)}")
+        named = list(owners[:_MAX_NAMED_HOLDERS])
+        if len(owners) > _MAX_NAMED_HOLDERS:
+            named.append(f"{len(owners) - _MAX_NAMED_HOLDERS} more")
+        parts.append(f", on exclusive CPUs of {join_words(named)}")
     if given_up:
         parts.append(
             "; put right again and again, and now left as it is, because something else rewrites it"

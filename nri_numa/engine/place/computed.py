@@ -21,73 +21,82 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
+    check_exclusive_limits,
     floor_text,
-    grant_refused,
-    loads_of,
-    share_out,
-    take_beside_others,
+    loads_by_cpu,
+    split_cpu_milli,
+    take_avoiding_contended,
 )
-from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
-from nri_numa.engine.align.policies import Alignment, Problem, align, short
+from nri_numa.engine.align.hints import AmountsByNode, SearchBudget, compute_hints, sum_by_cpu_node
+from nri_numa.engine.align.policies import (
+    Alignment,
+    AlignmentRequest,
+    align_demands,
+    shortage_clause,
+)
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
-    SMTAlignmentRefused,
+    SMTMisaligned,
     TakeRequest,
-    partners,
+    classify_sibling_loads,
 )
-from nri_numa.engine.decision import Case, Machine, Placed, tier_text
-from nri_numa.engine.others import given_last, holders_text, listed_softly
-from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
+from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
+from nri_numa.engine.others import contended_cpus, exclusive_holders_text, yielding_list_cpus
+from nri_numa.engine.place.explicit import (
+    check_numamem,
+    isolated_list_warnings,
+    unattached_memory_warnings,
+)
 from nri_numa.engine.place.memory import (
     by_distance,
+    bytes_by_type,
+    charge_nodes,
+    cpu_nodes_near,
     kubelet_grant,
-    near,
+    memory_groups_text,
     near_cpus,
-    needs_of,
-    spread_charges,
-    tied_text,
     widen_for_memory,
 )
 from nri_numa.engine.place.needs import (
-    ResourceTable,
+    FreeResources,
     affinity_message,
     cpu_hints,
-    demands,
+    cpu_shortage_text,
+    device_nodes_first,
     device_steps,
-    devices_first,
+    exclusive_mode_text,
     exclusive_text,
-    left_text,
-    memory_lacking,
-    memory_short,
-    misaligned,
-    mode_text,
+    free_resources,
+    free_text,
     needed_text,
-    not_let_in,
     pod_demand,
-    resource_table,
-    too_few,
+    resource_demands,
+    short_kubelet_memory,
+    short_memory_on,
+    smt_misaligned_text,
+    unused_memory_nodes_text,
 )
-from nri_numa.engine.state import STRICT, Kind, PodRecord, group_cpus, union
+from nri_numa.engine.state import STRICT_POLICIES, Kind, PodRecord, shared_group_cpus, union_cpus
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.model.machine import Topology, agree, cpus_text, human_milli, numa_text
+from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Policy,
     QoSClass,
-    Refusal,
+    Rejection,
     Scope,
     Strategy,
 )
 from nri_numa.text import human_bytes
 
-WHOLE = 1 << 40
+SHARE_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
 
 
-def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
+def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, int] | None:
     """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
 
     Order: NUMA nodes that would hold the container by themselves before others; those that the
@@ -107,10 +116,10 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
         return None
-    asked = _wanted(case, table)
-    need, ids, free = case.demand.exclusive_cpus, machine.places, table.free.bits
+    asked = _amounts_by_resource(case, table)
+    need, ids, free = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
 
-    def few(cpus: int) -> Collection[int]:
+    def nodes_short_of(cpus: int) -> Collection[int]:
         """NUMA nodes with too few of some CPUs."""
         return [i for i in ids if (machine.node_cpus[i].bits & cpus).bit_count() < need]
 
@@ -118,15 +127,15 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     unsuiting: Collection[int] = ()
     unpaired: Collection[int] = ()
     if need:
-        last = given_last(case.state, machine.topology, settings)
-        last = last | listed_softly(case.state, machine.topology)
-        pinned = few(free & ~last.bits) if last else ()
-        good = machine.index.suiting_isolation(settings) & free
-        unsuiting = few(good) if good != free else ()
-        if case.smt is SMT.PAIR:
-            unpaired = few(_beside_opposite(case) & free)
-    placed = case.requested.placed.bits
-    former = table.former.bits
+        last = contended_cpus(case.state, machine.topology, settings)
+        last = last | yielding_list_cpus(case.state, machine.topology)
+        pinned = nodes_short_of(free & ~last.bits) if last else ()
+        good = machine.allocator_index.suiting_isolation(settings) & free
+        unsuiting = nodes_short_of(good) if good != free else ()
+        if case.effective_smt is SMT.PAIR:
+            unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
+    placed = case.requested.scheduled_nodes.bits
+    former = table.previous_cpus.bits
     beside_devices: Collection[int] = ()
     if case.reading is not None and not (case.container.devices or case.container.pod_devices):
         beside_devices = [i for i, free in case.reading.devices.items() if free]
@@ -143,43 +152,51 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
             measure,
             i,
         )
-        for i, measure in zip(ids, measures(asked, ids, settings.strategy), strict=True)
+        for i, measure in zip(ids, strategy_keys(asked, ids, settings.strategy), strict=True)
     ]
     keys.sort()
     return {key[-1]: place for place, key in enumerate(keys)}
 
 
-Asked = tuple[int, Amounts, Amounts]
+ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
 """How much is needed, what is left and what there is, by NUMA node."""
 
 
-def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
+def _amounts_by_resource(case: PlacementRequest, table: FreeResources) -> list[ResourceAmounts]:
     """Everything that is wanted for: CPUs, memory, huge pages."""
     machine, demand = case.machine, case.demand
     if demand.exclusive_cpus:
-        wanted: list[Asked] = [(demand.exclusive_cpus, table.free_by_node, machine.cpu_counts)]
+        wanted: list[ResourceAmounts] = [
+            (demand.exclusive_cpus, table.free_exclusive_by_node, machine.cpu_counts)
+        ]
     else:
-        wanted = [(demand.cpu_milli, table.cpu_left, machine.shared_total)]
-    near = machine.tiers.near
-    if demand.memory_bytes and table.memory_left:
-        left, there = together(near, table.memory_left), together(near, machine.memory_capacity)
+        wanted = [(demand.cpu_milli, table.free_cpu_milli, machine.shared_capacity_milli)]
+    near = machine.memory_only_nodes.attached
+    if demand.memory_bytes and table.free_memory:
+        left, there = (
+            sum_by_cpu_node(near, table.free_memory),
+            sum_by_cpu_node(near, machine.memory_capacity),
+        )
         wanted.append((demand.memory_bytes, left, there))
-    for size, left in sorted(table.hugepages_left.items()):
-        there = together(near, machine.hugepages_capacity(size))
-        wanted.append((demand.hugepages[size], together(near, left), there))
+    for size, left in sorted(table.free_hugepages.items()):
+        there = sum_by_cpu_node(near, machine.hugepages_capacity(size))
+        wanted.append((demand.hugepages[size], sum_by_cpu_node(near, left), there))
     return wanted
 
 
-def measures(
-    wanted: list[Asked], ids: Collection[int], strategy: Strategy
+def strategy_keys(
+    wanted: list[ResourceAmounts], ids: Collection[int], strategy: Strategy
 ) -> list[tuple[int, ...]]:
     """By NUMA node, what its place among others is worked out from; the least is tried first."""
-    if strategy is Strategy.MOST_LEFT:
+    if strategy is Strategy.MOST_MEMORY:
         by = wanted[1:2] + wanted[:1]
         return [tuple([-left[i] for _, left, _ in by]) for i in ids]
     # The shares of each resource that would be in use, largest first.
     columns = [
-        [(there[i] - left[i] + need) * WHOLE // there[i] if there[i] > 0 else WHOLE for i in ids]
+        [
+            (there[i] - left[i] + need) * SHARE_SCALE // there[i] if there[i] > 0 else SHARE_SCALE
+            for i in ids
+        ]
         for need, left, there in wanted
     ]
     rows: list[tuple[int, ...]]
@@ -192,13 +209,20 @@ def measures(
     return rows
 
 
-def _beside_opposite(case: Case) -> int:
+def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
-    known, index = partners(case.requested.load, loads_of(case.state)), case.machine.index
-    return index.members(index.touched(known.opposite) & ~index.touched(known.same))
+    known, index = (
+        classify_sibling_loads(case.requested.load, loads_by_cpu(case.state)),
+        case.machine.allocator_index,
+    )
+    return index.threads_of(
+        index.cores_touched(known.opposite) & ~index.cores_touched(known.same_hours)
+    )
 
 
-def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:
+def check_pod_affinity(
+    case: PlacementRequest, table: FreeResources, record: PodRecord
+) -> Rejection | None:
     """Check that a further container may go where its pod was placed (scope ``pod``).
 
     What the first container left may be gone by now, and the runtime may not have told the pod's
@@ -208,75 +232,79 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
     machine, demand, policy = case.machine, case.demand, case.policy
     affinity = record.affinity or NO_NUMA_NODES
     here = numa_text(affinity)
-    near_list = None if table.listed is None else near(machine, table.listed)
+    near_list = None if table.listed_mems is None else cpu_nodes_near(machine, table.listed_mems)
     wrong = few = ""
     if policy is Policy.SINGLE_NUMA_NODE and len(affinity) > 1:
         wrong = "which is not one NUMA node"
-    elif policy is Policy.RESTRICTED and not record.affinity_preferred:
+    elif policy is Policy.RESTRICTED and not record.affinity_is_preferred:
         wrong = "which is wider than an empty machine would need"
-    elif policy in STRICT and not _beside(near_list, affinity):
-        wrong = f"which is not where numamem {table.listed} is"
+    elif policy in STRICT_POLICIES and not _overlaps_listed(near_list, affinity):
+        wrong = f"which is not where numamem {table.listed_mems} is"
     elif (
         policy is Policy.RESTRICTED
-        and case.by_kubelet
+        and case.uses_kubelet_rules
         and demand.exclusive_cpus
-        and not _ideal(case, table, affinity)
+        and not _is_preferred_affinity(case, table, affinity)
     ):
         # Its first container had a fraction, so these CPUs were not known then.
         wrong = "more NUMA nodes than its CPUs need on an empty machine"
-    elif policy is Policy.RESTRICTED and case.by_kubelet and demand.exclusive_cpus:
+    elif policy is Policy.RESTRICTED and case.uses_kubelet_rules and demand.exclusive_cpus:
         # They may come from all of its sockets, and would have had to fit there beforehand.
-        has = union(case.state.allocations[i].cpus for i in record.containers)
+        has = union_cpus(case.state.allocations[i].cpus for i in record.containers)
         back = len(has & machine.topology.cpus_of(affinity)) - len(has)
-        have = back + sum(table.free_by_node.get(i, 0) for i in affinity)
+        have = back + sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
         if have < demand.exclusive_cpus:
             need = exclusive_text(demand.exclusive_cpus)
-            few = short("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
-    elif policy in STRICT and not demand.exclusive_cpus and not case.by_kubelet:
-        have = sum(table.cpu_left.get(i, 0) for i in affinity)
+            few = shortage_clause("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
+    elif policy in STRICT_POLICIES and not demand.exclusive_cpus and not case.uses_kubelet_rules:
+        have = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
         if have < demand.cpu_milli:
-            few = short("cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}")
+            few = shortage_clause(
+                "cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}"
+            )
     if wrong or few:
         first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
-        return Refusal(
+        return Rejection(
             reason="TopologyAffinityError",
-            message=f"{case.who}: {first}; it needs "
+            message=f"{case.message_subject}: {first}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
-            f"free: {left_text(case, table)}",
+            f"free: {free_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
-            widenable=True,
+            allows_best_effort=True,
         )
     return None
 
 
-def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
+def _overlaps_listed(near_list: NUMASet | None, affinity: NUMASet) -> bool:
     return near_list is None or affinity <= near_list or near_list <= affinity
 
 
-def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
+def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
     cpus = cpu_hints(whole, table)
-    return hints_of(cpus, case.machine.places, Steps())[0].prefers_width(affinity.bits)
+    return compute_hints(cpus, case.machine.alignable_nodes, SearchBudget())[0].prefers_width(
+        affinity.bits
+    )
 
 
-def no_memory(
-    case: Case, table: ResourceTable, mems: NUMASet, alignment: Alignment | None
-) -> Refusal:
+def memory_rejection(
+    case: PlacementRequest, table: FreeResources, mems: NUMASet, alignment: Alignment | None
+) -> Rejection:
     """Say which memory is short on the memory nodes ``mems``."""
-    lacking = memory_lacking(case.demand, table, mems, f"on {numa_text(mems)}")
-    return Refusal(
+    lacking = short_memory_on(case.demand, table, mems, f"on {numa_text(mems)}")
+    return Rejection(
         reason="NotEnoughMemory",
-        message=f"{case.who}: {lacking} (policy {case.policy}); "
-        f"free: {left_text(case, table)}{not_let_in(case, table)}",
+        message=f"{case.message_subject}: {lacking} (policy {case.policy}); "
+        f"free: {free_text(case, table)}{unused_memory_nodes_text(case, table)}",
         rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
-        widenable=True,
+        allows_best_effort=True,
         alignment=alignment,
     )
 
 
 def choose_memory(
-    case: Case, table: ResourceTable, numa_nodes: NUMASet
+    case: PlacementRequest, table: FreeResources, numa_nodes: NUMASet
 ) -> tuple[NUMASet, bool, tuple[str, ...]] | None:
     """Choose memory nodes for CPUs on some NUMA nodes; whether others than usual, and why.
 
@@ -287,43 +315,44 @@ def choose_memory(
     """
     machine, demand = case.machine, case.demand
     topology, usable = machine.topology, machine.memory_nodes
-    serving = machine.tiers.serving(numa_nodes)
+    serving = machine.memory_only_nodes.attached_to(numa_nodes)
     mems = numa_nodes & usable
     if not mems:
         mems = memory_nodes_for(topology, numa_nodes, serving or usable)
-    needs: list[tuple[int, Amounts]] = []
+    needs: list[tuple[int, AmountsByNode]] = []
     if demand.memory_bytes:
-        needs.append((demand.memory_bytes, table.memory_left))
-    needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
+        needs.append((demand.memory_bytes, table.free_memory))
+    needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items() if n]
     near = widen_for_memory(mems, needs, topology.distance, serving)
     if near is not None:
-        return near, False, _served(machine, near, numa_nodes)
-    if case.policy in STRICT:
+        return near, False, _memory_only_note(machine, near, numa_nodes)
+    if case.policy in STRICT_POLICIES:
         return None
     wider = widen_for_memory(mems, needs, topology.distance, usable)
     if wider is not None:
         return wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
-    outside = machine.tiers.outside
-    lacking = memory_lacking(demand, table, usable, "on all NUMA nodes that may be used")
+    outside = machine.memory_only_nodes.excluded
+    lacking = short_memory_on(demand, table, usable, "on all NUMA nodes that may be used")
     if not outside:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
         return usable, True, (f"{lacking}: its memory may come from all of them",)
     amount = sum(topology.numa_nodes[i].memory_bytes for i in outside)
     step = (
         f"its memory is not pinned: {lacking}, and {tier_text(topology, outside)} with "
-        f"{human_bytes(amount)} {agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, "
+        f"{human_bytes(amount)} {inflect_for_ids(outside, 'is', 'are')} not allowed "
+        "(memoryOnlyNodes, "
         "memoryTiers)"
     )
     return NO_NUMA_NODES, True, (step,)
 
 
-def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
+def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
-    near = machine.tiers.near
+    near = machine.memory_only_nodes.attached
     alone = mems & NUMASet(near) if near else NO_NUMA_NODES
     if not alone:
         return ()
-    serve = f"{tier_text(machine.topology, alone)} {agree(alone, 'serves', 'serve')}"
+    serve = f"{tier_text(machine.topology, alone)} {inflect_for_ids(alone, 'serves', 'serve')}"
     return (f"{serve} {numa_text(numa_nodes)}",)
 
 
@@ -339,72 +368,74 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
     return NUMASet([nearest])
 
 
-def place_computed(case: Case) -> Placed | Refusal:
+def place_computed(case: PlacementRequest) -> Placement | Rejection:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
     machine, whole = case.machine, case
     if case.requested.scope is Scope.POD:
-        record = case.record
+        record = case.pod_record
         if record is None or record.affinity is None:
-            together = pod_demand(case.pod, case.demand, fractions=not case.by_kubelet)
+            together = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
             whole = replace(case, demand=together)
-    table = resource_table(whole)
-    if table.listed is not None:
+    table = free_resources(whole)
+    if table.listed_mems is not None:
         refused = check_numamem(case)
         if refused is not None:
             return refused
     if case.policy is not Policy.NONE:
-        found = _aligned(whole, table, case.demand.exclusive_cpus)
-        if isinstance(found, Refusal):
+        found = _place_aligned(whole, table, case.demand.exclusive_cpus)
+        if isinstance(found, Rejection):
             return found
-    elif table.listed is not None:
-        affinity = near(machine, table.listed)
+    elif table.listed_mems is not None:
+        affinity = cpu_nodes_near(machine, table.listed_mems)
         step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-        found = replace(case.unplaced, affinity=affinity, steps=(step,))
+        found = replace(case.initial_placement, affinity=affinity, decision_steps=(step,))
     else:
-        found = replace(case.unplaced, steps=("no policy: any NUMA node will do",))
+        found = replace(
+            case.initial_placement, decision_steps=("no policy: any NUMA node will do",)
+        )
     if case.demand.exclusive_cpus:
-        return _exclusive(case, table, found)
-    if case.by_kubelet:
+        return _place_exclusive(case, table, found)
+    if case.uses_kubelet_rules:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _finish(case, table, found)
-    numa_nodes = found.affinity if found.affinity is not None else machine.places
+        return _build_placement(case, table, found)
+    numa_nodes = found.affinity if found.affinity is not None else machine.alignable_nodes
     if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
         reason = f"not pinned: {why}"
-        return replace(case.unplaced, preferred=False, reason=reason, steps=(why,))
-    return _finish(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
+        return replace(case.initial_placement, aligned=False, reason=reason, decision_steps=(why,))
+    return _build_placement(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
 
 
-def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
+def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Placement | Rejection:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
     """
     machine, demand, policy = case.machine, case.demand, case.policy
-    record = case.record if case.requested.scope is Scope.POD else None
+    record = case.pod_record if case.requested.scope is Scope.POD else None
     if record is not None and record.affinity is not None:
-        refused = beside_its_pod(case, table, record)
+        refused = check_pod_affinity(case, table, record)
         if refused is not None:
             return refused
         step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
         return replace(
-            case.unplaced,
+            case.initial_placement,
             affinity=record.affinity,
-            preferred=record.affinity_preferred,
-            steps=(step,),
+            aligned=record.affinity_is_preferred,
+            decision_steps=(step,),
         )
-    asked = demands(case, table)
-    ranks = rank(case, table)
-    if table.listed is not None:
-        ranks = by_distance(machine, table.listed, ranks)
-        asked = near_cpus(asked, near(machine, table.listed), policy)
-    alignment = align(
-        Problem(
+    asked = resource_demands(case, table)
+    ranks = rank_numa_nodes(case, table)
+    if table.listed_mems is not None:
+        ranks = by_distance(machine, table.listed_mems, ranks)
+        asked = near_cpus(asked, cpu_nodes_near(machine, table.listed_mems), policy)
+    alignment = align_demands(
+        AlignmentRequest(
             demands=tuple(asked),
-            numa_ids=machine.places,
+            numa_ids=machine.alignable_nodes,
             policy=policy,
             distance=machine.topology.distance,
             prefer_closest=machine.settings.prefer_closest,
@@ -413,21 +444,21 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
         )
     )
     if not alignment.admitted:
-        if demand.exclusive_cpus > own and case.by_kubelet:
+        if demand.exclusive_cpus > own and case.uses_kubelet_rules:
             # The rest of the pod's sum may be fractions, which need no CPUs of their own.
             rest = replace(case, demand=replace(demand, exclusive_cpus=own))
-            alone = _aligned(rest, table, own)
-            if not isinstance(alone, Refusal):
+            alone = _place_aligned(rest, table, own)
+            if not isinstance(alone, Rejection):
                 return alone
-        return Refusal(
+        return Rejection(
             reason="TopologyAffinityError",
             message=affinity_message(case, table, alignment)
-            + tied_text(table.kubelet)
-            + _who_has_them(case),
+            + memory_groups_text(table.kubelet_memory)
+            + _missing_cpu_holders(case),
             rule=f"policy {policy} admits no wider set than an empty machine would need"
             if policy is Policy.RESTRICTED
             else f"policy {policy} admits one NUMA node only",
-            widenable=True,
+            allows_best_effort=True,
             alignment=alignment,
         )
     where = "any NUMA node" if alignment.affinity is None else numa_text(alignment.affinity)
@@ -439,26 +470,26 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
         steps = (step, *device_steps(case, alignment.affinity))
     found = alignment.affinity
     warnings: tuple[str, ...] = ()
-    if case.requested.placed.bits:
-        held = f"the scheduler held {numa_text(case.requested.placed)}"
-        if found is not None and found == case.requested.placed:
+    if case.requested.scheduled_nodes.bits:
+        held = f"the scheduler held {numa_text(case.requested.scheduled_nodes)}"
+        if found is not None and found == case.requested.scheduled_nodes:
             steps += (f"{held}: taken",)
         elif found is not None:
             # It chose by what was published then; here is what is true now.
             warnings = (f"{held}, which no longer suits best: placed on {where} instead",)
     return replace(
-        case.unplaced,
+        case.initial_placement,
         affinity=found,
-        preferred=alignment.preferred,
+        aligned=alignment.preferred,
         alignment=alignment,
-        steps=(*steps, *warnings),
+        decision_steps=(*steps, *warnings),
         warnings=warnings,
     )
 
 
-def _who_has_them(case: Case) -> str:
+def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Who has the CPUs that are missing, unless no empty NUMA node would have enough of them."""
-    most = max(case.machine.whole_cpus.values(), default=0)
+    most = max(case.machine.exclusive_capacity.values(), default=0)
     if not case.demand.exclusive_cpus:
         return ""
     if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > most:
@@ -466,25 +497,27 @@ def _who_has_them(case: Case) -> str:
     return _obstacles_text(case)
 
 
-def _obstacles_text(case: Case) -> str:
+def _obstacles_text(case: PlacementRequest) -> str:
     count = case.demand.exclusive_cpus
-    floor = floor_text(case.machine, case.state, case.smt, count)
-    return floor + holders_text(case.state, requests=True)
+    floor = floor_text(case.machine, case.state, case.effective_smt, count)
+    return floor + exclusive_holders_text(case.state, requests=True)
 
 
-def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
+def _place_exclusive(
+    case: PlacementRequest, table: FreeResources, found: Placement
+) -> Placement | Rejection:
     machine, affinity = case.machine, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
         settings = replace(settings, align_by_socket=False)
-    former = table.former
+    former = table.previous_cpus
     if affinity is not None:
-        former = former & machine.topology.cpus_of(_reach(settings, machine, affinity))
-    free, first, strict = table.free, affinity, case.policy in STRICT
-    if table.listed is not None and affinity is not None:
+        former = former & machine.topology.cpus_of(_take_region(settings, machine, affinity))
+    free, first, strict = table.free_cpus, affinity, case.policy in STRICT_POLICIES
+    if table.listed_mems is not None and affinity is not None:
         # Near the listed memory first, then in the rest of the affinity.
-        first = affinity & near(machine, table.listed) or affinity
+        first = affinity & cpu_nodes_near(machine, table.listed_mems) or affinity
         if strict:
             free = free & machine.topology.cpus_of(affinity)
             strict = first == affinity
@@ -494,55 +527,57 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
         and not settings.kubelet_ties
         and not settings.distribute_across_numa
     ):
-        first = devices_first(case, affinity, table.free_by_node, case.demand.exclusive_cpus)
+        first = device_nodes_first(
+            case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
+        )
         if strict and first != affinity:
             free, strict = free & machine.topology.cpus_of(affinity), False
-    taken = take_beside_others(
+    taken = take_avoiding_contended(
         case,
         TakeRequest(
             count=case.demand.exclusive_cpus,
-            available=free,
+            free_cpus=free,
             prefer=former,
-            held=case.held,
+            current_cpus=case.current_cpus,
             affinity=first,
             strict=strict,
-            smt=case.smt,
+            smt=case.effective_smt,
             load=case.requested.load,
             settings=settings,
         ),
-        table.free_by_node,
+        table.free_exclusive_by_node,
     )
     if not isinstance(taken, ChosenCPUs):
         return _take_failed(taken, case, table, found)
-    what = f"{case.who}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
-    refused = grant_refused(case, what, taken.cpus, taken.idle)
+    what = f"{case.message_subject}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
+    refused = check_exclusive_limits(case, what, taken.cpus, taken.idle)
     if refused is not None:
         return replace(refused, alignment=found.alignment)
-    steps = [*found.steps, *taken.notes]
+    steps = [*found.decision_steps, *taken.notes]
     back = former & taken.cpus
     if back:
-        steps.append(f"{cpus_text(back)} {agree(back, 'was', 'were')} the pod's before")
+        steps.append(f"{cpus_text(back)} {inflect_for_ids(back, 'was', 'were')} the pod's before")
     numa_nodes = machine.topology.numa_of(taken.cpus)
-    preferred = found.preferred and (
-        affinity is None or numa_nodes <= _reach(settings, machine, affinity)
+    preferred = found.aligned and (
+        affinity is None or numa_nodes <= _take_region(settings, machine, affinity)
     )
-    return _finish(
+    return _build_placement(
         case,
         table,
         replace(
             found,
             kind=Kind.EXCLUSIVE,
-            owned=True,
+            exclusive=True,
             numa_nodes=numa_nodes,
             cpus=taken.cpus,
-            idle=taken.idle,
-            preferred=preferred,
-            steps=tuple(steps),
+            idle_siblings=taken.idle,
+            aligned=preferred,
+            decision_steps=tuple(steps),
         ),
     )
 
 
-def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
+def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
     """Where CPUs are taken for an affinity: with ``alignBySocket`` from all of its sockets."""
     reach = affinity
     if settings.align_by_socket:
@@ -553,62 +588,72 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 
 
 def _take_failed(
-    failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
-) -> Refusal:
-    left, holders = left_text(case, table), _obstacles_text(case)
-    if isinstance(failed, SMTAlignmentRefused):
-        return Refusal(
+    failed: NotEnoughCPUs | SMTMisaligned,
+    case: PlacementRequest,
+    table: FreeResources,
+    found: Placement,
+) -> Rejection:
+    left, holders = free_text(case, table), _obstacles_text(case)
+    if isinstance(failed, SMTMisaligned):
+        return Rejection(
             reason="SMTAlignmentError",
-            message=f"{case.who}: {misaligned(case, failed, case.smt)}; free: {left}{holders}",
+            message=(
+                f"{case.message_subject}: "
+                f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
+            ),
             rule="smt: full-core gives whole cores only",
             alignment=found.alignment,
         )
-    within = found.affinity if case.policy in STRICT else None
-    return Refusal(
+    within = found.affinity if case.policy in STRICT_POLICIES else None
+    return Rejection(
         reason="NotEnoughCPUs",
-        message=f"{case.who}: {too_few(case.machine, failed, within)}{mode_text(case)}; "
+        message=f"{case.message_subject}: "
+        f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
         f"free: {left}{holders}",
         rule="exclusive CPUs must be free",
-        widenable=found.affinity is not None,
+        allows_best_effort=found.affinity is not None,
         alignment=found.alignment,
     )
 
 
-def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
+def _build_placement(
+    case: PlacementRequest, table: FreeResources, found: Placement
+) -> Placement | Rejection:
     """Choose memory nodes, allocate everything, and say it."""
     machine, demand, policy = case.machine, case.demand, case.policy
-    affinity, preferred, alignment = found.affinity, found.preferred, found.alignment
-    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.steps]
+    affinity, preferred, alignment = found.affinity, found.aligned, found.alignment
+    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.decision_steps]
     # Neither CPUs nor memory to speak of: nothing to pin.
-    loose = kind is Kind.UNBOUND and not needs_of(demand)
+    loose = kind is Kind.UNPINNED and not bytes_by_type(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    memory = demand.memory_paid
-    if table.listed is not None:
-        mems = table.listed
-        doubts = doubtful(machine, mems)
+    memory = demand.memory_requested
+    if table.listed_mems is not None:
+        mems = table.listed_mems
+        doubts = unattached_memory_warnings(machine, mems)
         warnings += doubts
         steps.append(f"memory as listed: numamem {mems}")
         steps += doubts
-        preferred = preferred and numa_nodes <= near(machine, mems)
-    elif table.kubelet is not None:
-        if case.pod.qos is QoSClass.GUARANTEED and needs_of(demand):
+        preferred = preferred and numa_nodes <= cpu_nodes_near(machine, mems)
+    elif table.kubelet_memory is not None:
+        if case.pod.qos is QoSClass.GUARANTEED and bytes_by_type(demand):
             # Without a policy there was no hint, which is not a preferred one.
             hinted = preferred and policy is not Policy.NONE
-            granted = kubelet_grant(table.kubelet, needs_of(demand), affinity, hinted)
+            granted = kubelet_grant(table.kubelet_memory, bytes_by_type(demand), affinity, hinted)
             if isinstance(granted, str):
-                return Refusal(
+                return Rejection(
                     reason="NotEnoughMemory",
-                    message=f"{case.who}: {memory_short(table.kubelet, demand, affinity)} "
+                    message=f"{case.message_subject}: "
+                    f"{short_kubelet_memory(table.kubelet_memory, demand, affinity)} "
                     f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
-                    f"free: {left_text(case, table)}",
+                    f"free: {free_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
-                    widenable=True,
+                    allows_best_effort=True,
                     alignment=alignment,
                 )
             mems, memory = granted, demand.memory_bytes
-            if policy in STRICT and affinity is not None and not mems <= affinity:
-                return no_memory(case, table, affinity, alignment)
+            if policy in STRICT_POLICIES and affinity is not None and not mems <= affinity:
+                return memory_rejection(case, table, affinity, alignment)
             if affinity is not None and not mems <= affinity:
                 steps.append(f"memory extended from {numa_text(affinity)} to {mems}")
                 preferred = False
@@ -616,22 +661,22 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
         base = numa_nodes if affinity is None else affinity | numa_nodes
         chosen = choose_memory(case, table, base)
         if chosen is None:
-            return no_memory(case, table, base, alignment)
+            return memory_rejection(case, table, base, alignment)
         mems, widened, said = chosen
         preferred = preferred and not widened
         steps += said
-    charges = spread_charges(
-        numa_nodes, _milli(case, table, found), mems,
-        memory, table.memory_left, demand.hugepages, table.hugepages_left,
+    charges = charge_nodes(
+        numa_nodes, _charged_milli(case, table, found), mems,
+        memory, table.free_memory, demand.hugepages, table.free_hugepages,
     )  # fmt: skip
     if kind is Kind.SHARED:
-        shares = group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
-        doubts = all_isolated(machine, shares)
+        shares = shared_group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
+        doubts = isolated_list_warnings(machine, shares)
         warnings += doubts
         steps += doubts
     what = exclusive_text(len(found.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
     where = f" on {numa_text(numa_nodes)}"
-    if kind is Kind.UNBOUND:
+    if kind is Kind.UNPINNED:
         what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
         where = where if mems else ""
     ideal = "" if preferred else ", wider than ideal"
@@ -640,25 +685,29 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
         mems=mems,
         charges=charges,
         policy=policy,
-        preferred=preferred,
+        aligned=preferred,
         reason=f"{what}{where}{ideal}",
-        steps=tuple(steps),
+        decision_steps=tuple(steps),
         warnings=warnings,
-        pod_affinity=_remembered(machine, affinity)
+        pod_affinity=_pod_affinity(machine, affinity)
         if case.requested.scope is Scope.POD and policy is not Policy.NONE
         else None,
     )
 
 
-def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
+def _pod_affinity(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
     """The place of a whole pod; on a machine with one NUMA node no affinity means that one."""
-    only = machine.places if len(machine.places) == 1 else None
+    only = machine.alignable_nodes if len(machine.alignable_nodes) == 1 else None
     return only if affinity is None else affinity
 
 
-def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
+def _charged_milli(
+    case: PlacementRequest, table: FreeResources, chosen: Placement
+) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
-        return {i: 1000 * n for i, n in case.machine.topology.counts(chosen.cpus).items()}
-    milli = min(case.demand.cpu_milli, case.demand.cpu_paid_milli)
-    return share_out(milli, chosen.numa_nodes, table.cpu_left)
+        return {
+            i: 1000 * n for i, n in case.machine.topology.cpu_count_by_node(chosen.cpus).items()
+        }
+    milli = min(case.demand.cpu_milli, case.demand.cpu_requested_milli)
+    return split_cpu_milli(milli, chosen.numa_nodes, table.free_cpu_milli)

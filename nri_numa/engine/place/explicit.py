@@ -14,21 +14,21 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import grant_refused, list_refused
-from nri_numa.engine.decision import Case, Machine, Placed, tier_text
-from nri_numa.engine.others import granted_names
-from nri_numa.engine.place.memory import pages_name, spread_charges
-from nri_numa.engine.place.needs import per_node
-from nri_numa.engine.request.annotations import by_annotation, quoted
+from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
+from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
+from nri_numa.engine.others import grant_holders
+from nri_numa.engine.place.memory import charge_nodes, pages_name
+from nri_numa.engine.place.needs import per_node_text
+from nri_numa.engine.request.annotations import is_from_annotation, quote_value
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import STRICT, Allocation, Kind, NodeState
+from nri_numa.engine.state import STRICT_POLICIES, Allocation, Kind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.model.workload import CPUMode, Refusal, Requested
+from nri_numa.model.workload import CPUMode, PlacementOptions, Rejection
 from nri_numa.text import human_bytes
 
 
-def place_explicit(case: Case) -> Placed | Refusal:
+def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     """Check the lists against machine and state, and take them."""
     machine, requested, demand = case.machine, case.requested, case.demand
     cpus, mems = NO_CPUS, NO_NUMA_NODES
@@ -37,25 +37,28 @@ def place_explicit(case: Case) -> Placed | Refusal:
     steps: tuple[str, ...] = ()
     if requested.numacpu is not None:
         cpus = requested.listed_cpus
-        beside = owned and bool(owned_by_pod(case, cpus))
-        failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
+        beside = owned and bool(exclusive_list_sharers(case, cpus))
+        failed = _check_cpus(case, NO_CPUS if beside else case.state.unavailable_cpus)
         if failed is not None:
             return failed
-        if owned and not (beside or may_own(requested, cpus, demand)):
-            if not (requested.lenient and by_annotation(requested, "cpus")):
-                return unpaid(case, cpus)
-            ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
+        if owned and not (beside or may_be_exclusive(requested, cpus, demand)):
+            if not (requested.ignores_denied and is_from_annotation(requested, "cpus")):
+                return unrequested_rejection(case, cpus)
+            ignored = (
+                f"cpus: exclusive is ignored: {_requested_text(case.requested, cpus, case.demand)}",
+            )
             owned = False
-        soft = not owned and gives_way(requested, cpus, demand)
+        soft = not owned and is_yielding_list(requested, cpus, demand)
         if owned and not beside:
-            failed = _check_ownable(case, cpus)
-        elif not (owned or soft) and by_annotation(requested, "numacpu"):
-            failed = list_refused(case, f"{_text(case)}, which", cpus)
+            failed = _check_exclusive(case, cpus)
+        elif not (owned or soft) and is_from_annotation(requested, "numacpu"):
+            failed = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
         if failed is not None:
             return failed
         if soft:
             steps = (
-                f"the list gives way to exclusive CPUs of others: {_pays(requested, cpus, demand)}",
+                "the list gives way to exclusive CPUs of others: "
+                f"{_requested_text(requested, cpus, demand)}",
             )
     if requested.numamem is not None:
         failed = check_numamem(case)
@@ -63,40 +66,40 @@ def place_explicit(case: Case) -> Placed | Refusal:
             return failed
         mems = case.requested.listed_mems
     topology = machine.topology
-    warnings = doubtful(machine, mems)
+    warnings = unattached_memory_warnings(machine, mems)
     if not owned:
-        warnings += all_isolated(machine, cpus)
+        warnings += isolated_list_warnings(machine, cpus)
     numa_nodes = topology.numa_of(cpus)
     # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
-    want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
-    milli = {i: want * count // len(cpus) for i, count in topology.counts(cpus).items()}
-    charges = spread_charges(
+    want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_requested_milli)
+    milli = {i: want * count // len(cpus) for i, count in topology.cpu_count_by_node(cpus).items()}
+    charges = charge_nodes(
         numa_nodes, milli, mems,
-        demand.memory_paid, case.memory_left, demand.hugepages, case.hugepages_left(),
+        demand.memory_requested, case.free_memory, demand.hugepages, case.free_hugepages(),
     )  # fmt: skip
     # The sets, not the texts: these may be of any length.
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
     )
     return replace(
-        case.unplaced,
-        kind=Kind.EXPLICIT if cpus else Kind.UNBOUND,
+        case.initial_placement,
+        kind=Kind.LISTED if cpus else Kind.UNPINNED,
         cpus=cpus,
-        owned=owned and bool(cpus),
-        soft=soft,
+        exclusive=owned and bool(cpus),
+        yields_to_exclusive=soft,
         numa_nodes=numa_nodes,
         mems=mems,
         charges=charges,
         reason=f"listed: {listed}",
-        steps=(f"taken as listed: {listed}", *steps, *warnings),
+        decision_steps=(f"taken as listed: {listed}", *steps, *warnings),
         warnings=warnings,
         ignored=ignored,
     )
 
 
-def doubtful(machine: Machine, mems: NUMASet) -> tuple[str, ...]:
+def unattached_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
     """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
-    topology, outside = machine.topology, mems & machine.tiers.outside
+    topology, outside = machine.topology, mems & machine.memory_only_nodes.excluded
     found: list[str] = []
     for i in outside:
         near = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
@@ -108,7 +111,7 @@ def doubtful(machine: Machine, mems: NUMASet) -> tuple[str, ...]:
     return tuple(found)
 
 
-def all_isolated(machine: Machine, cpus: CPUSet) -> tuple[str, ...]:
+def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
     """Warn of a shared set in which the kernel balances no load."""
     if len(cpus) < 2 or not cpus <= machine.topology.isolated:
         return ()
@@ -118,100 +121,106 @@ def all_isolated(machine: Machine, cpus: CPUSet) -> tuple[str, ...]:
     )
 
 
-def _text(case: Case) -> str:
+def _list_subject(case: PlacementRequest) -> str:
     requested = case.requested
     source = requested.sources.get("numacpu", "numacpu")
-    return f"{case.who}: numacpu is {quoted(requested.numacpu or '')} ({source})"
+    return f"{case.message_subject}: numacpu is {quote_value(requested.numacpu or '')} ({source})"
 
 
-def exclusive_list(requested: Requested) -> CPUSet:
+def exclusive_list(requested: PlacementOptions) -> CPUSet:
     """The list that containers of one pod own together: exclusive, and given for the pod."""
-    own = requested.pods_list and requested.cpus is CPUMode.EXCLUSIVE
+    own = requested.list_is_pods and requested.cpus is CPUMode.EXCLUSIVE
     return requested.listed_cpus if own else NO_CPUS
 
 
-def owned_by_pod(case: Case, cpus: CPUSet) -> tuple[Allocation, ...]:
+def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
     """Other containers of its pod that own the pod's list, which this container has too."""
-    if case.record is None or exclusive_list(case.requested) != cpus:
+    if case.pod_record is None or exclusive_list(case.requested) != cpus:
         return ()
     found = []
-    for container_id in sorted(case.record.containers):
+    for container_id in sorted(case.pod_record.containers):
         a = case.state.allocations[container_id]
         if a.exclusive_list == (case.pod.uid, cpus):
-            theirs = case.machine.resolve(case.pod, replace(case.container, name=a.container))
-            if isinstance(theirs, Requested) and theirs.pods_list:
+            theirs = case.machine.resolve_options(
+                case.pod, replace(case.container, name=a.container)
+            )
+            if isinstance(theirs, PlacementOptions) and theirs.list_is_pods:
                 found.append(a)
     return tuple(found)
 
 
-def _paid(requested: Requested, demand: Demand) -> int:
-    whole = demand.pod_paid_milli if requested.pods_list else None
-    return demand.cpu_paid_milli if whole is None else whole
+def _requested_milli(requested: PlacementOptions, demand: Demand) -> int:
+    whole = demand.pod_requested_milli if requested.list_is_pods else None
+    return demand.cpu_requested_milli if whole is None else whole
 
 
-def may_own(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
+def may_be_exclusive(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> bool:
     """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator.
 
     The pod's list is paid for by the requests of all its containers.
     """
     return (
-        _paid(requested, demand) >= 1000 * len(cpus)
-        or requested.unpaid_cpus
-        or not (by_annotation(requested, "numacpu") or by_annotation(requested, "cpus"))
+        _requested_milli(requested, demand) >= 1000 * len(cpus)
+        or requested.unrequested_cpus
+        or not (is_from_annotation(requested, "numacpu") or is_from_annotation(requested, "cpus"))
     )
 
 
-def gives_way(requested: Requested, cpus: CPUSet, demand: Demand) -> bool:
+def is_yielding_list(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> bool:
     """Whether a shared list is soft: a pod asked for it, and neither pays nor has a permission."""
     return (
-        demand.cpu_paid_milli < 1000 * len(cpus)
-        and not requested.unpaid_cpus
-        and by_annotation(requested, "numacpu")
+        demand.cpu_requested_milli < 1000 * len(cpus)
+        and not requested.unrequested_cpus
+        and is_from_annotation(requested, "numacpu")
     )
 
 
-def _pays(requested: Requested, cpus: CPUSet, demand: Demand) -> str:
-    whole = requested.pods_list and demand.pod_paid_milli is not None
+def _requested_text(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> str:
+    whole = requested.list_is_pods and demand.pod_requested_milli is not None
     who = "CPU requests of its pod pay" if whole else "the CPU request pays"
-    return f"{who} for {_paid(requested, demand)}m of {1000 * len(cpus)}m"
+    return f"{who} for {_requested_milli(requested, demand)}m of {1000 * len(cpus)}m"
 
 
-def unpaid(case: Case, cpus: CPUSet) -> Refusal:
+def unrequested_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Listed CPUs that may not be owned, and what was expected."""
-    paid = _pays(case.requested, cpus, case.demand)
-    return Refusal(
+    paid = _requested_text(case.requested, cpus, case.demand)
+    return Rejection(
         reason="UnpaidCPUs",
-        message=f"{_text(case)} with cpus: exclusive, but {paid}; expected a "
+        message=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
     )
 
 
-def _wrong(text: str, why: str, expected: str, rule: str, *, reason: str) -> Refusal:
-    return Refusal(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
+def _list_rejection(text: str, why: str, expected: str, rule: str, *, reason: str) -> Rejection:
+    return Rejection(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
 
 
-def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
+def _check_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
     """What is wrong with the list; ``withheld`` is what others have."""
     state, requested, topology = case.state, case.requested, case.machine.topology
-    settings, text, cpus = case.machine.settings, _text(case), requested.listed_cpus
+    settings, text, cpus = case.machine.settings, _list_subject(case), requested.listed_cpus
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
         why = f"{cpus_text(wrong, 'does', 'do')} not exist"
-        return _wrong(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
+        return _list_rejection(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
     if wrong := cpus - topology.online:
         why = f"{cpus_text(wrong, 'is', 'are')} offline"
-        return _wrong(text, why, expected, "listed CPUs must be online", reason="CPUOffline")
+        return _list_rejection(
+            text, why, expected, "listed CPUs must be online", reason="CPUOffline"
+        )
     if wrong := cpus - topology.allowed:
         why = f"{cpus_text(wrong, 'is', 'are')} outside the CPUs containers may use"
         rule = "listed CPUs must be usable by containers"
-        return _wrong(text, why, f"CPUs among {topology.allowed}", rule, reason="CPUNotAllowed")
+        return _list_rejection(
+            text, why, f"CPUs among {topology.allowed}", rule, reason="CPUNotAllowed"
+        )
     reserved = cpus & settings.reserved_cpus
-    by_pod = settings.strict_reserved or by_annotation(requested, "numacpu")
+    by_pod = settings.strict_reserved or is_from_annotation(requested, "numacpu")
     if reserved and by_pod and not requested.reserved_cpus:
         others = topology.allowed - settings.reserved_cpus
-        return _wrong(
+        return _list_rejection(
             text,
             f"{cpus_text(reserved, 'is', 'are')} reserved for the system",
             f"CPUs among {others}, or a permission with reservedCPUs ({requested.permission} "
@@ -221,51 +230,55 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
         )
     wrong = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
-    if wrong and not (case.again and shared and gives_way(requested, cpus, case.demand)):
-        return _wrong(
+    if wrong and not (
+        case.had_instance and shared and is_yielding_list(requested, cpus, case.demand)
+    ):
+        return _list_rejection(
             text,
-            f"{cpus_text(wrong, 'is', 'are')} exclusive to {_owner(state, wrong)}",
-            f"CPUs among {CPUSet.from_bits(state.grantable(topology, settings))}",
+            f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
+            f"CPUs among {CPUSet.from_bits(state.exclusive_pool_bits(topology, settings))}",
             "listed CPUs must not be exclusive to another container",
             reason="CPUOwned",
         )
     return None
 
 
-def _check_ownable(case: Case, cpus: CPUSet) -> Refusal | None:
+def _check_exclusive(case: PlacementRequest, cpus: CPUSet) -> Rejection | None:
     machine, state = case.machine, case.state
-    settings, text = machine.settings, f"{_text(case)} with cpus: exclusive"
+    settings, text = machine.settings, f"{_list_subject(case)} with cpus: exclusive"
     if reserved := cpus & settings.reserved_cpus:
         why = f"{cpus_text(reserved, 'is', 'are')} reserved"
         expected = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
         rule = "reserved CPUs are never given exclusively"
-        return _wrong(text, why, expected, rule, reason="CPUReserved")
+        return _list_rejection(text, why, expected, rule, reason="CPUReserved")
     if both := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
-        return _wrong(
+        return _list_rejection(
             text,
             f"{cpus_text(both, 'is', 'are')} listed by {', '.join(names)} too",
             "CPUs that no other container lists",
             "exclusive CPUs must not be listed by another container",
             reason="CPUListed",
         )
-    return grant_refused(case, f"{text}, which", cpus, NO_CPUS) or _check_sharers(
+    return check_exclusive_limits(case, f"{text}, which", cpus, NO_CPUS) or _check_sharers(
         machine, state, text, cpus
     )
 
 
-def _check_sharers(machine: Machine, state: NodeState, text: str, cpus: CPUSet) -> Refusal | None:
+def _check_sharers(
+    machine: NodeModel, state: NodeState, text: str, cpus: CPUSet
+) -> Rejection | None:
     """Containers that share under a strict policy have nowhere else to go."""
-    pool = state.pool(machine.topology, machine.settings)
-    for key, members in sorted(state.groups.items()):
+    pool = state.shared_pool(machine.topology, machine.settings)
+    for key, members in sorted(state.shared_groups.items()):
         if key < 0:
             continue
         numa_nodes = NUMASet.from_bits(key)
         theirs = pool & machine.topology.cpus_of(numa_nodes)
-        strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT]
+        strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT_POLICIES]
         if strict and theirs and theirs <= cpus:
             first = state.allocations[strict[0]]
-            return _wrong(
+            return _list_rejection(
                 text,
                 f"that leaves no CPU on {numa_text(numa_nodes)} for {first.full_name}, which "
                 f"shares CPUs there (policy {first.policy})",
@@ -276,51 +289,53 @@ def _check_sharers(machine: Machine, state: NodeState, text: str, cpus: CPUSet) 
     return None
 
 
-def _owner(state: NodeState, cpus: CPUSet) -> str:
+def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
     names = sorted(
         a.full_name
         for a in state.allocations.values()
-        if (a.owned and a.cpus & cpus) or a.idle & cpus
+        if (a.exclusive and a.cpus & cpus) or a.idle_siblings & cpus
     )
-    names += [f"{name} (by the kubelet)" for name in granted_names(state, cpus)]
+    names += [f"{name} (by the kubelet)" for name in grant_holders(state, cpus)]
     return ", ".join(names) or "another container"
 
 
-def check_numamem(case: Case) -> Refusal | None:
+def check_numamem(case: PlacementRequest) -> Rejection | None:
     """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
     topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
     source = requested.sources.get("numamem", "numamem")
-    text = f"{case.who}: numamem is {quoted(requested.numamem or '')} ({source})"
+    text = f"{case.message_subject}: numamem is {quote_value(requested.numamem or '')} ({source})"
     expected = f"NUMA nodes among {topology.memory_nodes}"
     if wrong := mems - topology.numa_ids:
         why = f"{numa_text(wrong, 'does', 'do')} not exist"
-        return _wrong(text, why, expected, "listed NUMA nodes must exist", reason="UnknownNUMANode")
+        return _list_rejection(
+            text, why, expected, "listed NUMA nodes must exist", reason="UnknownNUMANode"
+        )
     if wrong := mems & topology.withheld_memory:
         why = f"memory of {numa_text(wrong)} is outside what containers may use"
         rule = "listed NUMA nodes must be usable by containers"
-        return _wrong(text, why, expected, rule, reason="NUMANodeNotAllowed")
+        return _list_rejection(text, why, expected, rule, reason="NUMANodeNotAllowed")
     if wrong := mems - topology.memory_nodes:
         why, rule = (
             f"{numa_text(wrong, 'has', 'have')} no memory",
             "listed NUMA nodes must have memory",
         )
-        return _wrong(text, why, expected, rule, reason="NUMANodeWithoutMemory")
-    left = case.memory_left
+        return _list_rejection(text, why, expected, rule, reason="NUMANodeWithoutMemory")
+    left = case.free_memory
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
     if case.demand.hugepages:
-        pages = case.hugepages_left()
+        pages = case.free_hugepages()
         needs += [
             (pages_name(size), amount, {i: pages[size].get(i, 0) for i in mems})
             for size, amount in sorted(case.demand.hugepages.items())  # by page size
         ]
     for what, need, have in needs:
         if need > sum(have.values()):
-            return Refusal(
+            return Rejection(
                 reason="NotEnoughMemory",
                 message=f"{text}, but {what}: {human_bytes(need)} needed, "
                 f"{human_bytes(sum(have.values()), free=True)} free there; "
-                + per_node({i: human_bytes(amount, free=True) for i, amount in have.items()})
+                + per_node_text({i: human_bytes(amount, free=True) for i, amount in have.items()})
                 + "; expected NUMA nodes that hold it, since "
                 + (
                     "a pin that does not fit ends in the OOM killer"

@@ -25,37 +25,43 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
-    Amounts,
-    Cover,
-    Distances,
+    AmountsByNode,
+    DistanceSums,
     HintDemand,
+    MaskOrder,
+    MaskRequirement,
     Merge,
-    Order,
-    Quantity,
     ResourceDemand,
-    Steps,
-    hints_of,
+    ResourceNeed,
+    SearchBudget,
+    compute_hints,
 )
-from nri_numa.engine.decision import Case, Machine, Placed, homes, nearest
-from nri_numa.engine.request.annotations import by_annotation
+from nri_numa.engine.decision import (
+    NodeModel,
+    Placement,
+    PlacementRequest,
+    closest_nodes,
+    cpu_nodes_of,
+)
+from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NOTHING, STRICT, Charge, Kind, NodeState
+from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, Kind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.workload import (
     MemoryPolicy,
     MemoryPolicySetting,
     OnFailure,
+    PlacementOptions,
     Policy,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
 )
 
 
 def widen_for_memory(
     mask: NUMASet,
-    needs: Sequence[tuple[int, Amounts]],
+    needs: Sequence[tuple[int, AmountsByNode]],
     distance: Callable[[int, int], int],
     candidates: NUMASet,
 ) -> NUMASet | None:
@@ -66,18 +72,18 @@ def widen_for_memory(
     node. None when not even all candidates hold it.
     """
     whole = mask | candidates
-    cover = Cover(
-        within=whole.bits,
+    cover = MaskRequirement(
+        allowed_mask=whole.bits,
         required=mask.bits,
         quantities=tuple(
-            Quantity(need, {i: v for i, v in left.items() if v > 0})
+            ResourceNeed(need, {i: v for i, v in left.items() if v > 0})
             for need, left in needs
             if need > 0
         ),
     )
-    if not cover.quantities or (mask and cover.meets(mask.bits)):
+    if not cover.quantities or (mask and cover.satisfied_by(mask.bits)):
         return mask
-    found = cover.narrowest(Order(whole), Distances(distance), Steps())
+    found = cover.narrowest_mask(MaskOrder(whole), DistanceSums(distance), SearchBudget())
     return None if found is None else NUMASet.from_bits(found)
 
 
@@ -93,16 +99,16 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
             itself alone.
     """
 
-    capacity: Mapping[str, Amounts]
-    free: Mapping[str, Amounts]
+    capacity: Mapping[str, AmountsByNode]
+    free: Mapping[str, AmountsByNode]
     groups: Mapping[int, NUMASet]
     assigned: NUMASet
 
     @classmethod
-    def of(
+    def from_assignments(
         cls,
-        capacity: Mapping[str, Amounts],
-        assignments: Iterable[tuple[NUMASet, Mapping[str, Amounts]]] = (),
+        capacity: Mapping[str, AmountsByNode],
+        assignments: Iterable[tuple[NUMASet, Mapping[str, AmountsByNode]]] = (),
     ) -> MemoryTable:
         """Work it out from the live assignments: the mask of each, and by type what it has.
 
@@ -128,7 +134,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         """The NUMA nodes of any type."""
         return NUMASet(self.groups)
 
-    def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
+    def memory_demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
 
         A type the machine does not have cannot be met.
@@ -139,10 +145,10 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
                 resource=resource,
                 need=need,
                 capacity=nothing | dict(self.capacity[resource]),
-                available=self.free[resource],
+                free_amounts=self.free[resource],
                 groups=self.groups,
                 assigned=self.assigned,
-                share="memory",
+                joint_key="memory",
                 empty_is_nil=True,
             )
             for resource, need in sorted(needs.items())  # by type: the result never depends on it
@@ -151,18 +157,18 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
 def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
     """The kubelet's default hint: preferred before not, then narrower, then the lower value."""
-    steps = Steps()
-    hints = hints_of(demands, machine, steps)[0]
+    steps = SearchBudget()
+    hints = compute_hints(demands, machine, steps)[0]
     if hints.nil is not None:
         return None
     mask, preferred = Merge(
-        lists=[hints],
-        machine=machine.bits,
-        order=Order(machine),
+        hint_lists=[hints],
+        all_nodes_mask=machine.bits,
+        order=MaskOrder(machine),
         distances=None,
         single=False,
-        steps=steps,
-    ).best()
+        budget=steps,
+    ).best_affinity()
     return NUMASet.from_bits(mask), preferred
 
 
@@ -170,7 +176,7 @@ def kubelet_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> NUMASet | str:
     """The memory nodes of a grant, as the kubelet's memory manager has it, or why there is none."""
-    machine, demands = table.numa_ids, table.demands(needs)
+    machine, demands = table.numa_ids, table.memory_demands(needs)
     if affinity is None:
         default = _best_hint(demands, machine)
         if default is None:
@@ -181,7 +187,7 @@ def kubelet_grant(
         if preferred and not default[1]:
             return "failed to find the default preferred hint"
         affinity = default[0]
-    if not _has(demands, affinity):
+    if not _is_sufficient(demands, affinity):
         extended = _best_hint([replace(d, required=affinity) for d in demands], machine)
         if extended is None:
             return (
@@ -196,8 +202,8 @@ def kubelet_grant(
     return affinity
 
 
-def _has(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
-    return all(sum(d.available.get(i, 0) for i in mask) >= d.need for d in demands)
+def _is_sufficient(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
+    return all(sum(d.free_amounts.get(i, 0) for i in mask) >= d.need for d in demands)
 
 
 def pages_name(size: int) -> str:
@@ -208,34 +214,34 @@ def pages_name(size: int) -> str:
     return f"hugepages-{size >> 10}Ki"
 
 
-def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
+def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
     """The kubelet's memory state: Guaranteed containers with memory nodes, and no others."""
     names = {size: pages_name(size) for size in sizes}
-    capacity: dict[str, Amounts] = {"memory": machine.usable_memory}
+    capacity: dict[str, AmountsByNode] = {"memory": machine.usable_memory}
     for size, name in names.items():
         pages = machine.hugepages_capacity(size)
         capacity[name] = {i: pages[i] for i in machine.numa_ids}
-    assignments: list[tuple[NUMASet, Mapping[str, Amounts]]] = []
+    assignments: list[tuple[NUMASet, Mapping[str, AmountsByNode]]] = []
     for a in state.allocations.values():
         # What is kept for a pod would tie its next container's NUMA nodes to those of the last one.
-        if a.qos is not QoSClass.GUARANTEED or a.ended or not a.mems:
+        if a.qos is not QoSClass.GUARANTEED or a.reserved_at or not a.mems:
             continue
         if not (a.memory_bytes or a.hugepages):
             continue
-        has: dict[str, Amounts] = {"memory": {i: c.memory for i, c in a.charges.items()}}
+        has: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
         for size, name in names.items():
             has[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
         assignments.append((a.mems, has))
-    return MemoryTable.of(capacity, assignments)
+    return MemoryTable.from_assignments(capacity, assignments)
 
 
-def needs_of(demand: Demand) -> dict[str, int]:
+def bytes_by_type(demand: Demand) -> dict[str, int]:
     """Bytes by type; nothing for a type that is not asked for."""
     needs = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
     return needs | {pages_name(size): amount for size, amount in demand.hugepages.items()}
 
 
-def tied_text(table: MemoryTable | None) -> str:
+def memory_groups_text(table: MemoryTable | None) -> str:
     """Which NUMA nodes are tied together, as the end of a refusal; empty when none are."""
     if table is None:
         return ""
@@ -245,14 +251,14 @@ def tied_text(table: MemoryTable | None) -> str:
     return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
 
 
-def near(machine: Machine, listed: NUMASet) -> NUMASet:
+def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
-    with_cpus = NUMASet(machine.whole_cpus)
+    with_cpus = NUMASet(machine.exclusive_capacity)
     distance = machine.topology.distance
     found = listed & with_cpus
     for i in listed - with_cpus:
-        near = homes(machine.topology, i) & with_cpus
-        found = found | (near or nearest({j: distance(j, i) for j in with_cpus}))
+        near = cpu_nodes_of(machine.topology, i) & with_cpus
+        found = found | (near or closest_nodes({j: distance(j, i) for j in with_cpus}))
     return found
 
 
@@ -264,37 +270,40 @@ def near_cpus(demands: Sequence[HintDemand], place: NUMASet, policy: Policy) -> 
     are not strict only order NUMA nodes (`by_distance`).
     """
     return [
-        _inside(demand, place)
-        if policy in STRICT and isinstance(demand, ResourceDemand) and demand.resource == "cpu"
+        _demand_within(demand, place)
+        if policy in STRICT_POLICIES
+        and isinstance(demand, ResourceDemand)
+        and demand.resource == "cpu"
         else demand
         for demand in demands
     ]
 
 
-def _inside(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
+def _demand_within(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
     if sum(demand.capacity.get(i, 0) for i in place) < demand.need:
         return replace(demand, required=demand.required | place)
-    inside = {i: amount for i, amount in demand.available.items() if i in place}
-    return replace(demand, available=inside)
+    inside = {i: amount for i, amount in demand.free_amounts.items() if i in place}
+    return replace(demand, free_amounts=inside)
 
 
 def by_distance(
-    machine: Machine, listed: NUMASet, rank: Mapping[int, int] | None
+    machine: NodeModel, listed: NUMASet, rank: Mapping[int, int] | None
 ) -> dict[int, int]:
     """Rank NUMA nodes for CPUs beside listed memory.
 
-    Order: those that are `near`, least distance to any of the list, the rank that is given, the id.
+    Order: those that are `cpu_nodes_near`, least distance to any of the list, the rank that is
+    given, the id.
     """
-    distance, ids = machine.topology.distance, machine.places
+    distance, ids = machine.topology.distance, machine.alignable_nodes
     ranks = dict.fromkeys(ids, 0) if rank is None else rank
-    place = near(machine, listed)
+    place = cpu_nodes_near(machine, listed)
     ordered = sorted(
         ids, key=lambda i: (i not in place, min(distance(i, m) for m in listed), ranks[i], i)
     )
     return {i: number for number, i in enumerate(ordered)}
 
 
-def spread_charges(
+def charge_nodes(
     numa_nodes: NUMASet,
     cpu_milli: Mapping[int, int],
     mems: NUMASet,
@@ -308,10 +317,10 @@ def spread_charges(
     What does not fit anywhere (a request that was widened past what is free) is allocated on the
     first memory node, so that nothing goes unaccounted.
     """
-    taken = _node_by_node(mems, memory, memory_left)
+    taken = _fill_nodes(mems, memory, memory_left)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
-        for i, part in _node_by_node(mems, amount, hugepages_left.get(size, {})).items():
+        for i, part in _fill_nodes(mems, amount, hugepages_left.get(size, {})).items():
             pages.setdefault(i, {})[size] = part
     charges: dict[int, Charge] = {}
     for i in numa_nodes | mems:
@@ -322,7 +331,7 @@ def spread_charges(
     return charges
 
 
-def _node_by_node(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
+def _fill_nodes(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
     if not amount or not mems:
         return {}
     shares: dict[int, int] = {}
@@ -333,15 +342,17 @@ def _node_by_node(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[i
             amount -= part
         if not amount:
             return shares
-    first = mems.first
+    first = mems.first_id
     shares[first] = shares.get(first, 0) + amount
     return shares
 
 
-KEY: Final = "mempolicy"
+MEMPOLICY_KEY: Final = "mempolicy"
 
 
-def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed | Refusal:
+def with_memory_policy(
+    case: PlacementRequest, placed: Placement, *, running: bool
+) -> Placement | Rejection:
     """Add the memory policy that was asked for, or say why there is none.
 
     A refusal where the runtime or the kernel does not have the policy, unless the container may be
@@ -350,54 +361,56 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
     """
     mode = case.requested.mempolicy
     if running:
-        return _without(placed, mode, "the container runs already")
+        return _policy_without_effect(placed, mode, "the container runs already")
     if placed.kind is Kind.FOREIGN:
-        return _without(placed, mode, "another component pins the container")
-    if mode.on_nodes and not placed.mems:
-        if by_annotation(case.requested, KEY):
-            return without_nodes(case.requested, case.who)
-        return _without(placed, mode, "nothing pins the memory of the container")
+        return _policy_without_effect(placed, mode, "another component pins the container")
+    if mode.needs_nodes and not placed.mems:
+        if is_from_annotation(case.requested, MEMPOLICY_KEY):
+            return unpinned_policy_rejection(case.requested, case.message_subject)
+        return _policy_without_effect(placed, mode, "nothing pins the memory of the container")
     missing = case.machine.memory_policies.refused.get(mode)
     if missing is None:
-        placed = replace(placed, charges=in_turn(case, mode, placed.mems, placed.charges))
-        setting = MemoryPolicySetting(mode, _nodes(mode, placed))
-        step = f"mempolicy: {mode}{_on(setting.nodes)}, from its first instruction"
-        return replace(placed, memory_policy=setting, steps=(*placed.steps, step))
-    if case.on_failure is OnFailure.WIDEN:
-        made = _without(placed, mode, missing.partition(";")[0])
-        return replace(made, warnings=(*placed.warnings, made.steps[-1]))
-    return Refusal(
+        placed = replace(
+            placed, charges=interleaved_charges(case, mode, placed.mems, placed.charges)
+        )
+        setting = MemoryPolicySetting(mode, _memory_policy_nodes(mode, placed))
+        step = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
+        return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, step))
+    if case.on_failure is OnFailure.BEST_EFFORT:
+        made = _policy_without_effect(placed, mode, missing.partition(";")[0])
+        return replace(made, warnings=(*placed.warnings, made.decision_steps[-1]))
+    return Rejection(
         reason="MemoryPolicyUnsupported",
-        message=f"{_text(case.requested, case.who)}, but {missing}",
+        message=f"{_policy_subject(case.requested, case.message_subject)}, but {missing}",
         rule="a memory policy must be known to the kernel, the runtime and the plugin",
     )
 
 
-def in_turn(
-    case: Case, mode: MemoryPolicy, mems: NUMASet, charges: Mapping[int, Charge]
+def interleaved_charges(
+    case: PlacementRequest, mode: MemoryPolicy, mems: NUMASet, charges: Mapping[int, Charge]
 ) -> Mapping[int, Charge]:
     """Memory as it will be used where it comes from its NUMA nodes in turn, by their weights.
 
     The kubelet's rules know no memory policies.
     """
-    if not mode.in_turn or len(mems) < 2 or case.machine.settings.kubelet_memory:
+    if not mode.is_interleaved or len(mems) < 2 or case.machine.settings.kubelet_memory:
         return charges
-    weights = {i: case.machine.memory_policies.weight(mode, i) for i in mems}
-    whole = NOTHING
+    weights = {i: case.machine.memory_policies.interleave_weight(mode, i) for i in mems}
+    whole = NO_CHARGE
     for charge in charges.values():
-        whole = whole.plus(charge)
-    memory = _by_weight(whole.memory, weights, case.memory_left)
+        whole = whole.add(charge)
+    memory = _by_weight(whole.memory, weights, case.free_memory)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in whole.hugepages.items():
-        left = case.hugepages_left()[size]
+        left = case.free_hugepages()[size]
         shares = _by_weight(amount // size, weights, {i: n // size for i, n in left.items()})
         for i, count in shares.items():
             pages.setdefault(i, {})[size] = count * size
     found = {
-        i: Charge(charges.get(i, NOTHING).cpu_milli, memory.get(i, 0), pages.get(i, {}))
+        i: Charge(charges.get(i, NO_CHARGE).cpu_milli, memory.get(i, 0), pages.get(i, {}))
         for i in sorted({*charges, *mems})
     }
-    return {i: charge for i, charge in found.items() if charge != NOTHING}
+    return {i: charge for i, charge in found.items() if charge != NO_CHARGE}
 
 
 def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int]) -> dict[int, int]:
@@ -413,33 +426,35 @@ def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int])
     return shares
 
 
-def without_nodes(requested: Requested, who: str) -> Refusal:
+def unpinned_policy_rejection(requested: PlacementOptions, who: str) -> Rejection:
     """A policy on memory nodes for a container that has none, and what was expected."""
-    return Refusal(
+    return Rejection(
         reason="MemoryPolicyWithoutNodes",
-        message=f"{_text(requested, who)}, but nothing pins the memory of the container; "
+        message=f"{_policy_subject(requested, who)}, but nothing pins the memory of the container; "
         "expected numamem, or a policy that pins its memory",
         rule="a memory policy is about the memory nodes that the container is pinned to",
     )
 
 
-def _nodes(mode: MemoryPolicy, placed: Placed) -> NUMASet:
-    if not mode.on_nodes:
+def _memory_policy_nodes(mode: MemoryPolicy, placed: Placement) -> NUMASet:
+    if not mode.needs_nodes:
         return NUMASet()
     if mode is not MemoryPolicy.PREFERRED:
         return placed.mems
     # The kernel would take the first of several: of those beside its CPUs, if there are such.
-    return NUMASet([(placed.numa_nodes & placed.mems or placed.mems).first])
+    return NUMASet([(placed.numa_nodes & placed.mems or placed.mems).first_id])
 
 
-def _on(nodes: NUMASet) -> str:
+def _nodes_suffix(nodes: NUMASet) -> str:
     return f" on {numa_text(nodes)}" if nodes else ""
 
 
-def _without(placed: Placed, mode: MemoryPolicy, why: str) -> Placed:
-    return replace(placed, steps=(*placed.steps, f"mempolicy: {mode} has no effect: {why}"))
+def _policy_without_effect(placed: Placement, mode: MemoryPolicy, why: str) -> Placement:
+    return replace(
+        placed, decision_steps=(*placed.decision_steps, f"mempolicy: {mode} has no effect: {why}")
+    )
 
 
-def _text(requested: Requested, who: str) -> str:
-    source = requested.sources.get(KEY, KEY)
-    return f"{who}: {KEY} is '{requested.mempolicy}' ({source})"
+def _policy_subject(requested: PlacementOptions, who: str) -> str:
+    source = requested.sources.get(MEMPOLICY_KEY, MEMPOLICY_KEY)
+    return f"{who}: {MEMPOLICY_KEY} is '{requested.mempolicy}' ({source})"

@@ -10,21 +10,21 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
-    exclusive_left,
-    kept_for_groups,
-    kept_for_pool,
-    ownable,
-    ownable_at_most,
+    count_free_exclusive,
+    exclusive_candidates,
+    floor_cpus,
+    group_floor_cpus,
+    max_exclusive_total,
 )
-from nri_numa.engine.align.hints import Amounts, DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, short, short_of_bytes
-from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
-from nri_numa.engine.decision import Case, Machine, tier_text
-from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
-from nri_numa.engine.request.demand import Demand, hugepages, limit_milli, request_milli
-from nri_numa.engine.state import ALL
+from nri_numa.engine.align.hints import AmountsByNode, DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
+from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
+from nri_numa.engine.decision import NodeModel, PlacementRequest, tier_text
+from nri_numa.engine.place.memory import MemoryTable, bytes_by_type, memory_table, pages_name
+from nri_numa.engine.request.demand import Demand, hugepage_demand, limit_milli, request_milli
+from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import agree, counted, human_milli, in_words, numa_text
+from nri_numa.model.machine import count_text, human_milli, inflect_for_ids, join_words, numa_text
 from nri_numa.model.settings import IsolatedCPUs
 from nri_numa.model.workload import (
     SMT,
@@ -42,10 +42,10 @@ from nri_numa.text import human_bytes
 
 def exclusive_text(count: int) -> str:
     """``1 exclusive CPU``, ``4 exclusive CPUs``."""
-    return counted(count, "exclusive CPU")
+    return count_text(count, "exclusive CPU")
 
 
-def per_node(parts: Mapping[int, str]) -> str:
+def per_node_text(parts: Mapping[int, str]) -> str:
     """``NUMA node 0: 2 CPUs; NUMA node 1: …``, cut after eight NUMA nodes."""
     items = [f"NUMA node {i}: {text}" for i, text in sorted(parts.items())]
     cut = items[:8]
@@ -55,45 +55,47 @@ def per_node(parts: Mapping[int, str]) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class ResourceTable:
+class FreeResources:
     """What one decision looks at; built once, filled as needed, dropped with the decision.
 
     Attributes:
-        free: CPUs that may be owned: of the pool, or isolated.
-        former: CPUs of them that the pod had before; empty when the container owns none.
-        free_by_node: how many of them the container could own; see
-            `nri_numa.engine.accounting.exclusive_left`. Empty when it owns none.
-        kubelet: the kubelet's memory state, where its rules are kept; else None.
+        free_cpus: CPUs that may be owned: of the pool, or isolated.
+        previous_cpus: CPUs of them that the pod had before; empty when the container owns none.
+        free_exclusive_by_node: how many of them the container could own; see
+            `nri_numa.engine.accounting.count_free_exclusive`. Empty when it owns none.
+        kubelet_memory: the kubelet's memory state, where its rules are kept; else None.
     """
 
-    cpu_left: dict[int, int]
-    memory_left: Amounts
-    hugepages_left: dict[int, Mapping[int, int]]
+    free_cpu_milli: dict[int, int]
+    free_memory: AmountsByNode
+    free_hugepages: dict[int, Mapping[int, int]]
     pool: CPUSet
-    free: CPUSet
-    former: CPUSet
-    free_by_node: dict[int, int]
-    listed: NUMASet | None = None
-    kubelet: MemoryTable | None = None
+    free_cpus: CPUSet
+    previous_cpus: CPUSet
+    free_exclusive_by_node: dict[int, int]
+    listed_mems: NUMASet | None = None
+    kubelet_memory: MemoryTable | None = None
 
 
-def resource_table(case: Case) -> ResourceTable:
+def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
-    pool = state.pool(machine.topology, machine.settings)
-    free = ownable(machine, state)
-    cpu_left = case.cpu_left if demand.exclusive_cpus else case.shared_left
+    pool = state.shared_pool(machine.topology, machine.settings)
+    free = exclusive_candidates(machine, state)
+    cpu_left = case.free_cpu_milli if demand.exclusive_cpus else case.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free = free - kept_for_pool(machine, state, pool, free)
-        free = free - kept_for_groups(machine, state, pool, free, pair=case.smt is SMT.PAIR)
-        free_by_node = exclusive_left(machine, state, free, case.smt, cpu_left)
+        free = free - floor_cpus(machine, state, pool, free)
+        free = free - group_floor_cpus(
+            machine, state, pool, free, pair=case.effective_smt is SMT.PAIR
+        )
+        free_by_node = count_free_exclusive(machine, state, free, case.effective_smt, cpu_left)
         if requested.slots is not None and (chosen := requested.slots.by_node):
             # The kubelet has chosen the NUMA nodes, and how many CPUs of each.
             free = free & machine.topology.cpus_of(NUMASet(chosen))
             free_by_node = {i: min(n, chosen.get(i, 0)) for i, n in free_by_node.items()}
     kubelet: MemoryTable | None = None
-    memory_left: Amounts = {}
+    memory_left: AmountsByNode = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
     if requested.bind is Bind.CPU_MEM:
         if machine.settings.kubelet_memory:
@@ -101,35 +103,39 @@ def resource_table(case: Case) -> ResourceTable:
             memory_left = kubelet.free["memory"]
             hugepages_left = {size: kubelet.free[pages_name(size)] for size in demand.hugepages}
         else:
-            memory_left = case.memory_left
+            memory_left = case.free_memory
             if demand.hugepages:
-                hugepages_left = case.hugepages_left()
-    return ResourceTable(
-        cpu_left=cpu_left,
-        memory_left=memory_left,
-        hugepages_left=hugepages_left,
+                hugepages_left = case.free_hugepages()
+    return FreeResources(
+        free_cpu_milli=cpu_left,
+        free_memory=memory_left,
+        free_hugepages=hugepages_left,
         pool=pool,
-        free=free,
-        former=_former(case, free) if demand.exclusive_cpus else NO_CPUS,
-        free_by_node=free_by_node,
-        kubelet=kubelet,
-        listed=None if requested.numamem is None else case.requested.listed_mems,
+        free_cpus=free,
+        previous_cpus=_previous_cpus(case, free) if demand.exclusive_cpus else NO_CPUS,
+        free_exclusive_by_node=free_by_node,
+        kubelet_memory=kubelet,
+        listed_mems=None if requested.numamem is None else case.requested.listed_mems,
     )
 
 
-def _former(case: Case, free: CPUSet) -> CPUSet:
+def _previous_cpus(case: PlacementRequest, free: CPUSet) -> CPUSet:
     """Free CPUs to give back to a restarted container, else those a stopped one of its pod had.
 
     The second is the kubelet's reuse of init container CPUs; the runtime does not tell init
     containers from others, so every stopped container of the pod counts.
     """
-    record = case.record
-    if record is None or not record.former:
+    record = case.pod_record
+    if record is None or not record.previous:
         return NO_CPUS
-    own = record.former.get(case.container.name)
+    own = record.previous.get(case.container.name)
     bits = 0
     alone = case.requested.scope is Scope.CONTAINER  # what its pod's sum keeps is anywhere
-    every = {name: had for name, had in record.former.items() if not (alone and name == ALL)}
+    every = {
+        name: had
+        for name, had in record.previous.items()
+        if not (alone and name == POD_RESERVATION_NAME)
+    }
     for former in every.values() if own is None else (own,):
         bits |= former.cpus.bits
     return CPUSet.from_bits(bits & free.bits)
@@ -150,7 +156,7 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
         # Containers with a fraction stay in the shared pool and do not count.
         exclusive = max(exclusive, milli // 1000)
     pages = dict(demand.hugepages)
-    for size, amount in hugepages(resources, []).items():
+    for size, amount in hugepage_demand(resources, []).items():
         pages[size] = max(pages.get(size, 0), amount)
     return replace(
         demand,
@@ -161,22 +167,28 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     )
 
 
-def cpu_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+def cpu_hints(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
     """CPUs: whole ones to own, or a share; under the kubelet's rules sharing asks for nothing."""
     machine, demand = case.machine, case.demand
     # Something that asks for nothing still has to run somewhere.
-    need, capacity, available = max(1, demand.cpu_milli), machine.cpu_milli, table.cpu_left
-    own = bool(demand.exclusive_cpus) or case.by_kubelet
+    need, capacity, available = max(1, demand.cpu_milli), machine.cpu_milli, table.free_cpu_milli
+    own = bool(demand.exclusive_cpus) or case.uses_kubelet_rules
     if own:
-        need, capacity, available = demand.exclusive_cpus, machine.whole_cpus, table.free_by_node
+        need, capacity, available = (
+            demand.exclusive_cpus,
+            machine.exclusive_capacity,
+            table.free_exclusive_by_node,
+        )
     topology = machine.topology
     return [
         ResourceDemand(
             resource="cpu",
             need=need,
             capacity=capacity,
-            available=available,
-            required=topology.numa_of(case.held) if own and case.held else NO_NUMA_NODES,
+            free_amounts=available,
+            required=topology.numa_of(case.current_cpus)
+            if own and case.current_cpus
+            else NO_NUMA_NODES,
             sockets={i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
             if machine.settings.align_by_socket
             else None,
@@ -185,49 +197,49 @@ def cpu_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
     ]
 
 
-def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
+def memory_hints(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
     """Memory and huge pages, judged together, unless memory is listed or left alone."""
     machine, demand = case.machine, case.demand
-    if case.requested.bind is not Bind.CPU_MEM or table.listed is not None:
+    if case.requested.bind is not Bind.CPU_MEM or table.listed_mems is not None:
         return []
-    if table.kubelet is not None:
+    if table.kubelet_memory is not None:
         # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
-        return [*table.kubelet.demands(needs_of(demand))] if guaranteed else []
-    wanted: list[tuple[str, int, Amounts, Amounts]] = []
+        return [*table.kubelet_memory.memory_demands(bytes_by_type(demand))] if guaranteed else []
+    wanted: list[tuple[str, int, AmountsByNode, AmountsByNode]] = []
     if demand.memory_bytes:
-        wanted.append(("memory", demand.memory_bytes, machine.usable_memory, table.memory_left))
+        wanted.append(("memory", demand.memory_bytes, machine.usable_memory, table.free_memory))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
         capacity = {i: pages[i] for i in machine.numa_ids}
-        wanted.append((pages_name(size), amount, capacity, table.hugepages_left[size]))
+        wanted.append((pages_name(size), amount, capacity, table.free_hugepages[size]))
     return [
         ResourceDemand(
             resource=resource,
             need=need,
             capacity=capacity,
-            available=left,
-            near=machine.tiers.near,
-            share="memory",
+            free_amounts=left,
+            attached=machine.memory_only_nodes.attached,
+            joint_key="memory",
         )
         for resource, need, capacity, left in wanted
     ]
 
 
-def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
+def resource_demands(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
     """What each resource asks for, in the order of explanations: CPUs first."""
     devices = [DeviceDemand(request=request) for request in aligned_devices(case)]
     return [*cpu_hints(case, table), *memory_hints(case, table), *devices]
 
 
-def needed_text(case: Case) -> str:
+def needed_text(case: PlacementRequest) -> str:
     """What a container needs, in words: ``2 exclusive CPUs and 4 GiB memory``."""
     demand = case.demand
     parts: list[str] = []
     if demand.exclusive_cpus:
         parts.append(exclusive_text(demand.exclusive_cpus))
     elif demand.cpu_milli:
-        least = "at least " if demand.cpu_at_least else ""
+        least = "at least " if demand.cpu_is_lower_bound else ""
         parts.append(f"{least}{human_milli(demand.cpu_milli)}")
     if case.requested.bind is Bind.CPU_MEM:
         if demand.memory_bytes:
@@ -236,59 +248,65 @@ def needed_text(case: Case) -> str:
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
     if not parts:
         return "a place to run"
-    return in_words(parts)
+    return join_words(parts)
 
 
-def mode_text(case: Case) -> str:
+def exclusive_mode_text(case: PlacementRequest) -> str:
     """Which settings make CPUs that are free no free ones for this container."""
     if not case.demand.exclusive_cpus:
         return ""
-    strict = case.smt in (SMT.ISOLATE, SMT.FULL_CORE)
+    strict = case.effective_smt in (SMT.ISOLATE, SMT.FULL_CORE)
     only = case.machine.settings.isolated is IsolatedCPUs.ONLY
-    return (f" (smt: {case.smt})" if strict else "") + (" (isolatedCPUs: only)" if only else "")
+    return (f" (smt: {case.effective_smt})" if strict else "") + (
+        " (isolatedCPUs: only)" if only else ""
+    )
 
 
-def too_few(machine: Machine, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
+def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
     """Exclusive CPUs that are not free, or that the machine does not have."""
     need = exclusive_text(failed.requested)
-    has = sum(machine.whole_cpus.values())
+    has = sum(machine.exclusive_capacity.values())
     if has < failed.requested:
-        return short("cpu", need, f"this machine has {has} for containers")
+        return shortage_clause("cpu", need, f"this machine has {has} for containers")
     if within is None:
-        free, where = len(failed.available), "on all NUMA nodes together"
+        free, where = len(failed.free_cpus), "on all NUMA nodes together"
     else:
         free, where = sum(failed.per_numa.get(i, 0) for i in within), f"on {numa_text(within)}"
-    return short("cpu", need, f"{free + failed.held} free for exclusive use {where}")
+    return shortage_clause(
+        "cpu", need, f"{free + failed.current_count} free for exclusive use {where}"
+    )
 
 
-def misaligned(case: Case, failed: SMTAlignmentRefused, smt: SMT) -> str:
+def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT) -> str:
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     each = human_milli(failed.threads_per_core * 1000)
     need = exclusive_text(failed.requested)
-    most = ownable_at_most(case.machine, case.state, smt)
+    most = max_exclusive_total(case.machine, case.state, smt)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
     would = f", so {fitting} would fit" if fitting else ""
-    return f"{short('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
+    return f"{shortage_clause('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
 
 
-def memory_lacking(demand: Demand, table: ResourceTable, mems: NUMASet, where: str) -> str:
+def short_memory_on(demand: Demand, table: FreeResources, mems: NUMASet, where: str) -> str:
     """Which memory some memory nodes have too little of; ``where`` they are, for the text."""
-    wanted: list[tuple[str, int, Amounts]] = [("memory", demand.memory_bytes, table.memory_left)]
+    wanted: list[tuple[str, int, AmountsByNode]] = [
+        ("memory", demand.memory_bytes, table.free_memory)
+    ]
     wanted += [
-        (pages_name(size), amount, table.hugepages_left[size])
+        (pages_name(size), amount, table.free_hugepages[size])
         for size, amount in sorted(demand.hugepages.items())
     ]
     lacking = []
     for name, amount, left in wanted:
         have = sum(left.get(i, 0) for i in mems)
         if amount > have:
-            lacking.append(short_of_bytes(name, amount, have, f" {where}"))
+            lacking.append(byte_shortage_clause(name, amount, have, f" {where}"))
     return " and ".join(lacking)
 
 
-def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -> str:
+def short_kubelet_memory(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -> str:
     """Which memory the kubelet's table lacks: on the whole machine, else where it should be."""
-    needs = needs_of(demand)
+    needs = bytes_by_type(demand)
     where = [(table.numa_ids, "on all NUMA nodes together")]
     if affinity is not None:
         where.append((affinity, f"on {numa_text(affinity)}"))
@@ -296,37 +314,37 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
         for name, need in needs.items():
             have = sum(table.free[name].get(i, 0) for i in mask)
             if have < need:
-                return short_of_bytes(name, need, have, f" {place}")
+                return byte_shortage_clause(name, need, have, f" {place}")
     # Enough is free, and tied to groups of other containers.
     name, need = next(iter(needs.items()))
     have = sum(table.free[name].values())
-    return short_of_bytes(name, need, have, ", but not together by the kubelet's rules")
+    return byte_shortage_clause(name, need, have, ", but not together by the kubelet's rules")
 
 
-def left_text(case: Case, table: ResourceTable) -> str:
+def free_text(case: PlacementRequest, table: FreeResources) -> str:
     """What is free of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
-    most = ownable_at_most(machine, case.state, case.smt)
+    most = max_exclusive_total(machine, case.state, case.effective_smt)
     for i in machine.numa_ids:
         texts: list[str] = []
         if demand.exclusive_cpus:
-            count = min(table.free_by_node.get(i, 0), most)
+            count = min(table.free_exclusive_by_node.get(i, 0), most)
             texts.append(f"{human_milli(count * 1000)} for exclusive use")
         elif demand.cpu_milli:
-            texts.append(human_milli(table.cpu_left.get(i, 0)))
+            texts.append(human_milli(table.free_cpu_milli.get(i, 0)))
         if case.requested.bind is Bind.CPU_MEM:
             if demand.memory_bytes:
-                texts.append(f"{human_bytes(table.memory_left.get(i, 0), free=True)} memory")
+                texts.append(f"{human_bytes(table.free_memory.get(i, 0), free=True)} memory")
             for size in sorted(demand.hugepages):
-                left = table.hugepages_left[size].get(i, 0)
+                left = table.free_hugepages[size].get(i, 0)
                 texts.append(f"{human_bytes(left, free=True)} in huge pages of {human_bytes(size)}")
-        text = ", ".join(texts) or human_milli(table.cpu_left.get(i, 0))
+        text = ", ".join(texts) or human_milli(table.free_cpu_milli.get(i, 0))
         parts[i] = text + lowered_text(machine, (i,))
-    return per_node(parts)
+    return per_node_text(parts)
 
 
-def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
+def lowered_text(machine: NodeModel, numa_nodes: Iterable[int]) -> str:
     """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
     lowest = min((machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes), default=1.0)
     if lowest >= 1:
@@ -334,15 +352,18 @@ def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
     return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"
 
 
-def not_let_in(case: Case, table: ResourceTable) -> str:
+def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
     """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
     machine = case.machine
-    outside = machine.tiers.outside
+    outside = machine.memory_only_nodes.excluded
     if not outside:
         return ""
     left = [
-        sum(table.memory_left.get(i, 0) for i in machine.tiers.serving(place) | place)
-        for place in (NUMASet([i]) for i in machine.places)
+        sum(
+            table.free_memory.get(i, 0)
+            for i in machine.memory_only_nodes.attached_to(place) | place
+        )
+        for place in (NUMASet([i]) for i in machine.alignable_nodes)
     ]
     single = case.policy is Policy.SINGLE_NUMA_NODE
     if (max(left) if single else sum(left)) >= case.demand.memory_bytes:
@@ -350,18 +371,21 @@ def not_let_in(case: Case, table: ResourceTable) -> str:
     amount = sum(machine.topology.numa_nodes[i].memory_bytes for i in outside)
     return (
         f"; {tier_text(machine.topology, outside)} with {human_bytes(amount)} "
-        f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
+        f"{inflect_for_ids(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
     )
 
 
-def affinity_message(case: Case, table: ResourceTable, alignment: Alignment) -> str:
+def affinity_message(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
     policy, found = case.policy, alignment.shortage
     whole = case.requested.scope is Scope.POD
     verb = "all its containers together need" if whole else "it needs"
-    needs = f"{case.who}: {found.text}{mode_text(case)}; {verb} {needed_text(case)}"
-    left = left_text(case, table)
-    if policy is Policy.RESTRICTED and found.widths:
+    needs = (
+        f"{case.message_subject}: {found.text}{exclusive_mode_text(case)}; {verb} "
+        f"{needed_text(case)}"
+    )
+    left = free_text(case, table)
+    if policy is Policy.RESTRICTED and found.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
             f"{needs}; policy {policy} wants one number of NUMA nodes for all, as the kubelet's "
@@ -372,15 +396,15 @@ def affinity_message(case: Case, table: ResourceTable, alignment: Alignment) -> 
         if policy is Policy.SINGLE_NUMA_NODE
         else "no more NUMA nodes than an empty machine would need"
     )
-    outside = not_let_in(case, table)
+    outside = unused_memory_nodes_text(case, table)
     return f"{needs} on {limit} (policy {policy}); free: {left}{outside}"
 
 
-MOST_NAMED: Final = 4
+MAX_NAMED_DEVICES: Final = 4
 """Devices of one kind that a sentence names; the rest is a number."""
 
 
-def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
+def aligned_devices(case: PlacementRequest) -> tuple[DeviceRequest, ...]:
     """The devices whose NUMA nodes are hints: none where the pod says ``devices: ignore``.
 
     Where a pod is placed as a whole, so are the devices of all its containers.
@@ -393,7 +417,9 @@ def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
     return container.devices
 
 
-def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
+def device_nodes_first(
+    case: PlacementRequest, affinity: NUMASet, room: Mapping[int, int], need: int
+) -> NUMASet:
     """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
     devices = [device for request in aligned_devices(case) for device in request.devices]
     counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
@@ -408,42 +434,47 @@ def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: 
     return NUMASet(first)
 
 
-def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
+def device_steps(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
     """What the devices had to do with it, in sentences."""
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
-        names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
-        return (f"devices: ignore, so {in_words(names)} gave no hint",) if names else ()
+        names = [
+            _device_names_text(one.resource, one.devices)
+            for one in container.devices
+            if one.devices
+        ]
+        return (f"devices: ignore, so {join_words(names)} gave no hint",) if names else ()
     said: list[str] = []
     if affinity is not None:
         for request in aligned_devices(case):
-            said += _about(request, affinity)
+            said += _device_step(request, affinity)
     return (*said, *container.device_notes)
 
 
-def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
+def _device_step(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     said: list[str] = []
     within = frozenset(affinity)
     inside = [d for d in request.devices if d.numa_nodes & within]
     outside = [d for d in request.devices if d.numa_nodes and not d.numa_nodes & within]
     if inside:
         verb = "are" if len(inside) > 1 else "is"
-        what = _named(request.resource, inside)
+        what = _device_names_text(request.resource, inside)
         said.append(f"on {numa_text(affinity)} because its {what} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"
         said.append(
-            f"although its {_named(request.resource, outside)} {verb} on {numa_text(nodes)}, "
+            f"although its {_device_names_text(request.resource, outside)} {verb} on "
+            f"{numa_text(nodes)}, "
             f"which is not among them"
         )
     return said
 
 
-def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
+def _device_names_text(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
     """``GPU 0000:3b:00.0``, ``GPU 0000:3b:00.0 and 3 more``."""
     if len(devices) == 1:
         return f"{kind} {devices[0].id}"
     ids = [d.id for d in devices]
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"
+    more = f" and {len(ids) - MAX_NAMED_DEVICES} more" if len(ids) > MAX_NAMED_DEVICES else ""
+    return f"{kind} {', '.join(ids[:MAX_NAMED_DEVICES])}{more}"

@@ -38,10 +38,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.settings import ANY_KEY, BUILT_IN, Otherwise, Permission, Rule, Settings
+from nri_numa.model.settings import ANY_KEY, BUILT_IN, DeniedAction, Permission, Rule, Settings
 from nri_numa.model.workload import (
-    HIGH,
-    LOW,
+    LOAD_HIGH,
+    LOAD_LOW,
     SMT,
     Bind,
     Container,
@@ -50,26 +50,26 @@ from nri_numa.model.workload import (
     Load,
     MemoryPolicy,
     OnFailure,
+    PlacementOptions,
     PodSandbox,
     Policy,
-    Refusal,
-    Requested,
+    Rejection,
     Scope,
-    subject,
+    container_subject,
 )
 
-_LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
+_ID_SET_TYPES: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
 
 
 def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
     """The first permission that matches, else the built-in one."""
     for permission in permissions:
-        if _matches(permission, pod):
+        if _matches_pod(permission, pod):
             return permission
     return BUILT_IN
 
 
-def _matches(entry: Permission | Rule, pod: PodSandbox) -> bool:
+def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
     """Every condition on the pod that is not empty must hold."""
     return (
         (not entry.qos or pod.qos in entry.qos)
@@ -78,7 +78,7 @@ def _matches(entry: Permission | Rule, pod: PodSandbox) -> bool:
     )
 
 
-def barred(permission: Permission, key: str, value: str) -> str | None:
+def forbidden_by(permission: Permission, key: str, value: str) -> str | None:
     """What was expected where a key or its value is not permitted; None where it is.
 
     A value that cannot be read is left to the check of its form.
@@ -89,7 +89,7 @@ def barred(permission: Permission, key: str, value: str) -> str | None:
     allowed = permission.values.get(key)
     if allowed is None or value in allowed:
         return None
-    kind = _LISTS.get(key)
+    kind = _ID_SET_TYPES.get(key)
     if kind is None:
         return f"one of {', '.join(allowed)}"
     try:
@@ -101,31 +101,31 @@ def barred(permission: Permission, key: str, value: str) -> str | None:
     return f"no others than {','.join(allowed)}"
 
 
-def by_annotation(requested: Requested, key: str) -> bool:
+def is_from_annotation(requested: PlacementOptions, key: str) -> bool:
     """Say whether a key's value comes from an annotation, not from the operator."""
     return requested.sources.get(key, "").startswith("annotation ")
 
 
-MOST_NAMES: Final = 512
+MAX_ANNOTATIONS: Final = 512
 """Annotations of one pod that may name our prefix: nine keys each for more than 50 containers."""
 
-MOST_GUESSES: Final = 8
-"""Unknown names in a domain below the prefix that are compared with our keys; see `MOST_NAMES`.
+MAX_SUGGESTION_CHECKS: Final = 8
+"""Unknown names below the prefix that are compared with our keys; see `MAX_ANNOTATIONS`.
 
 Comparing two words takes longer than everything else about a name.
 """
 
-LONGEST_WORD: Final = 24
+MAX_SUGGESTION_CHARS: Final = 24
 """Characters of a word that may resemble one of our keys, of which the longest has ten.
 
 `difflib.get_close_matches` calls two texts close from a ratio of 0.6 on, which is twice the
 characters in common by those of both: 2 * 10 / (10 + 24) is below.
 """
 
-LONGEST_VALUE: Final = 2048
+MAX_VALUE_CHARS: Final = 2048
 """Characters of a value that is no list: peak hours may be many, 96 quarters of an hour at most."""
 
-LONGEST_LIST: Final = 4096
+MAX_LIST_CHARS: Final = 4096
 """Characters of a list where the machine is not known: every one of 1024 CPUs by itself."""
 
 _SHORTEST_LIMIT: Final = 1024
@@ -145,9 +145,9 @@ def longest_list(count: int) -> int:
     return max(_SHORTEST_LIMIT, characters)
 
 
-def too_long(key: str, value: str, list_limit: int) -> str | None:
+def check_length(key: str, value: str, list_limit: int) -> str | None:
     """What was expected of a value that is too long to be read; None when it is not."""
-    limit = list_limit if key in ("numacpu", "numamem") else LONGEST_VALUE
+    limit = list_limit if key in ("numacpu", "numamem") else MAX_VALUE_CHARS
     if len(value) <= limit:
         return None
     return f"at most {limit} characters" + (
@@ -155,9 +155,9 @@ def too_long(key: str, value: str, list_limit: int) -> str | None:
     )
 
 
-_DAY = 1440  # minutes
-_HOURS = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
-_EXPECTED = (
+_DAY_MINUTES = 1440  # minutes
+_LOAD_INTERVAL_PATTERN = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
+_LOAD_EXPECTED = (
     "expected high, low, or daily peak hours such as 09:00-18:00, several separated by commas"
 )
 
@@ -171,43 +171,45 @@ def parse_load(text: str) -> Load:
     offending part and what was expected.
     """
     if text == "high":
-        return HIGH
+        return LOAD_HIGH
     if text == "low":
-        return LOW
+        return LOAD_LOW
     busy: list[tuple[int, int]] = []
     for item in text.split(","):
-        start, end = _interval(item, text)
+        start, end = _parse_load_interval(item, text)
         if start < end:
             busy.append((start, end))
         else:
-            busy += [(start, _DAY), (0, end)] if end else [(start, _DAY)]
-    return Load(_joined(busy))
+            busy += [(start, _DAY_MINUTES), (0, end)] if end else [(start, _DAY_MINUTES)]
+    return Load(_merge_intervals(busy))
 
 
 def format_load(load: Load) -> str:
     """Write a load so that `parse_load` reads the same value back."""
-    if load == HIGH:
+    if load == LOAD_HIGH:
         return "high"
-    if load == LOW:
+    if load == LOAD_LOW:
         return "low"
-    return ",".join(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in load.busy)
+    return ",".join(
+        f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in load.busy_intervals
+    )
 
 
-def _interval(item: str, text: str) -> tuple[int, int]:
-    match = _HOURS.fullmatch(item)
+def _parse_load_interval(item: str, text: str) -> tuple[int, int]:
+    match = _LOAD_INTERVAL_PATTERN.fullmatch(item)
     if match is None:
         where = f" in {text!r}" if item != text else ""
-        raise ValueError(f"load {item!r}{where}: {_EXPECTED}")
+        raise ValueError(f"load {item!r}{where}: {_LOAD_EXPECTED}")
     h1, m1, h2, m2 = (int(g) for g in match.groups())
     start, end = h1 * 60 + m1, h2 * 60 + m2
-    if m1 > 59 or m2 > 59 or start >= _DAY or end > _DAY:
+    if m1 > 59 or m2 > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
         raise ValueError(f"load {item!r}: expected times from 00:00 to 24:00")
     if start == end:
         raise ValueError(f"load {item!r}: starts when it ends; expected high for the whole day")
     return start, end
 
 
-def _joined(busy: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _merge_intervals(busy: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     joined: list[tuple[int, int]] = []
     for start, end in sorted(busy):
         if joined and start <= joined[-1][1]:
@@ -217,21 +219,21 @@ def _joined(busy: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-PLACED: Final = "placed"
+SCHEDULED_NODES_KEY: Final = "placed"
 """The annotation's key, below the prefix."""
-LONGEST_PLACED: Final = 16_384
+MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 """Characters that are read; 100 containers with the longest names take less."""
 
 
-def placed_text(numa_nodes: Mapping[str, NUMASet]) -> str:
+def format_scheduled_nodes(numa_nodes: Mapping[str, NUMASet]) -> str:
     """The annotation's value; containers in order of name, those without NUMA nodes left out."""
     known = {name: str(found) for name, found in sorted(numa_nodes.items()) if found}
     return json.dumps(known, separators=(",", ":"))
 
 
-def read_placed(text: str) -> dict[str, NUMASet] | None:
+def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
     """What a value says by container; None where it is not of our form."""
-    if len(text) > LONGEST_PLACED:
+    if len(text) > MAX_SCHEDULED_NODES_CHARS:
         return None
     try:
         document = json.loads(text)
@@ -250,34 +252,35 @@ def read_placed(text: str) -> dict[str, NUMASet] | None:
     return found
 
 
-def placed_for(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
+def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
     """The NUMA nodes that were held for one container; none where nothing readable says any."""
-    text = annotations.get(f"{prefix}/{PLACED}")
+    text = annotations.get(f"{prefix}/{SCHEDULED_NODES_KEY}")
     if text is None:
         return NO_NUMA_NODES
-    return (read_placed(text) or {}).get(container, NO_NUMA_NODES)
+    return (parse_scheduled_nodes(text) or {}).get(container, NO_NUMA_NODES)
 
 
-CONTAINERS: Final = "containers"
+CONTAINERS_KEY: Final = "containers"
 """The annotation's key, below the prefix; `nri_numa.engine.whole` reads it."""
-OWN_KEYS: Final = frozenset({"assigned", PLACED, CONTAINERS})
+WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
 
-NOTHING_REQUESTED: Final = Requested()
+NOTHING_REQUESTED: Final = PlacementOptions()
 
-_REMEMBERED: Final = 256
+_CACHED_REQUESTS: Final = 256
 """Different requests that a `Resolver` remembers at a time."""
-_SHORT: Final = 512
+_CACHED_VALUE_CHARS: Final = 512
 """Characters of the values of one remembered request."""
 
 
-def _wrong(
+def _invalid_value(
     pod: PodSandbox, container: Container, key: str, value: str, expected: str, source: str
-) -> Refusal:
+) -> Rejection:
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
-    return Refusal(
+    return Rejection(
         reason="InvalidAnnotation",
-        message=f"{subject(pod, container)}: {_plain(key)} is {quoted(value)} ({_plain(source)}), "
+        message=f"{container_subject(pod, container)}: {_printable_name(key)} is "
+        f"{quote_value(value)} ({_printable_name(source)}), "
         f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
         key=key,
@@ -286,12 +289,12 @@ def _wrong(
     )
 
 
-def _plain(name: str) -> str:
+def _printable_name(name: str) -> str:
     """Show a name as it is unless it would break the line: only Kubernetes checks names."""
-    return name if name.isprintable() and len(name) <= 400 else quoted(name)
+    return name if name.isprintable() and len(name) <= 400 else quote_value(name)
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Show a value of unknown length and content in one line."""
     # The text ends up in the CRI error and the pod's events, which have no room for megabytes.
     return repr(value) if len(value) <= 80 else f"{value[:80]!r}… ({len(value)} characters)"
@@ -323,36 +326,36 @@ def _check_load(value: str) -> str | None:
     return None
 
 
-def _one_of(kind: Iterable[str]) -> Callable[[str], str | None]:
+def _choice_check(kind: Iterable[str]) -> Callable[[str], str | None]:
     choices = [str(value) for value in kind]
     names = ", ".join(choices)
 
-    def check(value: str) -> str | None:
+    def check_choice(value: str) -> str | None:
         if value in choices:
             return None
         close = get_close_matches(value[:80].strip().lower(), choices, n=1)
         return f"one of {names}" + (f" (did you mean {close[0]}?)" if close else "")
 
-    return check
+    return check_choice
 
 
-_FORMAT: Final = "in the kernel's format such as"
-_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
-    "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_FORMAT} 0-3,8"),
-    "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_FORMAT} 0-1"),
-    "bind": _one_of(Bind),
-    "policy": _one_of(Policy),
-    "scope": _one_of(Scope),
-    "cpus": _one_of(CPUMode),
-    "smt": _one_of(SMT),
+_LIST_FORMAT_TEXT: Final = "in the kernel's format such as"
+_VALUE_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
+    "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_LIST_FORMAT_TEXT} 0-3,8"),
+    "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_LIST_FORMAT_TEXT} 0-1"),
+    "bind": _choice_check(Bind),
+    "policy": _choice_check(Policy),
+    "scope": _choice_check(Scope),
+    "cpus": _choice_check(CPUMode),
+    "smt": _choice_check(SMT),
     "load": _check_load,
-    "on-failure": _one_of(OnFailure),
-    "devices": _one_of(DeviceUse),
-    "mempolicy": _one_of(MemoryPolicy),
-    "movable": _one_of(("true", "false")),
+    "on-failure": _choice_check(OnFailure),
+    "devices": _choice_check(DeviceUse),
+    "mempolicy": _choice_check(MemoryPolicy),
+    "movable": _choice_check(("true", "false")),
 }
 
-KEYS: Final[tuple[str, ...]] = tuple(_CHECKS)
+OPTION_KEYS: Final[tuple[str, ...]] = tuple(_VALUE_CHECKS)
 """Every key a pod, a rule or the defaults may set."""
 
 
@@ -361,93 +364,93 @@ def check_value(key: str, value: str) -> str | None:
 
     The same check serves annotations, rules and defaults. An unknown key is a problem too.
     """
-    check = _CHECKS.get(key)
+    check = _VALUE_CHECKS.get(key)
     if check is None:
-        return f"{quoted(key)} is not a known key, expected {_known_keys(key)}"
-    expected = too_long(key, value, LONGEST_LIST) or check(value)
-    return None if expected is None else f"{quoted(value)} is not valid, expected {expected}"
+        return f"{quote_value(key)} is not a known key, expected {_known_keys(key)}"
+    expected = check_length(key, value, MAX_LIST_CHARS) or check(value)
+    return None if expected is None else f"{quote_value(value)} is not valid, expected {expected}"
 
 
 def _known_keys(key: str) -> str:
-    close = _nearest(key.lower())
-    listed = "one of the keys " + ", ".join(KEYS)
+    close = _closest_key(key.lower())
+    listed = "one of the keys " + ", ".join(OPTION_KEYS)
     return f"{listed} (did you mean {close}?)" if close else listed
 
 
-def _nearest(word: str) -> str | None:
+def _closest_key(word: str) -> str | None:
     """The key that a word resembles; None when there is none."""
-    close = get_close_matches(word, KEYS, n=1) if len(word) <= LONGEST_WORD else None
+    close = get_close_matches(word, OPTION_KEYS, n=1) if len(word) <= MAX_SUGGESTION_CHARS else None
     return close[0] if close else None
 
 
 # --- contradictions ---------------------------------------------------------------------------
 
 
-class _Clash(msgspec.Struct, frozen=True):
+class _Contradiction(msgspec.Struct, frozen=True):
     """``values`` of a key do not go with ``other_values`` of another; None stands for any value."""
 
     values: frozenset[str] | None
-    other: str
+    other_key: str
     other_values: frozenset[str] | None
-    why: str
+    explanation: str
 
 
-_PINNED = "bind: none touches nothing"
+_BIND_NONE_TEXT = "bind: none touches nothing"
 _MEMORY_ALONE = "bind: cpu leaves memory alone"
-_NAMED = "the CPUs of numacpu are taken as they are"
+_NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
 
 # Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
 # shared CPUs, scope without a policy, load without pair) is no contradiction.
-_CONTRADICTIONS: Final = (
-    ("numacpu", None, "bind", {"none"}, _PINNED),
-    ("numamem", None, "bind", {"none"}, _PINNED),
+_OPTION_CONTRADICTIONS: Final = (
+    ("numacpu", None, "bind", {"none"}, _BIND_NONE_TEXT),
+    ("numamem", None, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numamem", None, "bind", {"cpu"}, _MEMORY_ALONE),
-    ("policy", set(Policy) - {"none"}, "bind", {"none"}, _PINNED),
-    ("cpus", {"exclusive"}, "bind", {"none"}, _PINNED),
-    ("smt", {"full-core", "isolate"}, "bind", {"none"}, _PINNED),
-    ("numacpu", None, "policy", set(Policy) - {"none"}, _NAMED),
-    ("numacpu", None, "smt", {"full-core", "isolate"}, _NAMED),
-    ("numacpu", None, "on-failure", {"widen"}, _NAMED + " and cannot be widened"),
+    ("policy", set(Policy) - {"none"}, "bind", {"none"}, _BIND_NONE_TEXT),
+    ("cpus", {"exclusive"}, "bind", {"none"}, _BIND_NONE_TEXT),
+    ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
+    ("numacpu", None, "policy", set(Policy) - {"none"}, _NUMACPU_FIXED_TEXT),
+    ("numacpu", None, "smt", {"full-core", "isolate"}, _NUMACPU_FIXED_TEXT),
+    ("numacpu", None, "on-failure", {"widen"}, _NUMACPU_FIXED_TEXT + " and cannot be widened"),
     ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
-    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _PINNED),
+    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _MEMORY_ALONE),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
 )
 
 
-def _index() -> Mapping[str, tuple[_Clash, ...]]:
-    rows: dict[str, list[_Clash]] = {key: [] for key in KEYS}
-    for key, values, other, other_values, why in _CONTRADICTIONS:
+def _index_contradictions() -> Mapping[str, tuple[_Contradiction, ...]]:
+    rows: dict[str, list[_Contradiction]] = {key: [] for key in OPTION_KEYS}
+    for key, values, other, other_values, why in _OPTION_CONTRADICTIONS:
         a = None if values is None else frozenset(values)
         b = frozenset(other_values)
-        rows[key].append(_Clash(a, other, b, why))
-        rows[other].append(_Clash(b, key, a, why))
+        rows[key].append(_Contradiction(a, other, b, why))
+        rows[other].append(_Contradiction(b, key, a, why))
     return {key: tuple(found) for key, found in rows.items()}
 
 
-_CLASHES: Final = _index()
+_CONTRADICTIONS_BY_KEY: Final = _index_contradictions()
 
 # Key to value and source.
-_Level: TypeAlias = dict[str, tuple[str, str]]
+_OptionLevel: TypeAlias = dict[str, tuple[str, str]]
 
 
-def _clash(key: str, value: str, among: _Level) -> _Clash | None:
-    for row in _CLASHES[key]:
-        if row.other in among and (row.values is None or value in row.values):
-            other_value = among[row.other][0]
+def _find_contradiction(key: str, value: str, among: _OptionLevel) -> _Contradiction | None:
+    for row in _CONTRADICTIONS_BY_KEY[key]:
+        if row.other_key in among and (row.values is None or value in row.values):
+            other_value = among[row.other_key][0]
             if row.other_values is None or other_value in row.other_values:
                 return row
     return None
 
 
-def _contradiction(level: _Level) -> tuple[str, str] | None:
+def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
     """Find two keys of one level that exclude each other: the first of them and the expectation."""
     for key, (value, _) in level.items():
-        row = _clash(key, value, level)
+        row = _find_contradiction(key, value, level)
         if row is not None:
-            other_value, other_source = level[row.other]
-            beside = f"{row.other} {quoted(other_value)} ({other_source})"
-            return key, f"no {beside} next to it, because {row.why}"
+            other_value, other_source = level[row.other_key]
+            beside = f"{row.other_key} {quote_value(other_value)} ({other_source})"
+            return key, f"no {beside} next to it, because {row.explanation}"
     return None
 
 
@@ -459,19 +462,21 @@ def check_level(values: Mapping[str, str]) -> list[str]:
         if (problem := check_value(key, value)) is not None
     ]
     if not problems:
-        found = _contradiction({key: (value, "same place") for key, value in values.items()})
+        found = _find_level_contradiction(
+            {key: (value, "same place") for key, value in values.items()}
+        )
         if found is not None:
             key, expected = found
-            problems.append(f"{key}: {quoted(values[key])} is not valid, expected {expected}")
+            problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {expected}")
     return problems
 
 
 # --- sources ----------------------------------------------------------------------------------
 
 
-def resolve(
-    settings: Settings, pod: PodSandbox, container: Container, list_limit: int = LONGEST_LIST
-) -> Requested | Refusal:
+def resolve_placement_options(
+    settings: Settings, pod: PodSandbox, container: Container, list_limit: int = MAX_LIST_CHARS
+) -> PlacementOptions | Rejection:
     """Put together what annotations, rules and defaults say about one container.
 
     Annotations that concern the container are checked even where a stronger level overrides them;
@@ -481,67 +486,67 @@ def resolve(
     own = [name for name in pod.annotations if marker in name]
     if not own and not settings.rules and not settings.defaults:
         return NOTHING_REQUESTED
-    levels: list[_Level] = []
+    levels: list[_OptionLevel] = []
     permission = permission_of(settings.permissions, pod)
     ignored: list[str] = []
     if own:
         read = _read_annotations(own, marker, pod, container, list_limit, permission, ignored)
-        if isinstance(read, Refusal):
+        if isinstance(read, Rejection):
             return read
         levels += read
     annotated = len(levels)
     levels += [
         {key: (value, f"rule {number}") for key, value in rule.values.items()}
         for number, rule in enumerate(settings.rules, 1)
-        if _applies(rule, pod, container)
+        if _rule_matches(rule, pod, container)
     ]
     if settings.defaults:
         levels.append({key: (value, "default") for key, value in settings.defaults.items()})
-    chosen: _Level = {}
+    chosen: _OptionLevel = {}
     for number, level in enumerate(levels):
-        new: _Level = {}
+        new: _OptionLevel = {}
         for key, one in level.items():
-            if key not in chosen and _clash(key, one[0], chosen) is None:
+            if key not in chosen and _find_contradiction(key, one[0], chosen) is None:
                 new[key] = one
         # Rules and defaults were checked when the configuration was read.
-        found = _contradiction(new) if number < annotated else None
+        found = _find_level_contradiction(new) if number < annotated else None
         if found is not None:
             key, expected = found
             value, source = new[key]
-            return _wrong(pod, container, key, value, expected, source)
+            return _invalid_value(pod, container, key, value, expected, source)
         chosen.update(new)
-    return _requested(
+    return _build_placement_options(
         chosen,
         permission,
         ignored,
         pods_list="numacpu" in chosen and not (own and "numacpu" in levels[0]),
-        placed=placed_for(pod.annotations, settings.prefix, container.name)
-        if marker + PLACED in pod.annotations
+        placed=scheduled_nodes(pod.annotations, settings.prefix, container.name)
+        if marker + SCHEDULED_NODES_KEY in pod.annotations
         else NO_NUMA_NODES,
     )
 
 
 class Resolver:
-    """`resolve` for one set of settings, remembering what it found.
+    """`resolve_placement_options` for one set of settings, remembering what it found.
 
     Replicas and restarted pods ask for the same things again, and reading them takes longer than
     all arithmetic on a small machine.
     """
 
-    def __init__(self, settings: Settings, list_limit: int = LONGEST_LIST) -> None:
+    def __init__(self, settings: Settings, list_limit: int = MAX_LIST_CHARS) -> None:
         self._settings = settings
         self._list_limit = list_limit
         self._marker = settings.prefix + "/"
-        self._known: dict[tuple[object, ...], Requested] = {}
+        self._known: dict[tuple[object, ...], PlacementOptions] = {}
 
-    def __call__(self, pod: PodSandbox, container: Container) -> Requested | Refusal:
-        """The same as `resolve`."""
+    def __call__(self, pod: PodSandbox, container: Container) -> PlacementOptions | Rejection:
+        """The same as `resolve_placement_options`."""
         settings, marker = self._settings, self._marker
         own = tuple([item for item in pod.annotations.items() if marker in item[0]])
         rules: tuple[int, ...] = ()
         if settings.rules:
             rules = tuple(
-                [n for n, rule in enumerate(settings.rules) if _applies(rule, pod, container)]
+                [n for n, rule in enumerate(settings.rules) if _rule_matches(rule, pod, container)]
             )
         if not own and not rules and not settings.defaults:
             return NOTHING_REQUESTED
@@ -550,10 +555,13 @@ class Resolver:
         found = self._known.get(key)
         if found is not None:
             return found
-        requested = resolve(settings, pod, container, self._list_limit)
+        requested = resolve_placement_options(settings, pod, container, self._list_limit)
         # What is wrong names the pod; what is long comes from a user who probes for limits.
-        if isinstance(requested, Requested) and sum(len(value) for _, value in own) <= _SHORT:
-            if len(self._known) >= _REMEMBERED:
+        if (
+            isinstance(requested, PlacementOptions)
+            and sum(len(value) for _, value in own) <= _CACHED_VALUE_CHARS
+        ):
+            if len(self._known) >= _CACHED_REQUESTS:
                 self._known.clear()
             self._known[key] = requested
         return requested
@@ -567,64 +575,68 @@ def _read_annotations(
     list_limit: int,
     permission: Permission,
     ignored: list[str],
-) -> tuple[_Level, _Level] | Refusal:
+) -> tuple[_OptionLevel, _OptionLevel] | Rejection:
     """Sort our annotations into the container's level and the pod's level.
 
     What is passed over for want of a permission is added to ``ignored``.
     """
-    if len(own) > MOST_NAMES:
+    if len(own) > MAX_ANNOTATIONS:
         name = min(own)
-        expected = f"at most {MOST_NAMES} annotations that name {marker} and not {len(own)}"
+        expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(own)}"
         source = f"annotation {name}"
-        return _wrong(pod, container, name, pod.annotations[name], expected, source)
-    mine: _Level = {}
-    everybodys: _Level = {}
+        return _invalid_value(pod, container, name, pod.annotations[name], expected, source)
+    mine: _OptionLevel = {}
+    everybodys: _OptionLevel = {}
     below = 0
     for name in sorted(own):  # by name, so that the first of several mistakes is always the same
         below += not name.startswith(marker)
-        parts = _split(name, marker, guess=below <= MOST_GUESSES)
+        parts = _parse_annotation_name(name, marker, guess=below <= MAX_SUGGESTION_CHECKS)
         if parts is None:
             continue
         key, target = parts
-        if key in OWN_KEYS:
+        if key in WRITTEN_KEYS:
             continue
         value, source = pod.annotations[name], f"annotation {name}"
-        if key not in _CHECKS:
+        if key not in _VALUE_CHECKS:
             expected = _known_keys(key)
         elif target == "":
             expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
             continue
-        elif (refused := _refused(permission, key, value, list_limit)) is not None:
-            if permission.otherwise is Otherwise.IGNORE:
-                ignored.append(f"{key} {quoted(value)} ({source}) is ignored: expected {refused}")
+        elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
+            if permission.on_denied is DeniedAction.IGNORE:
+                ignored.append(
+                    f"{key} {quote_value(value)} ({source}) is ignored: expected {refused}"
+                )
                 continue
             rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            wrong = _wrong(pod, container, key, value, refused, source)
+            wrong = _invalid_value(pod, container, key, value, refused, source)
             return replace(wrong, reason="NotPermitted", rule=rule)
         else:
             level = everybodys if target is None else mine
             earlier = level.setdefault(key, (value, source))
             if earlier[0] != value:
-                expected = f"the same as {quoted(earlier[0])} ({earlier[1]})"
+                expected = f"the same as {quote_value(earlier[0])} ({earlier[1]})"
             else:
-                wanted = too_long(key, value, list_limit) or _CHECKS[key](value)
+                wanted = check_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
                 if wanted is None:
                     continue
                 expected = wanted
-        return _wrong(pod, container, key, value, expected, source)
+        return _invalid_value(pod, container, key, value, expected, source)
     return mine, everybodys
 
 
-def _refused(permission: Permission, key: str, value: str, list_limit: int) -> str | None:
+def _permission_rejection(
+    permission: Permission, key: str, value: str, list_limit: int
+) -> str | None:
     """What a permission lets pods ask for instead; None where it has nothing against it."""
-    if too_long(key, value, list_limit) is not None:
+    if check_length(key, value, list_limit) is not None:
         return None  # refused without being read
-    expected = barred(permission, key, value)
+    expected = forbidden_by(permission, key, value)
     return None if expected is None else f"{expected}, which is all that {permission.name} allows"
 
 
-def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
+def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | None:
     """Take an annotation name apart into key and container (None: the whole pod).
 
     None when the annotation is not ours: another domain that ends like our prefix. ``guess`` takes
@@ -639,7 +651,7 @@ def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | N
     # A domain below our prefix may well be another program's: only what is, or nearly is, one of
     # our keys is taken for ours.
     if name[start - 1] != "." or not (
-        key in OWN_KEYS or key in _CHECKS or (guess and _nearest(key))
+        key in WRITTEN_KEYS or key in _VALUE_CHECKS or (guess and _closest_key(key))
     ):
         return None
     if tail == "pod":
@@ -649,25 +661,25 @@ def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | N
     return None
 
 
-def _applies(rule: Rule, pod: PodSandbox, container: Container) -> bool:
+def _rule_matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
     return (
         (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
-        and _matches(rule, pod)
+        and _matches_pod(rule, pod)
         and (not rule.containers or any(fnmatchcase(container.name, p) for p in rule.containers))
     )
 
 
-def _requested(
-    chosen: _Level,
+def _build_placement_options(
+    chosen: _OptionLevel,
     permission: Permission,
     ignored: list[str],
     *,
     pods_list: bool,
     placed: NUMASet,
-) -> Requested:
+) -> PlacementOptions:
     values = {key: value for key, (value, _) in chosen.items()}
     load = values.get("load")
-    return Requested(
+    return PlacementOptions(
         numacpu=values.get("numacpu"),
         numamem=values.get("numamem"),
         bind=Bind(values.get("bind", NOTHING_REQUESTED.bind)),
@@ -680,97 +692,109 @@ def _requested(
         devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
-        given=frozenset([key for key, (_, source) in chosen.items() if source != "default"]),
+        explicit_keys=frozenset(
+            [key for key, (_, source) in chosen.items() if source != "default"]
+        ),
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),
-        unpaid_cpus=permission.unpaid_cpus,
+        unrequested_cpus=permission.unpaid_cpus,
         reserved_cpus=permission.reserved_cpus,
-        lenient=permission.otherwise is Otherwise.IGNORE,
+        ignores_denied=permission.on_denied is DeniedAction.IGNORE,
         permission=permission.name,
         listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
         listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
-        pods_list=pods_list,
-        placed=placed,
+        list_is_pods=pods_list,
+        scheduled_nodes=placed,
     )
 
 
-MOST_ADDRESSEES: Final = 16
+MAX_NAMED_CONTAINERS: Final = 16
 """Names of one pod that are looked after; more are no accident."""
 _LONGEST_NAME: Final = 63  # of a container's name: a DNS label
 
 
-def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
+def named_containers(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Container names in annotations of ours, with the annotation that has it.
 
-    At most `MOST_ADDRESSEES`, in the order of the annotations' names. Names that no container can
-    have are left out.
+    At most `MAX_NAMED_CONTAINERS`, in the order of the annotations' names. Names that no container
+    can have are left out.
     """
     found: dict[str, str] = {}
     marker = prefix + "/"
     for name in sorted([name for name in annotations if marker in name]):
-        key, target = _split(name, marker, guess=False) or ("", None)
-        if key in KEYS and target and len(target) <= _LONGEST_NAME and len(found) < MOST_ADDRESSEES:
+        key, target = _parse_annotation_name(name, marker, guess=False) or ("", None)
+        if (
+            key in OPTION_KEYS
+            and target
+            and len(target) <= _LONGEST_NAME
+            and len(found) < MAX_NAMED_CONTAINERS
+        ):
             found.setdefault(target, name)
     return found
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class UnknownContainerName(msgspec.Struct, frozen=True, kw_only=True):
     """A name that an annotation has and no container; not ``final`` where one may still come."""
 
     annotation: str
     name: str
-    had: tuple[str, ...]
+    known_names: tuple[str, ...]
     final: bool = True
 
     @property
-    def close(self) -> str:
+    def suggested_name(self) -> str:
         """The container that was perhaps meant; empty where none resembles it."""
-        return next(iter(get_close_matches(self.name, self.had, n=1)), "")
+        return next(iter(get_close_matches(self.name, self.known_names, n=1)), "")
 
     @property
     def sentence(self) -> str:
         """For people."""
         what = (
-            f"is ignored, because it names a container {quoted(self.name)}, which this pod does "
+            f"is ignored, because it names a container {quote_value(self.name)}, which this "
+            "pod does "
             "not have"
             if self.final
-            else f"names a container {quoted(self.name)}, which was not created so far"
+            else f"names a container {quote_value(self.name)}, which was not created so far"
         )
         return (
             f"annotation {self.annotation} {what}; "
-            f"it has {', '.join(map(quoted, self.had)) or 'none'}"
-            + (f" (did you mean {self.close}?)" if self.close else "")
+            f"it has {', '.join(map(quote_value, self.known_names)) or 'none'}"
+            + (f" (did you mean {self.suggested_name}?)" if self.suggested_name else "")
         )
 
 
-_NEAR: Final = 0.88
+_PREFIX_SIMILARITY: Final = 0.88
 """`difflib`'s ratio from which a domain is taken for our prefix misspelt: two letters of
 numa.kubernetes.io. node.kubernetes.io and kubernetes.io, which are in use, stay below."""
 
 
-def misspelt(annotations: Mapping[str, str], prefix: str) -> list[str]:
+def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """A sentence for each annotation with one of our keys below what is nearly our prefix."""
-    doubtful = sorted(name for name in annotations if _domain(name) not in ("", prefix))
+    doubtful = sorted(name for name in annotations if _prefix_candidate(name) not in ("", prefix))
     return [
-        f"annotation {_plain(name)} is ignored, because its prefix is not {prefix} "
-        f"(did you mean {_plain(name.replace(domain, prefix, 1))}?)"
-        for name in doubtful[:MOST_GUESSES]
-        if not (domain := _domain(name)).endswith(f".{prefix}")
-        and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_NEAR)
+        f"annotation {_printable_name(name)} is ignored, because its prefix is not {prefix} "
+        f"(did you mean {_printable_name(name.replace(domain, prefix, 1))}?)"
+        for name in doubtful[:MAX_SUGGESTION_CHECKS]
+        if not (domain := _prefix_candidate(name)).endswith(f".{prefix}")
+        and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_PREFIX_SIMILARITY)
     ]
 
 
-def _domain(name: str) -> str:
+def _prefix_candidate(name: str) -> str:
     """What stands for the prefix in a name with one of our keys, in both spellings; else empty."""
     domain, _, tail = name.partition("/")
-    if tail.partition(".")[0] in _CHECKS:
+    if tail.partition(".")[0] in _VALUE_CHECKS:
         return domain
     key, _, rest = domain.partition(".")
-    return rest if key in _CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
+    return rest if key in _VALUE_CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
 
 
 def own_keys(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """The annotations that a pod's request would be read from, misspelt keys too, by name."""
     marker = prefix + "/"
-    ours = {name: _split(name, marker, guess=True) for name in annotations if marker in name}
-    return sorted(name for name, parts in ours.items() if parts and parts[0] not in OWN_KEYS)
+    ours = {
+        name: _parse_annotation_name(name, marker, guess=True)
+        for name in annotations
+        if marker in name
+    }
+    return sorted(name for name, parts in ours.items() if parts and parts[0] not in WRITTEN_KEYS)

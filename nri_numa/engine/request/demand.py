@@ -26,23 +26,23 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import by_annotation, permission_of, quoted
-from nri_numa.engine.state import NOTHING, Charge, NodeState
+from nri_numa.engine.request.annotations import is_from_annotation, permission_of, quote_value
+from nri_numa.engine.state import NO_CHARGE, Charge, NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
     CPUMode,
+    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
     Resources,
     Scope,
     Slots,
-    subject,
+    container_subject,
 )
 
 SHARES_PER_CPU: Final = 1024
@@ -65,54 +65,54 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
             at most what the pod's sum leaves it.
-        cpu_at_least: it may be more: shares cannot tell more than 256 CPUs.
+        cpu_is_lower_bound: it may be more: shares cannot tell more than 256 CPUs.
         memory_bytes: the limit, else the request as far as the OOM score tells, else 0; in a
             Guaranteed pod at most what the pod's sum leaves it.
-        cpu_paid_milli: thousandths of a CPU that the request pays for: what may be owned, and what
-            is allocated for a container that shares.
-        pod_paid_milli: for a pod's list: what the pod's requests pay for beside what others of it
-            have; None where the runtime does not tell.
-        memory_paid: bytes that the request pays for, which is what is allocated; the pin must hold
-            ``memory_bytes``.
+        cpu_requested_milli: thousandths of a CPU that the request pays for: what may be owned, and
+            what is allocated for a container that shares.
+        pod_requested_milli: for a pod's list: what the pod's requests pay for beside what others of
+            it have; None where the runtime does not tell.
+        memory_requested: bytes that the request pays for, which is what is allocated; the pin must
+            hold ``memory_bytes``.
         memory_source: ``limit``, ``request`` (to a thousandth of the machine) or ``none``.
-        size_milli, size_bytes: as ``cpu_milli`` and ``memory_bytes``, whatever its pod has: what a
-            resize changes.
+        own_cpu_milli, own_memory_bytes: as ``cpu_milli`` and ``memory_bytes``, whatever its pod
+            has: what a resize changes.
     """
 
     cpu_milli: int = 0
-    cpu_at_least: bool = False
+    cpu_is_lower_bound: bool = msgspec.field(name="cpu_at_least", default=False)
     exclusive_cpus: int = 0
     memory_bytes: int = 0
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpu_source: str = "none"
     memory_source: str = "none"
     notes: tuple[str, ...] = ()
-    cpu_paid_milli: int = 0
-    pod_paid_milli: int | None = None
-    memory_paid: int = 0
-    size_milli: int = 0
-    size_bytes: int = 0
+    cpu_requested_milli: int = msgspec.field(name="cpu_paid_milli", default=0)
+    pod_requested_milli: int | None = msgspec.field(name="pod_paid_milli", default=None)
+    memory_requested: int = msgspec.field(name="memory_paid", default=0)
+    own_cpu_milli: int = msgspec.field(name="size_milli", default=0)
+    own_memory_bytes: int = msgspec.field(name="size_bytes", default=0)
     ignored: str = ""
 
 
-def _wrong(
+def _demand_rejection(
     pod: PodSandbox, container: Container, what: str, expected: str, *, reason: str
-) -> Refusal:
+) -> Rejection:
     """A need that cannot be met on any machine; ``what`` names the resource and its value."""
-    return Refusal(
+    return Rejection(
         reason=reason,
-        message=f"{subject(pod, container)}: {what}, expected {expected}",
+        message=f"{container_subject(pod, container)}: {what}, expected {expected}",
         rule=expected,
     )
 
 
-def demand(
+def compute_demand(
     pod: PodSandbox,
     container: Container,
-    requested: Requested,
+    requested: PlacementOptions,
     capacity_bytes: int,
-    others: Charge = NOTHING,
-) -> Demand | Refusal:
+    others: Charge = NO_CHARGE,
+) -> Demand | Rejection:
     """Work out what a container needs.
 
     Whole CPUs of its own get a container that asks for them (``cpus: exclusive``) and, as under
@@ -134,46 +134,46 @@ def demand(
     milli = limit or request
     saturated = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
     if saturated and resources.cpu_shares == MAX_SHARES:  # above, it was said already
-        notes.append(_at_least(pod))
+        notes.append(_shares_limit_text(pod))
     exclusive = 0
     ignored = ""
-    paid = paid_milli(pod, resources, others)
+    paid = requested_cpu_milli(pod, resources, others)
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.given
+        owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
         whole = milli > 0 and milli % 1000 == 0
         if requested.cpus is CPUMode.EXCLUSIVE:
             if requested.slots is not None:
                 exclusive = requested.slots.count
             elif whole:
                 exclusive = milli // 1000
-            elif "cpus" in requested.given:
-                return _not_whole(pod, container, requested, milli)
+            elif "cpus" in requested.explicit_keys:
+                return _fractional_rejection(pod, container, requested, milli)
         elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
             exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
-        if requested.slots is None and has_no_own(pod, requested, milli) and paid >= 1000:
+        if requested.slots is None and uses_pod_resources(pod, requested, milli) and paid >= 1000:
             exclusive = min(exclusive, paid // 1000)  # what others of its pod leave
         if requested.cpus is None and 1000 * exclusive > paid:
-            notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
+            notes.append(f"it shares CPUs: {_requested_text(paid, exclusive)}")
             exclusive = 0
         if exclusive and saturated and requested.slots is None:
-            if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
-                return _unknown(pod, container)
+            if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.explicit_keys:
+                return _unknown_cpus_rejection(pod, container)
             exclusive = 0
         # How much more than 256 CPUs a request pays for is not given, and slots were counted.
         counted = saturated and requested.slots is not None
-        if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
-            if "cpus" in requested.given and not (
-                requested.lenient and by_annotation(requested, "cpus")
+        if 1000 * exclusive > paid and not requested.unrequested_cpus and not counted:
+            if "cpus" in requested.explicit_keys and not (
+                requested.ignores_denied and is_from_annotation(requested, "cpus")
             ):
-                return _unpaid(pod, container, requested, paid, exclusive)
-            ignored = f"cpus: exclusive is ignored: {_pays(paid, exclusive)}"
+                return _unrequested_rejection(pod, container, requested, paid, exclusive)
+            ignored = f"cpus: exclusive is ignored: {_requested_text(paid, exclusive)}"
             notes.append(ignored)
             exclusive = 0
         if owning and not exclusive:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    size, memory_source = _memory(pod, container, capacity_bytes, notes)
-    allocated = memory_paid(pod, container, capacity_bytes, size, others)
+    size, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
+    allocated = requested_memory(pod, container, capacity_bytes, size, others)
     need, memory = milli, size
     if pod.qos is QoSClass.GUARANTEED and pod_milli(pod) is not None:
         need, memory = min(milli, paid), allocated
@@ -181,23 +181,25 @@ def demand(
         notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
     return Demand(
         cpu_milli=need,
-        cpu_at_least=saturated,
+        cpu_is_lower_bound=saturated,
         exclusive_cpus=exclusive,
         memory_bytes=memory,
-        hugepages=hugepages(resources, notes) if resources.hugepages else {},
+        hugepages=hugepage_demand(resources, notes) if resources.hugepages else {},
         cpu_source="limit" if limit else "request" if request else "none",
         memory_source=memory_source,
         notes=tuple(notes),
-        cpu_paid_milli=paid,
-        pod_paid_milli=_pod_paid(pod, paid, others) if requested.pods_list else None,
-        memory_paid=allocated,
-        size_milli=milli,
-        size_bytes=size,
+        cpu_requested_milli=paid,
+        pod_requested_milli=_pod_requested_milli(pod, paid, others)
+        if requested.list_is_pods
+        else None,
+        memory_requested=allocated,
+        own_cpu_milli=milli,
+        own_memory_bytes=size,
         ignored=ignored,
     )
 
 
-def has_no_own(pod: PodSandbox, requested: Requested, milli: int) -> bool:
+def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
     """Whether a container of its size has what its pod has, as without resources of its own.
 
     Such containers of a pod that is placed as a whole share what others with CPUs of their own
@@ -213,34 +215,40 @@ def has_no_own(pod: PodSandbox, requested: Requested, milli: int) -> bool:
     )
 
 
-def _pays(paid: int, count: int) -> str:
+def _requested_text(paid: int, count: int) -> str:
     return f"the CPU request pays for {paid}m of {1000 * count}m"
 
 
-def _unpaid(
-    pod: PodSandbox, container: Container, requested: Requested, paid: int, count: int
-) -> Refusal:
+def _unrequested_rejection(
+    pod: PodSandbox, container: Container, requested: PlacementOptions, paid: int, count: int
+) -> Rejection:
     expected = (
         f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
         f"({requested.sources.get('cpus', 'unknown source')}), unless a permission has unpaidCPUs "
         f"({requested.permission} has not)"
     )
     value = f"{paid}m" if paid else "not set"
-    return _wrong(pod, container, f"cpu request is {value}", expected, reason="UnpaidCPUs")
+    return _demand_rejection(
+        pod, container, f"cpu request is {value}", expected, reason="UnpaidCPUs"
+    )
 
 
-def _not_whole(pod: PodSandbox, container: Container, requested: Requested, milli: int) -> Refusal:
+def _fractional_rejection(
+    pod: PodSandbox, container: Container, requested: PlacementOptions, milli: int
+) -> Rejection:
     asked = (
         f"because cpus: exclusive is asked for ({requested.sources.get('cpus', 'unknown source')})"
     )
     if milli:
         expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {asked}"
-        return _wrong(pod, container, f"cpu is {milli}m", expected, reason="FractionalCPUs")
+        return _demand_rejection(
+            pod, container, f"cpu is {milli}m", expected, reason="FractionalCPUs"
+        )
     expected = f"a CPU limit or request that is a whole number, {asked}"
-    return _wrong(pod, container, "cpu is not set", expected, reason="NoCPUs")
+    return _demand_rejection(pod, container, "cpu is not set", expected, reason="NoCPUs")
 
 
-def _at_least(pod: PodSandbox) -> str:
+def _shares_limit_text(pod: PodSandbox) -> str:
     """What is known of a request that shares cannot express."""
     text = (
         f"{MAX_SHARES} CPU shares stand for {MAX_SHARES // SHARES_PER_CPU} CPUs or any number above"
@@ -249,13 +257,13 @@ def _at_least(pod: PodSandbox) -> str:
     return f"{text}; the whole pod's limit is {total / 1000:g} CPUs" if total else text
 
 
-def _unknown(pod: PodSandbox, container: Container) -> Refusal:
+def _unknown_cpus_rejection(pod: PodSandbox, container: Container) -> Rejection:
     what = f"cpu is a request of {MAX_SHARES // SHARES_PER_CPU} CPUs or more"
     expected = (
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
-        + _at_least(pod)
+        + _shares_limit_text(pod)
     )
-    return _wrong(pod, container, what, expected, reason="UnknownCPUs")
+    return _demand_rejection(pod, container, what, expected, reason="UnknownCPUs")
 
 
 def limit_milli(resources: Resources, notes: list[str]) -> int:
@@ -302,14 +310,14 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
     return -(-shares * 1000 // SHARES_PER_CPU)
 
 
-def size_milli(resources: Resources) -> int:
+def cpu_size_milli(resources: Resources) -> int:
     """Thousandths of a CPU: the limit, else the request, else 0."""
     return limit_milli(resources, []) or request_milli(resources, [])
 
 
-def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
+def requested_cpu_milli(pod: PodSandbox, resources: Resources, others: Charge = NO_CHARGE) -> int:
     """Thousandths of a CPU that a container's request pays for."""
-    paid = _requested(pod.qos, resources)
+    paid = _requested_cpu_milli(pod.qos, resources)
     total = pod_milli(pod)
     if total is None:
         return paid
@@ -320,7 +328,7 @@ def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) 
     return max(0, min(paid, total - others.cpu_milli))
 
 
-def _pod_paid(pod: PodSandbox, paid: int, others: Charge) -> int | None:
+def _pod_requested_milli(pod: PodSandbox, paid: int, others: Charge) -> int | None:
     total = pod_milli(pod)
     return None if total is None else max(paid, total - others.cpu_milli)
 
@@ -332,10 +340,10 @@ def pod_milli(pod: PodSandbox) -> int | None:
         return None
     if (resources.cpu_shares or 0) >= MAX_SHARES and not resources.cpu_quota:
         return None
-    return _requested(pod.qos, resources)
+    return _requested_cpu_milli(pod.qos, resources)
 
 
-def _requested(qos: QoSClass, resources: Resources) -> int:
+def _requested_cpu_milli(qos: QoSClass, resources: Resources) -> int:
     """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests."""
     request = request_milli(resources, [])
     shares = resources.cpu_shares
@@ -344,12 +352,12 @@ def _requested(qos: QoSClass, resources: Resources) -> int:
     return request
 
 
-def memory_paid(
+def requested_memory(
     pod: PodSandbox,
     container: Container,
     capacity_bytes: int,
     need: int,
-    others: Charge = NOTHING,
+    others: Charge = NO_CHARGE,
 ) -> int:
     """Bytes of a container's need that its request pays for.
 
@@ -376,7 +384,7 @@ def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int)
     return 0
 
 
-def _memory(
+def _memory_demand(
     pod: PodSandbox, container: Container, capacity_bytes: int, notes: list[str]
 ) -> tuple[int, str]:
     limit = container.resources.memory_limit
@@ -390,7 +398,7 @@ def _memory(
     return (request, "request") if request else (0, "none")
 
 
-def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
+def hugepage_demand(resources: Resources, notes: list[str]) -> dict[int, int]:
     """Bytes by page size, without the zeros that the kubelet sends for other sizes."""
     wanted: dict[int, int] = {}
     for size, limit in sorted(resources.hugepages.items()):  # by page size
@@ -403,26 +411,28 @@ def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
     return wanted
 
 
-CLAIM: Final = "-claim-"
+CLAIM_SLOT_MARK: Final = "-claim-"
 NOT_PREPARED: Final = "no claim: "
 """How a text begins that says why a container's claim does not count."""
 
 MOST_RESULTS: Final = 32
 """Results of one claim (kubernetes ``resource/v1``, AllocationResultsMaxSize)."""
 
-UID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_RESULT: Final = re.compile(rf"numa([0-9]{{1,4}})-claim-({UID}-[0-9]{{1,2}})x([0-9]{{1,4}})")
+UID_PATTERN: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_CLAIM_SLOT_PATTERN: Final = re.compile(
+    rf"numa([0-9]{{1,4}})-claim-({UID_PATTERN}-[0-9]{{1,2}})x([0-9]{{1,4}})"
+)
 
 
 def result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
     """One result of a claim, as `read_claims` reads it."""
-    return f"numa{numa_node}{CLAIM}{uid}-{number}x{cpus}"
+    return f"numa{numa_node}{CLAIM_SLOT_MARK}{uid}-{number}x{cpus}"
 
 
 def read_claims(text: str) -> Slots | None:
     """Read what a container has of its claims; None where the text is something else."""
     parts = text.split(",", MOST_RESULTS)
-    found = [_RESULT.fullmatch(part) for part in parts]
+    found = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
     results = [match for match in found if match is not None]
     names = {match[2] for match in results}
     if len(parts) > MOST_RESULTS or len(results) < len(parts) or len(names) < len(parts):
@@ -433,31 +443,34 @@ def read_claims(text: str) -> Slots | None:
     return Slots(ids=text, count=on.total(), by_node=dict(sorted(on.items())))
 
 
-def not_prepared(pod: PodSandbox, container: Container, text: str) -> Refusal | None:
+def unprepared_claim_rejection(
+    pod: PodSandbox, container: Container, text: str
+) -> Rejection | None:
     """The refusal that a text stands for; None where it is no such text."""
     if not text.startswith(NOT_PREPARED):
         return None
-    return Refusal(
+    return Rejection(
         reason="ClaimNotPrepared",
-        message=f"{subject(pod, container)}: {text.removeprefix(NOT_PREPARED)}",
+        message=f"{container_subject(pod, container)}: {text.removeprefix(NOT_PREPARED)}",
         rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
     )
 
 
-def in_use(
-    state: NodeState, pod: PodSandbox, container: Container, requested: Requested | Refusal
-) -> Requested | Refusal:
+def check_claim_in_use(
+    state: NodeState, pod: PodSandbox, container: Container, requested: PlacementOptions | Rejection
+) -> PlacementOptions | Rejection:
     """Refuse what another container has already: a claim's CPUs are for one container at a time."""
-    if isinstance(requested, Refusal) or requested.slots is None:
+    if isinstance(requested, Rejection) or requested.slots is None:
         return requested
-    if CLAIM not in requested.slots.ids:
+    if CLAIM_SLOT_MARK not in requested.slots.ids:
         return requested
-    names = _names(requested.slots.ids.split(","))
+    names = _claim_result_names(requested.slots.ids.split(","))
     for _, one in sorted(state.allocations.items()):
-        if CLAIM in one.slots and names & _names(one.slots.split(",")):
-            return Refusal(
+        if CLAIM_SLOT_MARK in one.slots and names & _claim_result_names(one.slots.split(",")):
+            return Rejection(
                 reason="ClaimInUse",
-                message=f"{subject(pod, container)}: its ResourceClaim's CPUs are those of pod "
+                message=f"{container_subject(pod, container)}: its ResourceClaim's CPUs are "
+                "those of pod "
                 f"{one.namespace}/{one.pod}, container {one.container}; expected one container for "
                 "each request of a claim",
                 rule="the CPUs of a claim are for one container at a time",
@@ -465,16 +478,18 @@ def in_use(
     return requested
 
 
-def _names(parts: Iterable[str]) -> set[str]:
-    return {match[2] for part in parts if (match := _RESULT.fullmatch(part)) is not None}
+def _claim_result_names(parts: Iterable[str]) -> set[str]:
+    return {
+        match[2] for part in parts if (match := _CLAIM_SLOT_PATTERN.fullmatch(part)) is not None
+    }
 
 
-SLOTS: Final = "slots"
+SLOTS_KEY: Final = "slots"
 """Annotation key, below the prefix, with the ids that a container holds, separated by commas."""
 MOST_SLOTS: Final = 4096
 """Ids of one container; the kernel is built for no more than 8192 CPUs (NR_CPUS)."""
-_LONGEST: Final = 28 * MOST_SLOTS
-_ID: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
+_MAX_CLAIM_CHARS: Final = 28 * MOST_SLOTS
+_SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
 
 
 def read_slots(text: str) -> Slots | str:
@@ -482,10 +497,10 @@ def read_slots(text: str) -> Slots | str:
 
     Else what was expected, as the end of a sentence.
     """
-    if CLAIM in text and (claimed := read_claims(text)) is not None:
+    if CLAIM_SLOT_MARK in text and (claimed := read_claims(text)) is not None:
         return claimed
-    ids = text.split(",") if len(text) <= _LONGEST else []
-    nodes = [_ID.fullmatch(one) for one in ids]
+    ids = text.split(",") if len(text) <= _MAX_CLAIM_CHARS else []
+    nodes = [_SLOT_ID_PATTERN.fullmatch(one) for one in ids]
     if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MOST_SLOTS:
         example = "such as slot-0 or numa0-slot-0"
         return f"up to {MOST_SLOTS} different ids {example}, separated by commas"
@@ -495,43 +510,47 @@ def read_slots(text: str) -> Slots | str:
     return Slots(ids=text, count=len(ids), by_node=dict(sorted(by_node.items())))
 
 
-def slots_held(settings: Settings, container: Container) -> str:
+def allocated_slots(settings: Settings, container: Container) -> str:
     """The ids that the kubelet gave a container; empty where it gave none."""
-    return container.annotations.get(f"{settings.prefix}/{SLOTS}", "")
+    return container.annotations.get(f"{settings.prefix}/{SLOTS_KEY}", "")
 
 
 def with_slots(
-    settings: Settings, pod: PodSandbox, container: Container, requested: Requested | Refusal
-) -> Requested | Refusal:
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions | Rejection,
+) -> PlacementOptions | Rejection:
     """Add what its slots ask for to what a container requests.
 
     They are stronger than the defaults. What a pod or a rule says must not contradict them, and
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
     scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
     """
-    text = slots_held(settings, container)
-    if not text or isinstance(requested, Refusal):
+    text = allocated_slots(settings, container)
+    if not text or isinstance(requested, Rejection):
         return requested
-    if (refused := not_prepared(pod, container, text)) is not None:
+    if (refused := unprepared_claim_rejection(pod, container, text)) is not None:
         return refused
-    who = subject(pod, container)
+    who = container_subject(pod, container)
     slots = read_slots(text)
     if isinstance(slots, str):
-        return Refusal(
+        return Rejection(
             reason="InvalidSlots",
-            message=f"{who}: {SLOTS} is {quoted(text)} (annotation {settings.prefix}/{SLOTS} of "
+            message=f"{who}: {SLOTS_KEY} is {quote_value(text)} (annotation "
+            f"{settings.prefix}/{SLOTS_KEY} of "
             f"the container), expected {slots}",
             rule="the device plugin of nri-numa says which slots a container holds",
         )
-    plural, claimed = "s" if slots.count != 1 else "", CLAIM in text
+    plural, claimed = "s" if slots.count != 1 else "", CLAIM_SLOT_MARK in text
     held = f"{slots.count} slot{plural} of the device plugin"
     if claimed:
         held = f"{slots.count} CPU{plural} of a ResourceClaim"
-    clash = _clash(requested, slots)
+    clash = _slots_conflict(requested, slots)
     if clash:
         key, value, why = clash
         source = requested.sources.get(key, "default")
-        return Refusal(
+        return Rejection(
             reason="SlotsConflict",
             message=f"{who}: {key} is {value!r} ({source}) and it holds {held}, expected one of "
             f"them, because {why}",
@@ -548,7 +567,7 @@ def with_slots(
     at_least = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
     if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
         value = f"{milli}m" if milli else "not set"
-        return Refusal(
+        return Rejection(
             reason="SlotsMismatch",
             message=f"{who}: cpu is {value} and it holds {held}, expected {wanted}m: "
             + ("as many as the claim has" if claimed else "a CPU for each slot"),
@@ -559,20 +578,20 @@ def with_slots(
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU_MEM if requested.bind is Bind.NONE else requested.bind,
         slots=slots,
-        unpaid_cpus=permission.unpaid_cpus,
+        unrequested_cpus=permission.unpaid_cpus,
         permission=permission.name,
-        given=requested.given | {"cpus"},
+        explicit_keys=requested.explicit_keys | {"cpus"},
         sources={**requested.sources, "cpus": held},
     )
 
 
-def _clash(requested: Requested, slots: Slots) -> tuple[str, str, str] | None:
+def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str, str] | None:
     """What contradicts the slots: a key, its value, and why."""
     if requested.numacpu is not None:
         return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
-    if requested.cpus is CPUMode.SHARED and "cpus" in requested.given:
+    if requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys:
         return "cpus", requested.cpus.value, "slots are exclusive CPUs"
-    if requested.bind is Bind.NONE and "bind" in requested.given:
+    if requested.bind is Bind.NONE and "bind" in requested.explicit_keys:
         return "bind", requested.bind.value, "bind: none touches nothing"
     if requested.scope is Scope.POD and slots.by_node:
         why = "the kubelet has chosen a NUMA node for each container"
@@ -580,12 +599,15 @@ def _clash(requested: Requested, slots: Slots) -> tuple[str, str, str] | None:
     return None
 
 
-SOURCE = "staticCPUs"
+STATIC_CPUS_SOURCE = "staticCPUs"
 
 
 def with_static_cpus(
-    settings: Settings, pod: PodSandbox, container: Container, requested: Requested | Refusal
-) -> Requested | Refusal:
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions | Rejection,
+) -> PlacementOptions | Rejection:
     """Add what the setting asks for to what a container requests that says nothing about its CPUs.
 
     A policy, ``cpus``, ``numacpu`` and ``bind: none`` speak for themselves, and a container that
@@ -594,7 +616,7 @@ def with_static_cpus(
     """
     if (
         not settings.static_cpus
-        or isinstance(requested, Refusal)
+        or isinstance(requested, Rejection)
         or pod.qos is not QoSClass.GUARANTEED
         or requested.policy is not Policy.NONE
         or requested.cpus is not None
@@ -603,7 +625,7 @@ def with_static_cpus(
         or container.resources.cpus
     ):
         return requested
-    milli = size_milli(container.resources)
+    milli = cpu_size_milli(container.resources)
     if not milli or milli % 1000:
         return requested
     alone = (
@@ -615,5 +637,5 @@ def with_static_cpus(
         requested,
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU if alone else requested.bind,
-        sources={**requested.sources, "cpus": SOURCE},
+        sources={**requested.sources, "cpus": STATIC_CPUS_SOURCE},
     )

@@ -53,7 +53,7 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
     traceparent: str = ""
 
 
-class Requested(msgspec.Struct, frozen=True):
+class EventRequested(msgspec.Struct, frozen=True):
     """Something happens to a pod or a container, or is about to.
 
     Attributes:
@@ -72,7 +72,7 @@ class Requested(msgspec.Struct, frozen=True):
     @property
     def method(self) -> str:
         """Its name, as in logs."""
-        return self.event.method
+        return self.event.method_name
 
 
 class ShutdownRequested(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ PluginEvent = (
     RegistrationAnswered
     | ConfigureRequested
     | SynchronizeRequested
-    | Requested
+    | EventRequested
     | ShutdownRequested
     | UpdateContainersAnswered
 )
@@ -122,7 +122,7 @@ class UpdateContainersRequested(msgspec.Struct, frozen=True):
     request: pb.UpdateContainersRequest
 
 
-class Answered(msgspec.Struct, frozen=True):
+class RequestAnswered(msgspec.Struct, frozen=True):
     """A plugin answered a request of ours.
 
     Attributes:
@@ -138,5 +138,5 @@ class Answered(msgspec.Struct, frozen=True):
     status: CallStatus | None
 
 
-RuntimeEvent = RegisterRequested | UpdateContainersRequested | Answered
+RuntimeEvent = RegisterRequested | UpdateContainersRequested | RequestAnswered
 """Everything `RuntimeSession.next_event` returns."""

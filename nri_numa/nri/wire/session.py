@@ -10,9 +10,10 @@ Use of either role::
 Answer each event before asking for the next one: the answer moves the phase, and a runtime may have
 put Synchronize into the same packet as Configure.
 
-Phases. `TRANSITIONS` has every change of phase, for both sides, since both see the same steps.
-A connection begins `CONNECTED`. The plugin registers; the runtime configures it, synchronises it in
-one or more slices, and then sends events for ever. The *answer* to RegisterPlugin is not in the
+Phases. `PHASE_TRANSITIONS` has every change of phase, for both sides, since both see the same
+steps. A connection begins `CONNECTED`. The plugin registers; the runtime configures it,
+synchronises it in one or more slices, and then sends events for ever. The *answer* to
+RegisterPlugin is not in the
 table: containerd sends it from another thread, and it was seen to arrive after Configure.
 
 Events are legal from `CONFIGURED` on, because NRI before 0.7 never synchronises the plugins it
@@ -52,7 +53,7 @@ from nri_numa.runtime import RuntimeInfo
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 
-MILLISECONDS: Final = 1000
+MILLISECONDS_PER_SECOND: Final = 1000
 
 PLUGIN_METHODS: Final[Mapping[str, type[Message]]] = {
     "Configure": pb.ConfigureRequest,
@@ -84,13 +85,13 @@ RUNTIME_METHODS: Final[
 }
 """Methods of the Runtime service and what they are asked with."""
 
-_EVENTS: Final[Mapping[str, Event]] = {
-    event.method: event for event in Event if event.bit & AGENT_EVENTS
+_EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
+    event.method_name: event for event in Event if event.mask_bit & AGENT_EVENTS
 }
 """Events by method; the others are never subscribed to."""
 _STATE_CHANGES: Final[Mapping[int, Event]] = {
     event.value: event
-    for event in _EVENTS.values()
+    for event in _EVENT_BY_METHOD.values()
     if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
 """Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
@@ -109,7 +110,7 @@ class Phase(enum.Enum):
     DEAD = "dead"
 
 
-class Step(enum.Enum):
+class Transition(enum.Enum):
     """What moves a connection on."""
 
     REGISTER = "RegisterPlugin"
@@ -122,36 +123,40 @@ class Step(enum.Enum):
     SHUTDOWN = "Shutdown"
 
 
-_TABLE: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
-    Phase.CONNECTED: {Step.REGISTER: Phase.REGISTERING},
-    Phase.REGISTERING: {Step.CONFIGURE: Phase.CONFIGURING},
-    Phase.CONFIGURING: {Step.CONFIGURE_ANSWERED: Phase.CONFIGURED},
+_PLUGIN_TRANSITIONS: Final[Mapping[Phase, Mapping[Transition, Phase]]] = {
+    Phase.CONNECTED: {Transition.REGISTER: Phase.REGISTERING},
+    Phase.REGISTERING: {Transition.CONFIGURE: Phase.CONFIGURING},
+    Phase.CONFIGURING: {Transition.CONFIGURE_ANSWERED: Phase.CONFIGURED},
     Phase.CONFIGURED: {
-        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Step.EVENT: Phase.CONFIGURED,
-        Step.UPDATE_CONTAINERS: Phase.CONFIGURED,
+        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Transition.EVENT: Phase.CONFIGURED,
+        Transition.UPDATE_CONTAINERS: Phase.CONFIGURED,
     },
     Phase.SYNCHRONIZING: {
-        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Step.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
+        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Transition.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
         # The update and the first slice may cross on the wire.
-        Step.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
+        Transition.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
     },
     Phase.ACTIVE: {
-        Step.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Step.EVENT: Phase.ACTIVE,
-        Step.UPDATE_CONTAINERS: Phase.ACTIVE,
+        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        Transition.EVENT: Phase.ACTIVE,
+        Transition.UPDATE_CONTAINERS: Phase.ACTIVE,
     },
 }
 
-TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
+PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[Transition, Phase]]] = {
     phase: {
         # Once registered: real runtimes accept a second registration and ignore it, and a goodbye
         # is followed by the end of the socket.
-        **({} if phase is Phase.CONNECTED else {Step.REGISTER: phase, Step.SHUTDOWN: phase}),
+        **(
+            {}
+            if phase is Phase.CONNECTED
+            else {Transition.REGISTER: phase, Transition.SHUTDOWN: phase}
+        ),
         **steps,
     }
-    for phase, steps in _TABLE.items()
+    for phase, steps in _PLUGIN_TRANSITIONS.items()
 } | {Phase.CLOSED: {}, Phase.DEAD: {}}
 """Phase and step to the next phase; what is missing is illegal."""
 
@@ -214,23 +219,23 @@ class Session(ABC, Generic[EventT]):
         """Return the bytes to write to the socket, and forget them. Whole messages, in order."""
         return self._trunk.data_to_send()
 
-    def refuse(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
+    def reply_error(self, stream: int, message: str, code: int = ttrpc.Code.UNKNOWN) -> None:
         """Answer a request with an error. Code 2 is how a handler's plain error travels.
 
         Raises:
             LocalProtocolError: nothing waits on this stream.
         """
         self._check_alive()
-        self._server.refuse(stream, code, message)
+        self._server.reply_error(stream, code, message)
 
     def _next_event(self) -> EventT | None:
         while True:
             if self._ready == self._serves:
                 while (call := self._server.next_call()) is not None:
-                    if (event := self._serve(call)) is not None:
+                    if (event := self._event_from_call(call)) is not None:
                         return event
             elif self._ready == self._calls and (reply := self._client.next_reply()) is not None:
-                return self._answered(reply)
+                return self._event_from_reply(reply)
             self._ready = None
             chunk = self._trunk.next_chunk()
             if chunk is None:
@@ -243,16 +248,16 @@ class Session(ABC, Generic[EventT]):
             # Any other connection: dropped, as the Go multiplexer does.
 
     @abstractmethod
-    def _serve(self, call: ttrpc.Call) -> EventT | None:
+    def _event_from_call(self, call: ttrpc.Call) -> EventT | None:
         """Turn a call into an event, or answer it here and return None."""
         ...
 
     @abstractmethod
-    def _answered(self, reply: ttrpc.Reply) -> EventT:
+    def _event_from_reply(self, reply: ttrpc.Reply) -> EventT:
         """Turn the answer to a call of ours into an event."""
         ...
 
-    def _parse(
+    def _parse_request(
         self, call: ttrpc.Call, service: str, methods: Mapping[str, type[RequestT]]
     ) -> RequestT | None:
         """Return the request message of a call; None when it was answered with an error here.
@@ -263,18 +268,18 @@ class Session(ABC, Generic[EventT]):
         if kind is None:
             known = call.service == service
             unknown = f"method {call.method}" if known else f"service {call.service}"
-            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, unknown)
+            self._server.reply_error(call.stream, ttrpc.Code.UNIMPLEMENTED, unknown)
             return None
         try:
             return kind.FromString(call.payload)
         except DecodeError as error:
-            self._server.refuse(
+            self._server.reply_error(
                 call.stream, ttrpc.Code.INTERNAL, f"ttrpc: error unmarshalling payload: {error}"
             )
             return None
 
-    def _step(self, step: Step) -> None:
-        following = TRANSITIONS[self._phase].get(step)
+    def _apply_transition(self, step: Transition) -> None:
+        following = PHASE_TRANSITIONS[self._phase].get(step)
         if following is None:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
         self._phase = following
@@ -308,7 +313,7 @@ class PluginSession(Session[ev.PluginEvent]):
         self._containers: list[pb.Container] = []
         self._size = 0
 
-    def register(
+    def register_plugin(
         self, name: str, index: str, *, nri_version: str = NRI_VERSION, timeout: float = 0.0
     ) -> None:
         """Send RegisterPlugin; once for each connection.
@@ -327,13 +332,13 @@ class PluginSession(Session[ev.PluginEvent]):
         request = pb.RegisterPluginRequest(
             plugin_name=name, plugin_idx=index, NRI_version=nri_version
         )
-        self._registration = self._client.call(
+        self._registration = self._client.send_call(
             RUNTIME_SERVICE,
             "RegisterPlugin",
             request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
-        self._step(Step.REGISTER)
+        self._apply_transition(Transition.REGISTER)
 
     def update_containers(
         self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
@@ -347,10 +352,10 @@ class PluginSession(Session[ev.PluginEvent]):
             LocalProtocolError: not configured yet, or a request is unanswered.
         """
         self._check_alive()
-        if self._server.unanswered:
+        if self._server.unanswered_calls:
             raise LocalProtocolError("UpdateContainers before the open request is answered")
-        self._step(Step.UPDATE_CONTAINERS)
-        stream = self._client.call(
+        self._apply_transition(Transition.UPDATE_CONTAINERS)
+        stream = self._client.send_call(
             RUNTIME_SERVICE,
             "UpdateContainers",
             request.SerializeToString(),
@@ -358,9 +363,9 @@ class PluginSession(Session[ev.PluginEvent]):
         )
         return stream
 
-    def forget(self, stream: int) -> None:
+    def abandon_call(self, stream: int) -> None:
         """Give up waiting for the answer to an update; a late one makes no event."""
-        self._client.forget(stream)
+        self._client.abandon_call(stream)
 
     def reply(self, stream: int, response: Message | None = None) -> None:
         """Answer a request; None is the empty response.
@@ -372,12 +377,12 @@ class PluginSession(Session[ev.PluginEvent]):
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
         if stream == self._configure:
             self._configure = None
-            self._step(Step.CONFIGURE_ANSWERED)
+            self._apply_transition(Transition.CONFIGURE_ANSWERED)
         elif stream == self._synchronize:
             self._synchronize = None
-            self._step(Step.SYNCHRONIZE_ANSWERED)
+            self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
 
-    def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
+    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginEvent:
         if reply.stream == self._registration:
             return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and updates are all the others.
@@ -387,35 +392,37 @@ class PluginSession(Session[ev.PluginEvent]):
             raise LocalProtocolError(f"UpdateContainersResponse: {error}") from error
         return ev.UpdateContainersAnswered(reply.stream, response.failed, reply.status)
 
-    def _serve(self, call: ttrpc.Call) -> ev.PluginEvent | None:
-        request = self._parse(call, PLUGIN_SERVICE, PLUGIN_METHODS)
+    def _event_from_call(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+        request = self._parse_request(call, PLUGIN_SERVICE, PLUGIN_METHODS)
         stream = call.stream
         match request:
             case None:
                 return None
             case pb.SynchronizeRequest():
-                self._step(Step.SYNCHRONIZE)
-                return self._slice(call, request)
+                self._apply_transition(Transition.SYNCHRONIZE)
+                return self._collect_slice(call, request)
             case pb.ConfigureRequest():
-                self._step(Step.CONFIGURE)
+                self._apply_transition(Transition.CONFIGURE)
                 self._configure = stream
                 return ev.ConfigureRequested(stream, _runtime_info(request))
             case pb.Empty():
-                self._step(Step.SHUTDOWN)
+                self._apply_transition(Transition.SHUTDOWN)
                 return ev.ShutdownRequested(stream)
             case _:
-                self._step(Step.EVENT)
+                self._apply_transition(Transition.EVENT)
                 if isinstance(request, pb.StateChangeEvent):
                     event = _STATE_CHANGES.get(request.event)
                 else:
-                    event = _EVENTS.get(call.method)
+                    event = _EVENT_BY_METHOD.get(call.method)
                 if event is None:
                     # Never subscribed to, or of a later release: no reason to fail the runtime.
                     self._server.reply(stream, b"")
                     return None
-                return ev.Requested(stream, event, request, call.traceparent)
+                return ev.EventRequested(stream, event, request, call.traceparent)
 
-    def _slice(self, call: ttrpc.Call, request: pb.SynchronizeRequest) -> ev.PluginEvent | None:
+    def _collect_slice(
+        self, call: ttrpc.Call, request: pb.SynchronizeRequest
+    ) -> ev.PluginEvent | None:
         """Collect one slice; the last one makes the event, the others are answered here.
 
         Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
@@ -449,7 +456,7 @@ class RuntimeSession(Session[ev.RuntimeEvent]):
         super().__init__()
         self._methods: dict[int, tuple[str, bool]] = {}
 
-    def request(
+    def call_plugin(
         self,
         method: str,
         request: Message,
@@ -465,25 +472,25 @@ class RuntimeSession(Session[ev.RuntimeEvent]):
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")
-        step = _STEPS.get(method, Step.EVENT)
-        if step not in TRANSITIONS[self._phase]:
+        step = _TRANSITION_BY_METHOD.get(method, Transition.EVENT)
+        if step not in PHASE_TRANSITIONS[self._phase]:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
-        stream = self._client.call(
+        stream = self._client.send_call(
             PLUGIN_SERVICE,
             method,
             request.SerializeToString(),
             timeout_nano=timeout_nano,
             metadata=metadata,
         )
-        self._step(step)
+        self._apply_transition(step)
         last = isinstance(request, pb.SynchronizeRequest) and not request.more
         self._methods[stream] = (method, last)
         return stream
 
-    def forget(self, stream: int) -> None:
+    def abandon_call(self, stream: int) -> None:
         """Give up waiting for an answer; a late one makes no event."""
         self._methods.pop(stream, None)
-        self._client.forget(stream)
+        self._client.abandon_call(stream)
 
     def reply(self, stream: int, response: Message | None = None) -> None:
         """Answer a request of the plugin; None for an empty response.
@@ -494,36 +501,36 @@ class RuntimeSession(Session[ev.RuntimeEvent]):
         self._check_alive()
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
 
-    def _answered(self, reply: ttrpc.Reply) -> ev.RuntimeEvent:
+    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.RuntimeEvent:
         method, last = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
-                self._step(Step.CONFIGURE_ANSWERED)
+                self._apply_transition(Transition.CONFIGURE_ANSWERED)
             elif last:
-                self._step(Step.SYNCHRONIZE_ANSWERED)
-        return ev.Answered(reply.stream, method, reply.payload, reply.status)
+                self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
+        return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
-    def _serve(self, call: ttrpc.Call) -> ev.RuntimeEvent | None:
-        request = self._parse(call, RUNTIME_SERVICE, RUNTIME_METHODS)
+    def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeEvent | None:
+        request = self._parse_request(call, RUNTIME_SERVICE, RUNTIME_METHODS)
         if request is None:
             return None
         if isinstance(request, pb.RegisterPluginRequest):
             first = self._phase is Phase.CONNECTED
-            self._step(Step.REGISTER)
+            self._apply_transition(Transition.REGISTER)
             if not first:  # as real runtimes do: accepted and ignored
                 self._server.reply(call.stream, b"")
                 return None
             return ev.RegisterRequested(
                 call.stream, request.plugin_name, request.plugin_idx, request.NRI_version
             )
-        self._step(Step.UPDATE_CONTAINERS)
+        self._apply_transition(Transition.UPDATE_CONTAINERS)
         return ev.UpdateContainersRequested(call.stream, request)
 
 
-_STEPS: Final = {
-    "Configure": Step.CONFIGURE,
-    "Synchronize": Step.SYNCHRONIZE,
-    "Shutdown": Step.SHUTDOWN,
+_TRANSITION_BY_METHOD: Final = {
+    "Configure": Transition.CONFIGURE,
+    "Synchronize": Transition.SYNCHRONIZE,
+    "Shutdown": Transition.SHUTDOWN,
 }
 
 
@@ -532,7 +539,7 @@ def _runtime_info(request: pb.ConfigureRequest) -> RuntimeInfo:
         name=request.runtime_name,
         version=request.runtime_version,
         nri_version=request.NRI_version,
-        registration_timeout=request.registration_timeout / MILLISECONDS,
-        request_timeout=request.request_timeout / MILLISECONDS,
+        registration_timeout=request.registration_timeout / MILLISECONDS_PER_SECOND,
+        request_timeout=request.request_timeout / MILLISECONDS_PER_SECOND,
         config=request.config,
     )

@@ -12,8 +12,8 @@ Sending is strict, because the Go side is. It reads frames through a buffer of 4
 when the *first* frame of a message does not fit; it queues 256 frames for each connection and
 closes everything when they overflow. One message therefore becomes one frame of at most 4096 bytes
 and, if there is more, exactly one further frame (github.com/containerd/nri, pkg/net/multiplex, and
-the write buffer of github.com/containerd/ttrpc, channel.go). `Trunk.write` takes a whole message
-and appends both frames in one step, so no caller can interleave them.
+the write buffer of github.com/containerd/ttrpc, channel.go). `Trunk.queue_message` takes a whole
+message and appends both frames in one step, so no caller can interleave them.
 
 A ttrpc message is ten bytes of header (body length and stream id, 32 bit big endian; type; flags)
 and the body, a protobuf `Request` or `Response`. The client numbers its calls 1, 3, 5 and so on;
@@ -131,7 +131,7 @@ class Trunk:
             self._buffer, self._start = b"", 0
         return self._connection, chunk
 
-    def write(self, connection: int, message: bytes) -> None:
+    def queue_message(self, connection: int, message: bytes) -> None:
         """Queue one whole ttrpc message."""
         self._out.append(encode_frames(connection, message))
 
@@ -164,8 +164,8 @@ MAX_STATUS_TEXT: Final = 16 << 10
 
 LAST_STREAM: Final = (1 << 32) - 1
 
-_HEADER: Final = struct.Struct(">IIBB")
-_EMPTY: Final = b""
+_MESSAGE_HEADER: Final = struct.Struct(">IIBB")
+_EMPTY_BODY: Final = b""
 
 
 class MessageType(enum.IntEnum):
@@ -228,7 +228,7 @@ def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
     """
     if len(body) > MAX_BODY:
         raise LocalProtocolError(f"a message body of {len(body)} bytes; at most {MAX_BODY} fit")
-    return _HEADER.pack(len(body), stream, message_type, 0) + body
+    return _MESSAGE_HEADER.pack(len(body), stream, message_type, 0) + body
 
 
 class MessageReader:
@@ -238,7 +238,7 @@ class MessageReader:
     """
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
-        self._buffer: bytes | bytearray = _EMPTY
+        self._buffer: bytes | bytearray = _EMPTY_BODY
         self._start = 0
         self._max_body = max_body
 
@@ -263,7 +263,9 @@ class MessageReader:
         body = self._start + HEADER_LENGTH
         if body > len(self._buffer):
             return None
-        length, stream, message_type, _flags = _HEADER.unpack_from(self._buffer, self._start)
+        length, stream, message_type, _flags = _MESSAGE_HEADER.unpack_from(
+            self._buffer, self._start
+        )
         if length > self._max_body:
             raise LocalProtocolError(
                 f"a message of {length} bytes on stream {stream};"
@@ -275,7 +277,7 @@ class MessageReader:
         payload = bytes(memoryview(self._buffer)[body:end])
         if end == len(self._buffer):
             # Some requests have megabytes, and the next one may be long in coming.
-            self._buffer, self._start = _EMPTY, 0
+            self._buffer, self._start = _EMPTY_BODY, 0
         else:
             self._start = end
         return stream, message_type, payload
@@ -292,7 +294,7 @@ class TTRPCServer:
         self._unanswered: set[int] = set()
 
     @property
-    def unanswered(self) -> int:
+    def unanswered_calls(self) -> int:
         """Number of calls that wait for an answer."""
         return len(self._unanswered)
 
@@ -349,11 +351,13 @@ class TTRPCServer:
         """
         self._check_open(stream)
         # An empty payload makes an empty body: the captured form of "success, nothing to say".
-        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY
-        self._trunk.write(self._connection, encode_message(stream, MessageType.RESPONSE, body))
+        body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY_BODY
+        self._trunk.queue_message(
+            self._connection, encode_message(stream, MessageType.RESPONSE, body)
+        )
         self._unanswered.discard(stream)
 
-    def refuse(self, stream: int, code: int, message: str) -> None:
+    def reply_error(self, stream: int, code: int, message: str) -> None:
         """Answer a call with an error status.
 
         Raises:
@@ -374,7 +378,9 @@ class TTRPCServer:
         text = message[:MAX_STATUS_TEXT].encode("utf-8", "replace").decode()
         status = ttrpc_pb2.Status(code=code, message=text)
         body = ttrpc_pb2.Response(status=status).SerializeToString()
-        self._trunk.write(self._connection, encode_message(stream, MessageType.RESPONSE, body))
+        self._trunk.queue_message(
+            self._connection, encode_message(stream, MessageType.RESPONSE, body)
+        )
 
 
 class TTRPCClient:
@@ -387,7 +393,7 @@ class TTRPCClient:
         self._next_stream = 1
         self._open: set[int] = set()
 
-    def call(
+    def send_call(
         self,
         service: str,
         method: str,
@@ -416,12 +422,12 @@ class TTRPCClient:
                 ttrpc_pb2.KeyValue(key=key, value=metadata[key]) for key in sorted(metadata)
             )
         message = encode_message(stream, MessageType.REQUEST, request.SerializeToString())
-        self._trunk.write(self._connection, message)
+        self._trunk.queue_message(self._connection, message)
         self._next_stream += 2
         self._open.add(stream)
         return stream
 
-    def forget(self, stream: int) -> None:
+    def abandon_call(self, stream: int) -> None:
         """Give up on a call; a late answer will be ignored."""
         self._open.discard(stream)
 

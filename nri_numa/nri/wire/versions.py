@@ -39,12 +39,12 @@ class Event(enum.IntEnum):
     VALIDATE_CONTAINER_ADJUSTMENT = 14
 
     @property
-    def bit(self) -> int:
+    def mask_bit(self) -> int:
         """The mask with this event alone."""
         return 1 << (self.value - 1)
 
     @property
-    def method(self) -> str:
+    def method_name(self) -> str:
         """The name of the method, ``RunPodSandbox``; used in logs whatever the runtime's style."""
         return _METHOD_NAMES[self]
 
@@ -53,16 +53,16 @@ _METHOD_NAMES: Final = {event: event.name.title().replace("_", "") for event in 
 
 
 AGENT_EVENTS: Final = (
-    Event.RUN_POD_SANDBOX.bit
-    | Event.STOP_POD_SANDBOX.bit
-    | Event.REMOVE_POD_SANDBOX.bit
-    | Event.CREATE_CONTAINER.bit
-    | Event.START_CONTAINER.bit
-    | Event.POST_START_CONTAINER.bit
-    | Event.UPDATE_CONTAINER.bit
-    | Event.POST_UPDATE_CONTAINER.bit
-    | Event.STOP_CONTAINER.bit
-    | Event.REMOVE_CONTAINER.bit
+    Event.RUN_POD_SANDBOX.mask_bit
+    | Event.STOP_POD_SANDBOX.mask_bit
+    | Event.REMOVE_POD_SANDBOX.mask_bit
+    | Event.CREATE_CONTAINER.mask_bit
+    | Event.START_CONTAINER.mask_bit
+    | Event.POST_START_CONTAINER.mask_bit
+    | Event.UPDATE_CONTAINER.mask_bit
+    | Event.POST_UPDATE_CONTAINER.mask_bit
+    | Event.STOP_CONTAINER.mask_bit
+    | Event.REMOVE_CONTAINER.mask_bit
 )
 """The events that the agent has a use for; every runtime knows them.
 
@@ -85,7 +85,7 @@ class PushPath(enum.StrEnum):
     """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
 
 
-_VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+_VERSION_PATTERN: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _NO_RELEASE: Final = (0, 0, 0)
 
 
@@ -94,7 +94,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
     A missing patch level counts as 0, suffixes are ignored.
     """
-    match = _VERSION.match(text)
+    match = _VERSION_PATTERN.match(text)
     if match is None:
         return None
     return int(match[1]), int(match[2]), int(match[3] or 0)

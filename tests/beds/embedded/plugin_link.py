@@ -126,7 +126,7 @@ class PluginPeer:
         self._faults, self._limit = faults, limit
         self._on_updates = on_updates
         self._on_call = on_call
-        self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
+        self._calls: dict[int, asyncio.Future[ev.RequestAnswered]] = {}
 
     @property
     def id(self) -> str:
@@ -138,14 +138,14 @@ class PluginPeer:
         return not (self.connection.is_closing() or self.connection.ended.done())
 
     def subscribes(self, event: Event) -> bool:
-        return bool(self.mask & event.bit)
+        return bool(self.mask & event.mask_bit)
 
     def _on_event(self, event: ev.RuntimeEvent) -> None:
         match event:
             case ev.RegisterRequested():
                 if not self.registration.done():
                     self.registration.set_result(event)
-            case ev.Answered():
+            case ev.RequestAnswered():
                 future = self._calls.pop(event.stream, None)
                 if future is not None and not future.done():
                     future.set_result(event)
@@ -154,16 +154,16 @@ class PluginPeer:
 
     def answer(self, stream: int, response: Message | None = None) -> None:
         self.session.reply(stream, response)
-        self.connection.flush()
+        self.connection.flush_session()
 
     def refuse(self, stream: int, message: str) -> None:
-        self.session.refuse(stream, message)
-        self.connection.flush()
+        self.session.reply_error(stream, message)
+        self.connection.flush_session()
 
     async def ask(self, event: Event, **parts: Any) -> Any:
         """The plugin's answer to one of the events that have a result."""
-        payload = await self.call(event.method, PLUGIN_METHODS[event.method](**parts))
-        return getattr(pb, f"{event.method}Response").FromString(payload)
+        payload = await self.call(event.method_name, PLUGIN_METHODS[event.method_name](**parts))
+        return getattr(pb, f"{event.method_name}Response").FromString(payload)
 
     async def call(self, method: str, request: Message, *, limit: float | None = None) -> bytes:
         """Send a request and return the serialised response.
@@ -196,10 +196,10 @@ class PluginPeer:
         if faults.unknown_fields:
             later = request.SerializeToString() + b"\xc2\x3e\x05later"
             request = PLUGIN_METHODS[method].FromString(later)
-        stream = self.session.request(
+        stream = self.session.call_plugin(
             method, request, timeout_nano=int(limit * 1e9), metadata=faults.metadata
         )
-        future: asyncio.Future[ev.Answered] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ev.RequestAnswered] = asyncio.get_running_loop().create_future()
         self._calls[stream] = future
         if faults.drop_in == method:
             faults.drop_in = ""
@@ -207,7 +207,7 @@ class PluginPeer:
             assert self.connection._transport is not None
             self.connection._transport.write(data[: len(data) // 2])
             self.connection.close("dropped on purpose")
-        self.connection.flush()
+        self.connection.flush_session()
         ended = self.connection.ended
         try:
             waited: set[asyncio.Future[Any]] = {future, ended}
@@ -215,7 +215,7 @@ class PluginPeer:
         finally:
             self._calls.pop(stream, None)
             if not ended.done():
-                self.session.forget(stream)
+                self.session.abandon_call(stream)
         if not future.done():
             if ended.done():
                 raise PluginLost(ended.result().detail)
@@ -236,6 +236,6 @@ class PluginPeer:
         """
         parts = {"pod": pod} if container is None else {"pod": pod, "container": container}
         if self._per_event:
-            await self.call(event.method, PLUGIN_METHODS[event.method](**parts))
+            await self.call(event.method_name, PLUGIN_METHODS[event.method_name](**parts))
         else:
             await self.call("StateChange", pb.StateChangeEvent(event=event.name, **parts))

@@ -342,7 +342,7 @@ class EmbeddedRuntime:
 
     async def _hang_up(self, detail: str) -> None:
         for peer in list(self._peers):
-            await peer.connection.aclose(detail)
+            await peer.connection.close_and_wait(detail)
 
     def _new_peer(self) -> PluginPeer:
         peer = PluginPeer(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import DeferredTasks
 from nri_numa.engine.decision import Resized
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import StillClock, World, container, pod, resources
 
@@ -17,7 +17,9 @@ from tests.beds.world import StillClock, World, container, pod, resources
 @pytest.fixture
 def world() -> World:
     """An unbound container beside an owner."""
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    )
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
     world.place(pod("owner", {"cpus": "exclusive"}), wants=resources(2))
@@ -36,7 +38,7 @@ def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> N
     made = world.live["free-app"]
     outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
     assert isinstance(outcome, Resized)
-    assert outcome.trace.steps == (
+    assert outcome.trace.decision_steps == (
         "CPUs 2-3, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
     )
 
@@ -47,10 +49,10 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     world.place(again, container(again, id="first"))
     made = replace(container(again, id="second"), cgroups_path="/pods/second")
     world.place(again, made)
-    assert "first" not in world.agent.places, "from then on it is looked at by nobody"
+    assert "first" not in world.agent.cgroup_places, "from then on it is looked at by nobody"
     world.stop("first")
-    assert "first" not in world.agent.places
-    assert world.agent.places["second"].cgroups_path == "/pods/second"
+    assert "first" not in world.agent.cgroup_places
+    assert world.agent.cgroup_places["second"].cgroups_path == "/pods/second"
     assert world.agent.grounds_of("first") is None
 
 
@@ -58,14 +60,14 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
     "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
-    "settings": lambda world: world.agent.retopology(world.agent.machine),
+    "settings": lambda world: world.agent.update_topology(world.agent.machine),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whoever_shows_the_node_is_told_of_every_change(world: World, change: str) -> None:
     told: list[str] = []
-    stop = world.agent.subscribe(lambda: told.append(change))
+    stop = world.agent.subscribe_to_changes(lambda: told.append(change))
     CHANGES[change](world)
     assert told
     stop()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.agent.assigned_files import INSIDE, AssignedFiles, remove_all
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_all
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import NO_ADJUSTMENT
 from tests.beds.world import StillClock, World, container, pod, resources
 
@@ -16,7 +16,11 @@ OWN = {"cpus": "exclusive", "policy": "single-numa-node"}
 
 @pytest.fixture
 def world() -> World:
-    return World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8))
+    return World(
+        build_synthetic_topology(
+            sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8
+        )
+    )
 
 
 def texts(directory: Path) -> list[str]:
@@ -28,8 +32,8 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     agent.synchronized = True
     files = AssignedFiles(str(tmp_path), agent, StillClock())
     world.place(pod("own", OWN), wants=resources(2, 1))
-    mounts = files.mounted(agent.state.allocations["own-app"], NO_ADJUSTMENT).mounts
-    directory = Path(dict(mounts)[INSIDE])
+    mounts = files.with_mounts(agent.state.allocations["own-app"], NO_ADJUSTMENT).mounts
+    directory = Path(dict(mounts)[CONTAINER_MOUNT_PATH])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
     assert world.update("own-app", resources(3, 1)) is None
@@ -57,4 +61,4 @@ def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path
     outside = pod("odd", OWN)
     world.place(outside, container(outside, wants=resources(1, 1), id="../odd"))
     for allocation in world.agent.state.allocations.values():
-        assert files.mounted(allocation, NO_ADJUSTMENT) is NO_ADJUSTMENT
+        assert files.with_mounts(allocation, NO_ADJUSTMENT) is NO_ADJUSTMENT

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.agent.beside_kubelet import KubeletSettings, KubeletSync
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
 from nri_numa.engine.resync import Correction
-from nri_numa.kubelet.configuration import Found, KubeletFacts
+from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
@@ -31,7 +31,7 @@ class Bed:
     """A world whose kubelet has a static policy."""
 
     world: World
-    beside: BesideKubelet
+    beside: KubeletSync
     directory: Path
     log: io.StringIO
 
@@ -56,9 +56,9 @@ class Bed:
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
     log = io.StringIO()
-    logs.setup("info", stream=log)
+    logs.setup_logging("info", stream=log)
     world = World(machines.single_no_smt(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
-    beside = BesideKubelet(
+    beside = KubeletSync(
         world.agent,
         world.metrics,
         StateFiles(str(tmp_path)),
@@ -99,9 +99,9 @@ def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
     (line,) = [each for each in bed.log.getvalue().splitlines() if said in each]
     assert "asked=2-3 kept=1 " in line
     found = kubelet_document(bed.world.agent, bed.beside)
-    (contest,), (grant,) = found.contests, found.grants
-    assert (contest.pod, contest.asked, contest.kept) == ("g", "2-3", "1")
-    assert (contest.yields_to, contest.seen_in, contest.times) == (
+    (contest,), (grant,) = found.conflicts, found.grants
+    assert (contest.pod, contest.requested_cpus, contest.actual_cpus) == ("g", "2-3", "1")
+    assert (contest.yields_to, contest.detected_in, contest.times) == (
         "nri-numa", "UpdateContainer", 3,
     )  # fmt: skip
     assert (grant.pod, grant.cpus, grant.overridden) == ("g", "2-3", True)
@@ -123,7 +123,7 @@ def test_everybodys_set_is_no_contest(bed: Bed) -> None:
     of = pod("own", {"cpus": "exclusive"}, qos=QoSClass.BURSTABLE)
     bed.world.place(of, container(of, wants=sent("0-2")))
     bed.world.update("own-app", Resources(cpus="0-2"))
-    assert bed.beside.contests == {}
+    assert bed.beside.conflicts == {}
 
 
 @pytest.mark.parametrize(("has", "contests"), [("2-3", 1), ("0-1", 1), ("0", 0), ("", 0)])
@@ -137,18 +137,18 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
     correction = Correction(
         container_id="g-app",
         name="default/g/app",
-        meant_cpus=CPUSet.parse("1"),
-        has_cpus=CPUSet.parse(has),
-        found=f"cpuset.cpus is {has}, meant 1",
+        desired_cpus=CPUSet.parse("1"),
+        actual_cpus=CPUSet.parse(has),
+        finding=f"cpuset.cpus is {has}, meant 1",
         rank=2,
     )
-    bed.world.agent.differences.update(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
+    bed.world.agent.differences.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
-        bed.beside.look()
+        bed.beside.check_grants()
     bed.world.stop("g-app")
-    bed.beside.look()
+    bed.beside.check_grants()
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
-    assert bed.beside.contests == {}  # it is gone
+    assert bed.beside.conflicts == {}  # it is gone
 
 
 def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
@@ -169,8 +169,8 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None
         bed.beside.refresh_kubelet_grants()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
-    assert str(bed.world.agent.state.kubelet.granted) == "2-3"
-    assert bed.beside.problems
+    assert str(bed.world.agent.state.kubelet.granted_cpus) == "2-3"
+    assert bed.beside.state_file_problems
     bed.grant()
     bed.beside.refresh_kubelet_grants()
     assert bed.metric("kubelet_state_problems") == 0
@@ -200,39 +200,47 @@ def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
 
 
 def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
-    found = [Found(path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,))]
+    found = [
+        DiscoveredConfig(
+            path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,)
+        )
+    ]
     watch = KubeletSettings("/nowhere", read=lambda *_: found[-1])
     agent, config = bed.world.agent, AgentConfig()
     daemon = SimpleNamespace(agent=agent, config=config)
-    watch.read(config)
-    agent.machine = replace(agent.machine, settings=watch.settings(config, bed.world.topology))
-    watch.report()
-    watch.report()
+    watch.read_config(config)
+    agent.machine = replace(
+        agent.machine, settings=watch.effective_settings(config, bed.world.topology)
+    )
+    watch.report_config()
+    watch.report_config()
     assert str(agent.machine.settings.reserved_cpus) == "0"
     assert bed.log.getvalue().count("reservedCPUs 0") == 1
-    asyncio.run(watch.refresh(daemon))  # nothing changed
+    asyncio.run(watch.refresh_config(daemon))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
-    asyncio.run(watch.refresh(daemon))
+    asyncio.run(watch.refresh_config(daemon))
     assert str(agent.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
-    found.append(Found(path="k", problems=("k: cannot be read",), signature=(3,)))
+    found.append(DiscoveredConfig(path="k", problems=("k: cannot be read",), signature=(3,)))
     before = agent.machine
-    asyncio.run(watch.refresh(daemon))
+    asyncio.run(watch.refresh_config(daemon))
     assert agent.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
     # What can be read beside it counts.
     facts = KubeletFacts(reserved_cpus=CPUSet.parse("0-2"))
-    found.append(Found(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,)))
-    asyncio.run(watch.refresh(daemon))
+    found.append(
+        DiscoveredConfig(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,))
+    )
+    asyncio.run(watch.refresh_config(daemon))
     assert str(agent.machine.settings.reserved_cpus) == "0-2"
     # Nor does a kubelet that is being restarted.
-    found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
-    asyncio.run(watch.refresh(daemon))
+    found.append(DiscoveredConfig(path="k", facts=KubeletFacts(), signature=(4,), running=True))
+    asyncio.run(watch.refresh_config(daemon))
     assert str(agent.machine.settings.reserved_cpus) == ""
-    found.append(Found())
+    found.append(DiscoveredConfig())
     before = agent.machine
-    asyncio.run(watch.refresh(daemon))
+    asyncio.run(watch.refresh_config(daemon))
     assert agent.machine is before
-    assert watch.found.running
+    assert watch.discovered.running

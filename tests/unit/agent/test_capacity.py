@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
+from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe import logs
@@ -45,12 +45,12 @@ class Bed:
         (root / "proc").mkdir()
         (root / "sys/devices/system/cpu").mkdir(parents=True)
         self.metrics, self.log = Metrics("0"), io.StringIO()
-        logs.setup("info", stream=self.log)
+        logs.setup_logging("info", stream=self.log)
         self.topology, self.base = machines.dual_no_smt(), base or Settings()
         clock = StillClock(lambda: self.now, lambda: self.now)
-        machine = Machine(topology=self.topology, settings=self.base)
+        machine = NodeModel(topology=self.topology, settings=self.base)
         self.agent = agent_of(machine, metrics=self.metrics, clock=clock)
-        self.outside = OutsideCapacity(str(self.path), clock)
+        self.outside = ExternalCapacity(str(self.path), clock)
         section = MeasuredCapacity(mode=mode, half_life=half_life) if mode else MeasuredCapacity()
         self.watch = StealWatch(section, str(root), self.metrics, clock)
         self.all = CapacityFactors(self.outside, self.watch)
@@ -64,7 +64,7 @@ class Bed:
         total = round((self.now - NOW) * 100)
         lines = (f"cpu{cpu} 0 0 0 {total - t} 0 0 0 {t}" for cpu, t in self.ticks.items())
         (self.root / "proc/stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *lines, ""]))
-        asyncio.run(self.watch.apply(self, self))
+        asyncio.run(self.watch.apply_capacity(self, self))
 
     def says(self, zones: object = None, drained: object = "", **more: object) -> None:
         capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}
@@ -72,18 +72,18 @@ class Bed:
         self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
 
     def look(self) -> Mapping[int, float]:
-        asyncio.run(self.outside.apply(self, self))
+        asyncio.run(self.outside.apply_capacity(self, self))
         return self.factors()
 
-    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+    def effective_settings(self, config: AgentConfig, topology: Topology) -> Settings:
         self.used = config
-        return self.all.over(self.base, topology)
+        return self.all.apply_to(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
         return self.agent.machine.settings.capacity_factor
 
     def gauge(self, name: str) -> dict[str, float]:
-        for family in text_string_to_metric_families(self.metrics.text()):
+        for family in text_string_to_metric_families(self.metrics.render_metrics()):
             if family.name == f"nri_numa_numa_node_{name}":
                 return {s.labels["numa_node"]: s.value for s in family.samples}
         return {}
@@ -98,7 +98,7 @@ class Bed:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path, MeasuredMode.ACT)
+    return Bed(tmp_path, MeasuredMode.ENFORCE)
 
 
 def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> None:
@@ -106,7 +106,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> Non
     bed.pass_time({})
     bed.pass_time({0: 0.4, 1: 0.05})
     assert bed.factors() == {0: 0.6}
-    assert bed.watch.acting() == {0: 0.6}
+    assert bed.watch.enforced_factors() == {0: 0.6}
     assert str(bed.agent.state.allocations["before-app"].numa_nodes) == "0"
     assert bed.place("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
     assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
@@ -118,20 +118,20 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> Non
 
 
 def test_a_reload_while_it_is_looked_counts(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, reloaded = bed.outside.refresh, AgentConfig(oversale=2)
+    real, reloaded = bed.outside.refresh_capacity, AgentConfig(oversale=2)
 
     def refresh(topology: Topology) -> bool:
         bed.config = reloaded
         return real(topology)
 
-    monkeypatch.setattr(bed.outside, "refresh", refresh)
+    monkeypatch.setattr(bed.outside, "refresh_capacity", refresh)
     bed.says({"0": 0.5})
     bed.look()
     assert bed.used is reloaded
 
 
 def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, MeasuredMode.ACT, half_life="100s")
+    bed = Bed(tmp_path, MeasuredMode.ENFORCE, half_life="100s")
     for steal in (0.0, 0.0, 0.4):
         bed.pass_time({0: steal})
     assert bed.factors() == {0: 0.8}
@@ -150,7 +150,7 @@ def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     bed.pass_time({0: 0.4})
     assert bed.gauge("cpu_frequency_hertz") == {"0": 2e9}
     assert bed.watch.factors == {0: 0.6}
-    assert bed.watch.acting() == {}, "nobody may evict for what is only looked at"
+    assert bed.watch.enforced_factors() == {}, "nobody may evict for what is only looked at"
     assert bed.gauge("measured_capacity_factor")["0"] == 0.6
     assert bed.agent.machine is machine
 
@@ -160,11 +160,11 @@ def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_meas
 ) -> None:
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
-    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
+    assert bed.all.apply_to(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
     bed.outside.factors = {1: 0.5, 8: 0.5}
-    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
+    assert bed.all.apply_to(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
     bed.watch.factors = bed.outside.factors = {}
-    assert bed.all.over(ours, bed.topology) == ours
+    assert bed.all.apply_to(ours, bed.topology) == ours
 
 
 def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
@@ -172,18 +172,18 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
     bed.pass_time({0: 0.4})
     (bed.root / "proc/stat").write_text("cpu0 1 2 3 4\n")
     for _ in range(2):
-        assert not bed.watch.refresh(bed.topology)
+        assert not bed.watch.refresh_capacity(bed.topology)
     bed.pass_time({0: 0.4})
     assert bed.factors() == {0: 0.6}
     assert bed.log.getvalue().count("reports no steal") == 1
     assert bed.log.getvalue().count("steal is known again") == 1
     (bed.root / "sys/devices/system/cpu").rmdir()
-    assert not bed.watch.refresh(bed.topology)
+    assert not bed.watch.refresh_capacity(bed.topology)
 
 
 def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: Bed) -> None:
     bed.pass_time({})
-    bed.agent.retopology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
+    bed.agent.update_topology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
     bed.pass_time({0: 0.9})
     assert bed.factors() == {}
 
@@ -200,7 +200,7 @@ def test_factors_hold_until_their_time_is_over(told: Bed) -> None:
     assert told.look() == {}
     told.says({"1": 0.5, "0": 1})
     assert told.look() == {1: 0.5}
-    assert told.agent.machine.cpu_total[1] * 2 == told.agent.machine.cpu_total[0]
+    assert told.agent.machine.cpu_capacity_milli[1] * 2 == told.agent.machine.cpu_capacity_milli[0]
     told.now += 599
     assert told.look() == {1: 0.5}
     told.now += 1
@@ -276,16 +276,16 @@ def test_somebody_elses_change_meanwhile_is_not_lost(
 ) -> None:
     """A reload that comes between is not overwritten; the factor follows a second later."""
     told.says(drained="0")
-    other = Machine(topology=told.topology, settings=Settings(oversale=2.0))
+    other = NodeModel(topology=told.topology, settings=Settings(cpu_overcommit=2.0))
 
     def settings(config: AgentConfig, topology: Topology) -> Settings:
-        made = told.all.over(told.base, topology)
-        told.agent.retopology(other)
+        made = told.all.apply_to(told.base, topology)
+        told.agent.update_topology(other)
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(told, "settings", settings)
+        patch.setattr(told, "effective_settings", settings)
         assert told.look() == {}
     told.base = other.settings
     assert told.look() == {0: 0.0}
-    assert told.agent.machine.settings.oversale == 2.0
+    assert told.agent.machine.settings.cpu_overcommit == 2.0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.claims import ClaimBook
-from nri_numa.dra.claims import POD_CLAIM, BadClaim, variable
+from nri_numa.agent.claims import ClaimStore
+from nri_numa.dra.claims import POD_CLAIM, InvalidClaim, claim_variable
 from nri_numa.dra.handover import HandoverClient
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, ContainerAdjustment, Mentions
@@ -30,7 +30,7 @@ class Bed:
     def __init__(self, directory: Path) -> None:
         self.records, self.cdi = directory / "state/claims", directory / "cdi"
         self.world = World(
-            synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
+            build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
             Settings(reserved_cpus=CPUSet.parse("8")),
         )
         self.objects: dict[str, Any] = {UID: self.claim()}
@@ -45,17 +45,17 @@ class Bed:
         document["metadata"]["namespace"] = "default"
         return document
 
-    def boot(self) -> ClaimBook:
+    def boot(self) -> ClaimStore:
         bed = self
 
         class FromObjects(HandoverClient):
-            def ask(self, namespace: str, name: str, uid: str) -> object:
+            def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
-                    raise BadClaim("not found")
+                    raise InvalidClaim("not found")
                 found = bed.objects[uid]
                 return found() if callable(found) else found
 
-        self.book = ClaimBook(
+        self.book = ClaimStore(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
             asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
@@ -69,7 +69,7 @@ class Bed:
         self.meanwhile()
 
     def prepare(self, uid: str = UID) -> Any:
-        return self.book.prepare("default", "four", uid)
+        return self.book.prepare_claim("default", "four", uid)
 
     def files(self) -> tuple[list[str], list[str]]:
         return (
@@ -88,12 +88,12 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def environment(uid: str = UID, number: int = 0) -> Mentions:
-    return Mentions(claims=(variable(uid, number),))
+    return Mentions(claims=(claim_variable(uid, number),))
 
 
 def test_what_the_kubelet_gets(bed: Bed) -> None:
     (one,) = bed.prepare()
-    assert (one.request, one.pool, one.device, one.share) == ("cpus", "n1", "numa1", "s-1")
+    assert (one.request, one.pool, one.device, one.share_id) == ("cpus", "n1", "numa1", "s-1")
     assert one.cdi == f"{DRIVER}/claim=claim-{UID}-0"
     assert bed.files() == BOTH
     assert bed.prepare() == [one]  # once more is the same
@@ -120,7 +120,7 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
     bed.prepare()
     assert bed.waits == 1
     of = pod("web")
-    _, made = bed.book.seen(
+    _, made = bed.book.with_claims(
         of, replace(container(of, wants=resources(4, 1)), mentions=environment())
     )
     cpus, _ = bed.world.place(of, made)
@@ -140,14 +140,14 @@ def test_a_claim_that_nobody_hands_over_holds_up_no_other(bed: Bed) -> None:
     bed.prepare()
 
     def late() -> None:
-        other = threading.Thread(target=bed.book.unprepare, args=(UID,), daemon=True)
+        other = threading.Thread(target=bed.book.unprepare_claim, args=(UID,), daemon=True)
         other.start()
         other.join(10)
         assert bed.files() == NONE
-        raise BadClaim("nobody answers")
+        raise InvalidClaim("nobody answers")
 
     bed.objects[OTHER] = late
-    with pytest.raises(BadClaim, match="nobody answers"):
+    with pytest.raises(InvalidClaim, match="nobody answers"):
         bed.prepare(OTHER)
 
 
@@ -187,7 +187,7 @@ def test_a_record_under_the_name_of_another_claim_does_not_count(bed: Bed) -> No
 def test_forgetting_is_done_once_and_harmless_again(bed: Bed) -> None:
     bed.prepare()
     for uid in (UID, UID, OTHER, "../../etc/passwd"):
-        bed.book.unprepare(uid)
+        bed.book.unprepare_claim(uid)
         assert bed.files() == NONE
     assert bed.boot().claims == {}
 
@@ -237,20 +237,20 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: Bed) -> None:
 )  # fmt: skip
 def test_what_cannot_be_met_here_is_refused(bed: Bed, document: Any, words: str) -> None:
     bed.objects[UID] = document
-    with pytest.raises(BadClaim, match=words):
+    with pytest.raises(InvalidClaim, match=words):
         bed.prepare()
     assert bed.files() == NONE
 
 
 def test_uids_that_are_none_become_no_file_names(bed: Bed) -> None:
-    with pytest.raises(BadClaim, match="expected a UUID"):
+    with pytest.raises(InvalidClaim, match="expected a UUID"):
         bed.prepare("../../etc/passwd")
 
 
 def test_another_allocation_of_the_same_claim_is_refused(bed: Bed) -> None:
     bed.prepare()
     bed.objects[UID] = bed.claim(result(device="numa0"))
-    with pytest.raises(BadClaim, match="prepared with another allocation"):
+    with pytest.raises(InvalidClaim, match="prepared with another allocation"):
         bed.prepare()
 
 
@@ -285,7 +285,7 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     bed.prepare()
     of = pod("web")
     made = container(of, "app", wants=resources(4, 0.1))
-    cpus, found = bed.world.place(*bed.book.seen(of, replace(made, mentions=environment())))
+    cpus, found = bed.world.place(*bed.book.with_claims(of, replace(made, mentions=environment())))
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
@@ -294,7 +294,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
-    seen = bed.book.seen(of, made)
+    seen = bed.book.with_claims(of, made)
     assert seen[0] is of
     assert seen[1] is made
 
@@ -314,7 +314,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    refused = bed.world.refuse(*bed.book.seen(of, made))
+    refused = bed.world.refuse(*bed.book.with_claims(of, made))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message
 
@@ -324,7 +324,7 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
-    cpus, _ = bed.world.place(*bed.book.seen(of, made))
+    cpus, _ = bed.world.place(*bed.book.with_claims(of, made))
     to = bed.book.with_cpus(made, ContainerAdjustment(cpus=cpus))
     ((inside, path),) = to.mounts
     where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
@@ -338,18 +338,18 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     assert numbers == [None, *({"int": cpu} for cpu in CPUSet.parse(cpus))]
     bed.boot()
     assert Path(path).exists()
-    bed.book.unprepare(UID)
+    bed.book.unprepare_claim(UID)
     assert not Path(path).exists()
 
 
 def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
     bed.objects[UID] = bed.claim(result(), result(request="more", device="numa0"))
     bed.prepare()
-    of, named = pod("web"), Mentions(claims=(variable(UID, 0), variable(UID, 1)))
+    of, named = pod("web"), Mentions(claims=(claim_variable(UID, 0), claim_variable(UID, 1)))
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
-    assert bed.world.place(*bed.book.seen(of, made))[0] == "0-3,9-12"
-    assert bed.book.health() == ("n1", {"numa0": "", "numa1": ""})
+    assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
+    assert bed.book.device_health() == ("n1", {"numa0": "", "numa1": ""})
     machine = bed.world.agent.machine
     online = machine.topology.online - CPUSet([9])
     bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
-    assert bed.book.health()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}
+    assert bed.book.device_health()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

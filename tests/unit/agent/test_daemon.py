@@ -16,10 +16,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.daemon import Daemon
-from nri_numa.agent.loop import GapWatch
-from nri_numa.agent.reload import prepare_aside
+from nri_numa.agent.loop import LoopMonitor
+from nri_numa.agent.reload import prepare_in_thread
 from nri_numa.agent.runtime_lock import RuntimeLock
-from nri_numa.config import AgentConfig, load
+from nri_numa.config import AgentConfig, load_config
 from nri_numa.engine.state import Kind
 from nri_numa.model.settings import Settings
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -47,11 +47,11 @@ class Bed:
             "http": {"address": "off", "socket": self.api},
         }
         self.output = io.StringIO()
-        logs.setup("info", stream=self.output)
-        self.daemon = Daemon(self.load(), self.load, GapWatch())
+        logs.setup_logging("info", stream=self.output)
+        self.daemon = Daemon(self.load(), self.load, LoopMonitor())
 
     def load(self, drop_in: str = "") -> AgentConfig:
-        return load(text=json.dumps(self.file))
+        return load_config(text=json.dumps(self.file))
 
     async def ask(self, path: str) -> Any:
         await eventually(lambda: os.path.exists(self.api))
@@ -79,7 +79,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
     agent, looks = bed.daemon.agent, itertools.count()
     bed.daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
-    bed.daemon.handler.configured(
+    bed.daemon.handler.on_runtime_configured(
         RuntimeInfo(
             name="containerd",
             version="2.2.0",
@@ -151,14 +151,14 @@ async def test_a_part_that_fails_ends_the_agent(
 ) -> None:
     """With its error, so that it is started again; another agent it names once."""
     other = RuntimeLock(bed.runtime)
-    other.hold()
+    other.acquire()
     seconds = itertools.count()
 
     def maintain() -> None:
         if next(seconds) == 2:
             raise error
 
-    monkeypatch.setattr(bed.daemon.store, "maintain", maintain)
+    monkeypatch.setattr(bed.daemon.store, "retry_or_compact", maintain)
     with pytest.raises(error):
         await bed.daemon.run()
     other.close()
@@ -166,21 +166,21 @@ async def test_a_part_that_fails_ends_the_agent(
 
 
 async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None:
-    daemon, agent, real = bed.daemon, bed.daemon.agent, bed.daemon._kubelet.settings
+    daemon, agent, real = bed.daemon, bed.daemon.agent, bed.daemon._kubelet.effective_settings
 
     def settings(*of: Any) -> Settings:
         made = real(*of)
         if not daemon._outside.factors:
             daemon._outside.factors = {0: 0.5}
-            agent.retopology(replace(agent.machine, settings=real(*of)))
+            agent.update_topology(replace(agent.machine, settings=real(*of)))
         return made
 
-    daemon._kubelet.settings = settings  # type: ignore[method-assign]
+    daemon._kubelet.effective_settings = settings  # type: ignore[method-assign]
     bed.file["oversale"] = 2
     daemon._reload_requested = True
-    await daemon._reload()
+    await daemon._reload_config()
     used = agent.machine.settings
-    assert (used.capacity_factor, used.oversale) == ({0: 0.5}, 2)
+    assert (used.capacity_factor, used.cpu_overcommit) == ({0: 0.5}, 2)
     daemon.store.close()
 
 
@@ -194,6 +194,6 @@ async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
 
     daemon = bed.daemon
     with pytest.raises(ValueError):  # noqa: PT011 - its own
-        await prepare_aside(look, daemon.config, daemon.agent.machine, daemon._kubelet)
+        await prepare_in_thread(look, daemon.config, daemon.agent.machine, daemon._kubelet)
     assert meanwhile[0] < usual == sys.getswitchinterval()
     daemon.store.close()

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from nri_numa.agent import explanations
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.explanations import MAX_BYTES, ExplanationFile, encoded
-from nri_numa.engine.decision import Machine, Refused
+from nri_numa.agent.explanations import MAX_EXPLANATION_BYTES, ExplanationFile, encode_snapshot
+from nri_numa.engine.decision import NodeModel, Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest
-from nri_numa.observe.traces import KeptTrace
+from nri_numa.observe.traces import PackedTrace
 from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
-MACHINE = Machine(topology=machines.snc_smt(), settings=Settings())
+MACHINE = NodeModel(topology=machines.snc_smt(), settings=Settings())
 IDENTITY = {"machine": "/", "boot": "b1", "version": "1"}
 ALIGNED = {"policy": "single-numa-node"}
 
@@ -31,7 +31,7 @@ ALIGNED = {"policy": "single-numa-node"}
 def agent(state: NodeState | None = None) -> Agent:
     """An agent that starts with this state."""
     made = agent_of(MACHINE, clock=StillClock(lambda: 7.0))
-    made.restore(state or NodeState())
+    made.restore_state(state or NodeState())
     return made
 
 
@@ -43,7 +43,7 @@ def busy() -> Agent:
     of = pod("plain")
     made.create_container(of, container(of))
     of = pod("big", ALIGNED)
-    assert isinstance(made.create_container(of, container(of, wants=resources(99, 1))), Refused)
+    assert isinstance(made.create_container(of, container(of, wants=resources(99, 1))), Rejected)
     return made
 
 
@@ -65,7 +65,7 @@ def told(of: Agent, name: str = "own") -> object:
     """The whole explanation of the container of a pod, None when it is not kept."""
     (allocation,) = (a for a in of.state.allocations.values() if a.pod == name)
     known = of.grounds_of(allocation.container_id)
-    return None if known is None else explanation.of_allocation(allocation, known, "0")
+    return None if known is None else explanation.explain_allocation(allocation, known, "0")
 
 
 def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -> None:
@@ -75,30 +75,30 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     # An upgrade reads the same file, unless the form of what is kept has changed.
     after = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"})
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.refusals, after.refusals
-    assert (now.pod, now.message, now.at) == (then.pod, then.message, then.at)
-    assert explanation.of_refusal(after.grounds_of_refusal(now), now.reason, now.message) == (
-        explanation.of_refusal(before.grounds_of_refusal(then), then.reason, then.message)
-    )
+    (then,), (now,) = before.rejections, after.rejections
+    assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
+    assert explanation.explain_rejection(
+        after.grounds_of_refusal(now), now.reason, now.message
+    ) == (explanation.explain_rejection(before.grounds_of_refusal(then), then.reason, then.message))
 
 
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
 def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
     before = busy()
     (name,) = before.packed_traces()
-    before._traces[name] = KeptTrace(data)
+    before._traces[name] = PackedTrace(data)
     before._refusals = {
-        key: replace(one, trace=KeptTrace(data)) for key, one in before._refusals.items()
+        key: replace(one, trace=PackedTrace(data)) for key, one in before._refusals.items()
     }
     saved(tmp_path, before)
     after = loaded(tmp_path, before.state)
-    (refusal,) = after.refusals
+    (refusal,) = after.rejections
     known = after.grounds_of_refusal(refusal)
     for document in (
         told(after),
-        explanation.of_refusal(known, refusal.reason, refusal.message),
+        explanation.explain_rejection(known, refusal.reason, refusal.message),
     ):
-        text = sentences.text(document, 200)  # type: ignore[arg-type]
+        text = sentences.render_text(document, 200)  # type: ignore[arg-type]
         assert "written by another version of nri-numa" in text
         assert "last started" not in text, "no restart is blamed"
 
@@ -128,10 +128,10 @@ def test_a_file_with_a_field_more_or_less_is_read(tmp_path: Path, more: bool) ->
     path.write_bytes(b"nri-numa explanations %08x %08x\n" % (7, crc32(rest)) + rest)
     after = loaded(tmp_path, before.state)
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.refusals, after.refusals
+    (then,), (now,) = before.rejections, after.rejections
     assert now.message == then.message
-    assert "99 exclusive CPUs" in sentences.text(
-        explanation.of_refusal(after.grounds_of_refusal(now), now.reason, now.message), 200
+    assert "99 exclusive CPUs" in sentences.render_text(
+        explanation.explain_rejection(after.grounds_of_refusal(now), now.reason, now.message), 200
     )
 
 
@@ -147,8 +147,8 @@ def test_what_devices_had_to_do_with_it_is_kept(tmp_path: Path) -> None:
     after = loaded(tmp_path, before.state)
     (name,) = before.packed_traces()
     assert after.grounds_of(name) == before.grounds_of(name) is not None
-    assert "GPU" in sentences.text(told(after), 200)  # type: ignore[arg-type]
-    assert [one.message for one in after.refusals] == [one.message for one in before.refusals]
+    assert "GPU" in sentences.render_text(told(after), 200)  # type: ignore[arg-type]
+    assert [one.message for one in after.rejections] == [one.message for one in before.rejections]
 
 
 def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_p
     before = busy()
     saved(tmp_path, before)
     (own,) = (a for a in before.state.allocations.values() if a.pod == "own")
-    changed = before.state.without(own.container_id).with_allocation(
+    changed = before.state.without_allocation(own.container_id).with_allocation(
         replace(own, cpu_milli=1000, reason="resized")
     )
     assert told(loaded(tmp_path, changed)) is None
@@ -186,7 +186,7 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_p
         (lambda data: data[: len(data) // 2], "damaged"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "damaged"),
         (lambda data: b"nonsense", "damaged"),
-        (lambda data: data + b"x" * MAX_BYTES, "larger than"),
+        (lambda data: data + b"x" * MAX_EXPLANATION_BYTES, "larger than"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(
@@ -200,14 +200,14 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(
     assert why in said
     assert said.endswith("it is not used")
     assert told(after) is None
-    assert not after.refusals
+    assert not after.rejections
 
 
 def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:
     before = busy()
     path = saved(tmp_path, before)
     for rest in (b"\xc1", explanations._encode([{}, [], [{"pod": 7}]])):
-        head = explanations._HEAD % crc32(rest)
+        head = explanations._HEADER_FORMAT % crc32(rest)
         path.write_bytes(head + rest)
         file = ExplanationFile(str(tmp_path), identity={}, agent=agent(before.state))
         assert file.load().endswith("it is not used")
@@ -226,11 +226,11 @@ def test_a_directory_that_cannot_be_read_or_written_costs_the_explanations_only(
     tmp_path: Path,
 ) -> None:
     before = busy()
-    (tmp_path / explanations.FILE).mkdir()
+    (tmp_path / explanations.EXPLANATIONS_FILE_NAME).mkdir()
     file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=before)
     assert "cannot be read" in file.load()
     asyncio.run(file.close())
-    assert (tmp_path / explanations.FILE).is_dir()
+    assert (tmp_path / explanations.EXPLANATIONS_FILE_NAME).is_dir()
     assert told(before) is not None
     assert ExplanationFile(str(tmp_path / "absent"), identity={}, agent=before).load() == ""
 
@@ -244,10 +244,13 @@ def test_the_file_is_bounded_and_the_youngest_are_kept() -> None:
         of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
         full.create_container(of, container(of, wants=resources(0.1, 0.01)))
     file = ExplanationFile("/nowhere", identity={}, agent=full)
-    everything, some = encoded(file._snapshot(), {}), encoded(file._snapshot(), {}, 10_000)
+    everything, some = (
+        encode_snapshot(file._current_snapshot(), {}),
+        encode_snapshot(file._current_snapshot(), {}, 10_000),
+    )
     assert len(some) <= 10_000 < len(everything)
     _, _, rest = some.partition(b"\n")
     kept = [one.container_id for one in explanations._decode(rest).traces]
-    youngest = sorted(full.state.allocations.values(), key=lambda a: -a.since)
+    youngest = sorted(full.state.allocations.values(), key=lambda a: -a.assigned_at)
     assert kept == [a.container_id for a in youngest[: len(kept)]]
     assert 0 < len(kept) < 40

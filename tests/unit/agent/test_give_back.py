@@ -11,14 +11,20 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from nri_numa.agent import give_back
-from nri_numa.agent.give_back import AgentRuns, GivenBack, Result, plan, release
+from nri_numa.agent.give_back import (
+    AgentIsRunning,
+    ReleasedContainer,
+    ReleaseResult,
+    plan_release,
+    release_all_containers,
+)
 from nri_numa.cli import cli
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import Machine
-from nri_numa.engine.state import Allocation, Kind, build
+from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.state import Allocation, Kind, build_state
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import NO_GRANTS, Container, KubeletGrants, QoSClass, Resources
@@ -28,7 +34,9 @@ from tests.beds.allocations import allocation
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import PREFIX, pod
 
-MACHINE = Machine(topology=synthetic(sockets=2, numa_per_socket=1, threads=1), settings=Settings())
+MACHINE = NodeModel(
+    topology=build_synthetic_topology(sockets=2, numa_per_socket=1, threads=1), settings=Settings()
+)
 POD = pod("cart", namespace="shop")
 
 
@@ -48,17 +56,17 @@ def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Alloc
         pod_id=POD.id,
         pod_uid=POD.uid,
         cpus=CPUSet.parse(cpus),
-        owned=kind is Kind.EXCLUSIVE,
+        exclusive=kind is Kind.EXCLUSIVE,
         numa_nodes=NUMASet([0]),
-        quota=quota,
+        lifted_quota=quota,
     )
 
 
 def planned(
     one: Container, *allocations: Allocation, grants: KubeletGrants = NO_GRANTS
-) -> GivenBack:
+) -> ReleasedContainer:
     """The plan for a node with one container."""
-    (entry,) = plan(MACHINE, build(allocations, kubelet=grants), [POD], [one])
+    (entry,) = plan_release(MACHINE, build_state(allocations, kubelet=grants), [POD], [one])
     return entry
 
 
@@ -67,36 +75,38 @@ def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
         container("2", "0", quota=-1), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
     )
     assert (entry.cpus, entry.mems, entry.quota) == ("0-7", "0-1", 100_000)
-    assert entry.result is Result.PLANNED
-    assert entry.update.ignore_failure
+    assert entry.result is ReleaseResult.PLANNED
+    assert entry.release_update.ignore_failure
 
 
 def test_memory_that_was_never_bound_stays_unbound() -> None:
-    assert planned(container("2"), remembered(Kind.EXPLICIT, cpus="2")).mems == ""
+    assert planned(container("2"), remembered(Kind.LISTED, cpus="2")).mems == ""
 
 
 @pytest.mark.parametrize(("granted", "back"), [("web", "4-5"), ("other", "0-3,6-7")])
 def test_beside_a_static_kubelet_it_gets_what_that_one_sent(granted: str, back: str) -> None:
     grants = KubeletGrants(cpus={(POD.uid, granted): CPUSet.parse("4-5")})
-    mine = remembered(Kind.EXPLICIT, cpus="2")
+    mine = remembered(Kind.LISTED, cpus="2")
     assert planned(container("2"), mine, grants=grants).cpus == back
 
 
 def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
-    assert planned(container("4")).result is Result.FOREIGN
+    assert planned(container("4")).result is ReleaseResult.FOREIGN
 
 
 @pytest.mark.parametrize(
     ("marker", "result"),
     [
-        (json.dumps({"kind": "exclusive", "cpus": "4"}), Result.PLANNED),
-        (json.dumps({"kind": "foreign"}), Result.FOREIGN),
-        ("{", Result.PLANNED),
-        ("[" * 100_000, Result.PLANNED),
-        ("[1]", Result.PLANNED),
+        (json.dumps({"kind": "exclusive", "cpus": "4"}), ReleaseResult.PLANNED),
+        (json.dumps({"kind": "foreign"}), ReleaseResult.FOREIGN),
+        ("{", ReleaseResult.PLANNED),
+        ("[" * 100_000, ReleaseResult.PLANNED),
+        ("[1]", ReleaseResult.PLANNED),
     ],
 )
-def test_the_annotation_tells_where_the_checkpoint_does_not(marker: str, result: Result) -> None:
+def test_the_annotation_tells_where_the_checkpoint_does_not(
+    marker: str, result: ReleaseResult
+) -> None:
     entry = planned(container("4", marker=marker))
     assert (entry.result, entry.note) == (result, "")
 
@@ -114,13 +124,13 @@ def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marke
     one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
     one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
     of = pod("cart", {"policy": "best-effort"}, namespace="shop")
-    (entry,) = plan(MACHINE, build([]), [of], [one])
-    assert (entry.result, entry.cpus, entry.quota) == (Result.PLANNED, "0-7", 200_000)
+    (entry,) = plan_release(MACHINE, build_state([]), [of], [one])
+    assert (entry.result, entry.cpus, entry.quota) == (ReleaseResult.PLANNED, "0-7", 200_000)
     assert entry.note == ""
     fewer = replace(one, resources=replace(one.resources, cpus="2"))
-    (entry,) = plan(MACHINE, build([]), [of], [fewer])
-    assert entry.result is (Result.PLANNED if marked else Result.FOREIGN)
-    (entry,) = plan(MACHINE, build([]), [replace(of, qos=QoSClass.BURSTABLE)], [one])
+    (entry,) = plan_release(MACHINE, build_state([]), [of], [fewer])
+    assert entry.result is (ReleaseResult.PLANNED if marked else ReleaseResult.FOREIGN)
+    (entry,) = plan_release(MACHINE, build_state([]), [replace(of, qos=QoSClass.BURSTABLE)], [one])
     assert entry.quota is None
 
 
@@ -133,8 +143,8 @@ def test_a_running_agent_is_named(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path), identity={}, clock=lambda: 0.0)
     store.load()
     try:
-        with pytest.raises(AgentRuns, match=r"process \d+.*stop it first"):
-            asyncio.run(release(config(tmp_path), identity={}))
+        with pytest.raises(AgentIsRunning, match=r"process \d+.*stop it first"):
+            asyncio.run(release_all_containers(config(tmp_path), identity={}))
     finally:
         store.close()
 
@@ -142,7 +152,7 @@ def test_a_running_agent_is_named(tmp_path: Path) -> None:
 def test_without_a_runtime_nothing_is_forgotten(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path / "state"), identity={}, clock=lambda: 0.0)
     store.load()
-    store.record({"c/c1": {"any": "thing"}})
+    store.append_documents({"c/c1": {"any": "thing"}})
     store.close()
     arguments = ["release", f"--state-dir={tmp_path}/state", f"--nri-socket={tmp_path}/none"]
     for more in ([], ["--dry-run"]):
@@ -155,7 +165,7 @@ def test_without_a_runtime_nothing_is_forgotten(tmp_path: Path) -> None:
 def test_a_dry_run_makes_no_directory(tmp_path: Path) -> None:
     wanted = config(tmp_path / "state")
     with pytest.raises(RuntimeUnavailable):
-        asyncio.run(release(wanted, identity={}, dry_run=True, timeout=1))
+        asyncio.run(release_all_containers(wanted, identity={}, dry_run=True, timeout=1))
     assert not (tmp_path / "state").exists()
 
 
@@ -169,20 +179,20 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
     left = [*names, ""]
 
     class Reader(CgroupReader):
-        def available(self) -> bool:
+        def detect_hierarchy(self) -> bool:
             """One more is written before each look; the first call is of the constructor."""
             if name := left.pop():
                 tree.write(f"/{name}", "0-7", "0")
-            return super().available()
+            return super().detect_hierarchy()
 
     for name in names:
         tree.write(f"/{name}", "1", "0")
     sent = [
-        GivenBack(
+        ReleasedContainer(
             container_id=name, namespace="default", pod=name, container="main",
-            result=Result.PLANNED, cpus="0-7", place=CgroupPlace(f"/{name}"),
+            result=ReleaseResult.PLANNED, cpus="0-7", cgroup=CgroupPlace(f"/{name}"),
         )
         for name in names
     ]  # fmt: skip
     done = asyncio.run(give_back._read_back(Reader(str(tree.root)), sent))
-    assert {one.result for one in done} == {Result.RELEASED}
+    assert {one.result for one in done} == {ReleaseResult.RELEASED}

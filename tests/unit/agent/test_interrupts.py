@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nri_numa.agent import preflight
-from nri_numa.agent.interrupts import EVERY, HOST, Interrupts
+from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, SCAN_INTERVAL_S, Interrupts
 from nri_numa.config import AgentConfig
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.world import StillClock, World, pod, resources
 from tests.machines.named import write_tree
@@ -80,60 +80,62 @@ def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
     tmp_path: Path, irqbalance: IRQBalance
 ) -> None:
     one = interrupts(tmp_path)
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     assert str(irqbalance.banned) == "2-3,7"
     # Killed, and another one since.
     one = interrupts(tmp_path)
-    one.keep_off(CPUSet.parse("4"), ALL)
+    one.steer_from(CPUSet.parse("4"), ALL)
     assert str(irqbalance.banned) == "4,7"
     assert allowed(tmp_path) == "0-7", "irqbalance moves it"
-    one.give_back()
+    one.restore_affinity()
     assert irqbalance.banned == irqbalance.own
 
 
 def test_an_irqbalance_that_was_killed_bans_nothing(tmp_path: Path, irqbalance: IRQBalance) -> None:
     one = interrupts(tmp_path)
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     irqbalance.close()
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     assert allowed(tmp_path) == "0-1,4-7"
-    one.give_back()
+    one.restore_affinity()
     assert allowed(tmp_path) == "0-7"
 
 
 def test_a_list_that_irqbalance_cannot_take_is_said(
     tmp_path: Path, irqbalance: IRQBalance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    interrupts(tmp_path).keep_off(CPUSet(range(0, 1000, 2)), ALL)
+    interrupts(tmp_path).steer_from(CPUSet(range(0, 1000, 2)), ALL)
     assert "expected at most 480" in str(vars(caplog.records[-1]))
 
 
 def test_what_somebody_else_decides_meanwhile_is_what_comes_back(tmp_path: Path) -> None:
     one = interrupts(tmp_path)
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     assert allowed(tmp_path) == "0-1,4-7"
     (tmp_path / IRQ).write_text("2-4")
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     assert allowed(tmp_path) == "4"
-    one.keep_off(CPUSet.parse("2-4"), ALL)
+    one.steer_from(CPUSet.parse("2-4"), ALL)
     assert allowed(tmp_path) == "0-1,5-7", "all CPUs of its list are exclusive"
-    interrupts(tmp_path).give_back()
+    interrupts(tmp_path).restore_affinity()
     assert allowed(tmp_path) == "2-4"
 
 
 def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "interrupts").write_text("{")
     one = interrupts(tmp_path)
-    one.keep_off(CPUSet.parse("2"), ALL)
+    one.steer_from(CPUSet.parse("2"), ALL)
     assert caplog.records[0].getMessage() == "what interrupts were before is not known"
     assert allowed(tmp_path) == "0-1,3-7"
     shutil.rmtree(tmp_path / "proc")  # as a container sees it whose /proc is another one's
-    one.keep_off(CPUSet.parse("2-3"), ALL)
+    one.steer_from(CPUSet.parse("2-3"), ALL)
     assert "proc/irq: No such file" in str(vars(caplog.records[-1]))
 
 
 def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
+    world = World(
+        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1)
+    )
     world.synchronize()
     seen: list[str] = []
 
@@ -144,14 +146,14 @@ def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
                 world.place(pod("own", {"cpus": "exclusive"}), wants=resources(2, 1))
             elif len(seen) == 2:
                 (tmp_path / IRQ).write_text("0-7")  # somebody else
-            elif len(seen) == EVERY + 3:
+            elif len(seen) == SCAN_INTERVAL_S + 3:
                 raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(interrupts(tmp_path).run(world.agent, Seconds(), wanted=True))
-    assert seen == ["0-7", "2-7", *["0-7"] * (EVERY - 1), "2-7", "2-7"]
+        asyncio.run(interrupts(tmp_path).run_steering(world.agent, Seconds(), wanted=True))
+    assert seen == ["0-7", "2-7", *["0-7"] * (SCAN_INTERVAL_S - 1), "2-7", "2-7"]
     assert allowed(tmp_path) == "0-7"
-    assert not interrupts(tmp_path).changed
+    assert not interrupts(tmp_path).needs_restore
 
 
 @pytest.mark.parametrize(
@@ -169,10 +171,10 @@ def test_check_says_whether_they_can_be_kept_off(tmp_path: Path, made: str, word
         service = made.endswith("service")
         write_tree(tmp_path, {made: "ProtectKernelTunables=yes\n" if service else "irqbalance\n"})
     config = AgentConfig(interrupts_off_exclusive_cpus=True)
-    (finding,) = preflight.interrupts(config, tmp_path)
+    (finding,) = preflight.check_interrupt_steering(config, tmp_path)
     assert words in finding.message
-    (tmp_path / HOST[1:]).parent.mkdir(parents=True)
-    (tmp_path / "proc/irq").rename(tmp_path / HOST[1:])
-    (finding,) = preflight.interrupts(config, tmp_path)
+    (tmp_path / HOST_IRQ_DIRECTORY[1:]).parent.mkdir(parents=True)
+    (tmp_path / "proc/irq").rename(tmp_path / HOST_IRQ_DIRECTORY[1:])
+    (finding,) = preflight.check_interrupt_steering(config, tmp_path)
     assert words in finding.message
-    assert not list(preflight.interrupts(AgentConfig(), tmp_path))
+    assert not list(preflight.check_interrupt_steering(AgentConfig(), tmp_path))

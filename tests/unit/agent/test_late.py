@@ -56,14 +56,14 @@ def bed(tree: CgroupTree) -> Bed:
 def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
     one = bed.place("one", numacpu="2")
     bed.wall = STARTED + 0.25
-    bed.late.begun(one, STARTED, None)
+    bed.late.on_start(one, STARTED, None)
     assert bed.tree.cpus_of(f"/pods/{one}") == "2"
-    assert bed.late.known == {one: 0.25}
+    assert bed.late.start_delays == {one: 0.25}
     assert bed.metric("nri_numa_late_seconds_count") == 1
     bed.world.stop(one)
     other = bed.place("other", numacpu="2")
-    bed.late.begun(other, STARTED, None)
-    assert bed.late.known.keys() == {other}
+    bed.late.on_start(other, STARTED, None)
+    assert bed.late.start_delays.keys() == {other}
 
 
 def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
@@ -75,11 +75,11 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
     with subprocess.Popen(waits, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        bed.world.agent.places[one] = CgroupPlace(f"/pods/{one}", process.pid)
+        bed.world.agent.cgroup_places[one] = CgroupPlace(f"/pods/{one}", process.pid)
         bed.wall = time.time()
-        bed.late.begun(one, bed.wall, None)
+        bed.late.on_start(one, bed.wall, None)
         process.kill()
-    assert bed.late.known[one] >= 0.2
+    assert bed.late.start_delays[one] >= 0.2
 
 
 @pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])
@@ -89,8 +89,8 @@ def test_an_update_that_was_quick_enough_is_in_time(
     one = bed.place("one", numacpu="2")
     bed.tree.write(f"/pods/{one}", "2")
     bed.wall = STARTED + 9
-    bed.late.begun(one, STARTED, told)
-    assert bed.late.known == {one: late}
+    bed.late.on_start(one, STARTED, told)
+    assert bed.late.start_delays == {one: late}
 
 
 def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> None:
@@ -98,19 +98,19 @@ def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> N
     bed.writer.problem = "read-only"
 
     async def wait() -> None:
-        bed.late.begun(one, STARTED, None)
-        assert bed.late.known == {}
-        bed.late.started(one, STARTED)
+        bed.late.on_start(one, STARTED, None)
+        assert bed.late.start_delays == {}
+        bed.late.on_update_applied(one, STARTED)
         await asyncio.sleep(0)
         bed.tree.write(f"/pods/{one}", "2")  # the runtime's update arrives
         bed.wall = STARTED + 0.75
         async with asyncio.timeout(180):
-            while not bed.late.known:
+            while not bed.late.start_delays:
                 await asyncio.sleep(0.005)
 
     asyncio.run(wait())
     # Seen before the clock was set forward or after it: both are the truth of this test's clock.
-    assert bed.late.known[one] in (0.0, 0.75)
+    assert bed.late.start_delays[one] in (0.0, 0.75)
 
 
 def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> None:
@@ -119,28 +119,28 @@ def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> 
     bed.wall = STARTED + 60
 
     async def wait() -> None:
-        bed.late.started(one, STARTED)
+        bed.late.on_update_applied(one, STARTED)
         await asyncio.sleep(0)
         await bed.late.close()
 
     asyncio.run(wait())
-    assert bed.late.known == {}
+    assert bed.late.start_delays == {}
 
 
 def test_who_is_left_alone_is_not_measured(bed: Bed) -> None:
     one = bed.place("plain")
-    bed.late.begun(one, STARTED, None)
-    bed.late.begun("unknown", STARTED, None)
-    bed.late.started(one, STARTED)
-    assert bed.late.known == {}
+    bed.late.on_start(one, STARTED, None)
+    bed.late.on_start("unknown", STARTED, None)
+    bed.late.on_update_applied(one, STARTED)
+    assert bed.late.start_delays == {}
 
 
 def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
     bed = Bed(tree, observe=True)
     one = bed.place("one", numacpu="2")
     before = bed.tree.cpus_of(f"/pods/{one}")
-    bed.late.begun(one, STARTED, None)
-    bed.late.refused("ns", "pod", "uid", "main", "no")
+    bed.late.on_start(one, STARTED, None)
+    bed.late.on_rejected("ns", "pod", "uid", "main", "no")
     assert bed.tree.cpus_of(f"/pods/{one}") == before
     assert bed.metric("nri_numa_refused_running_total") == 0
 
@@ -151,14 +151,14 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
-        bed.late.resize_refused(container_id, quota)
+        bed.late.on_resize_rejected(container_id, quota)
     known = bed.world.agent.state.allocations
-    assert (known[own].quota, known[plain].quota) == (left, None)
+    assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
 def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
-    bed.late.refused("ns", "pod", "uid", "main", "numacpu: no such CPU")
+    bed.late.on_rejected("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
-    (notice,) = bed.world.agent.notices.after(0)
-    assert (notice.what, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
+    (notice,) = bed.world.agent.notices.notices_after(0)
+    assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

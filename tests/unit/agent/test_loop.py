@@ -13,14 +13,14 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from nri_numa.agent.loop import (
-    GROWN,
+    HEAP_GROWTH_BYTES,
     RELEASE_REST,
-    CourteousSelector,
-    CPUShare,
-    GapWatch,
+    CPUBudget,
     HeapRelease,
+    LoopMonitor,
+    YieldingSelector,
     release_heap,
-    resident,
+    resident_bytes,
     watched_loop,
 )
 
@@ -36,7 +36,7 @@ def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
             now[0] += busy
             await asyncio.sleep(0)
             if busy != 2.0:
-                seen.append(watch.take())
+                seen.append(watch.pop_longest_gap())
         return seen
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -46,12 +46,12 @@ def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
 def test_it_knows_whether_it_is_at_work_and_for_how_long() -> None:
     now = [0.0]
     loop, watch = watched_loop(lambda: now[0])
-    assert (watch.busy, watch.busy_for()) == (False, 0.0)
+    assert (watch.busy, watch.current_gap()) == (False, 0.0)
 
     async def work() -> tuple[bool, float]:
         await asyncio.sleep(0)
         now[0] += 3.0
-        return watch.busy, watch.busy_for()
+        return watch.busy, watch.current_gap()
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         assert runner.run(work()) == (True, 3.0)
@@ -59,8 +59,8 @@ def test_it_knows_whether_it_is_at_work_and_for_how_long() -> None:
 
 def test_another_thread_stands_back_while_the_loop_is_at_work() -> None:
     """Nothing that it finds to do is begun meanwhile; afterwards it goes on."""
-    watch = GapWatch()
-    selector = CourteousSelector(watch)
+    watch = LoopMonitor()
+    selector = YieldingSelector(watch)
     selector.STUCK = 60.0  # no machine is that slow
     other = asyncio.SelectorEventLoop(selector)
     done = threading.Event()
@@ -93,9 +93,9 @@ class Clocks:
         self.now += seconds
         self.meanwhile()
 
-    def courtesy(self, watch: GapWatch | None = None) -> CourteousSelector:
-        return CourteousSelector(
-            watch or GapWatch(), clock=lambda: self.now, used=lambda: self.used, sleep=self.sleep
+    def courtesy(self, watch: LoopMonitor | None = None) -> YieldingSelector:
+        return YieldingSelector(
+            watch or LoopMonitor(), clock=lambda: self.now, used=lambda: self.used, sleep=self.sleep
         )
 
     def run(self, work: Coroutine[None, None, None]) -> None:
@@ -106,11 +106,11 @@ class Clocks:
 
 def test_it_does_not_stand_back_for_ever() -> None:
     """Somebody may ask whether a loop that is stuck still lives."""
-    clocks, watch = Clocks(), GapWatch()
+    clocks, watch = Clocks(), LoopMonitor()
     watch.busy = True
-    clocks.courtesy(watch).give_way()
+    clocks.courtesy(watch).yield_to_loop()
     assert clocks.now == pytest.approx(0.1, abs=0.002)
-    clocks.courtesy(watch).give_way()
+    clocks.courtesy(watch).yield_to_loop()
     assert clocks.now == pytest.approx(0.2, abs=0.004)
 
 
@@ -129,16 +129,16 @@ def test_a_loop_that_always_has_work_stands_still_most_of_the_time() -> None:
 
 def test_time_for_which_it_gave_way_is_saved_up() -> None:
     """Where the runtime was busy meanwhile, it does not stand still once more for nobody."""
-    clocks, watch = Clocks(), GapWatch()
+    clocks, watch = Clocks(), LoopMonitor()
     courtesy = clocks.courtesy(watch)
-    courtesy.rest()
+    courtesy.wait_for_budget()
     clocks.work(0.049)
-    courtesy.rest()
+    courtesy.wait_for_budget()
     watch.busy = True
-    courtesy.give_way()
+    courtesy.yield_to_loop()
     clocks.pauses.clear()
     clocks.work(0.01)
-    courtesy.rest()
+    courtesy.wait_for_budget()
     assert clocks.pauses == []
 
 
@@ -174,10 +174,10 @@ def test_the_other_thread_leaves_no_garbage_to_the_one_that_goes_first() -> None
                 await asyncio.sleep(0)
         return len(alive)
 
-    watch = GapWatch()
+    watch = LoopMonitor()
     gc.disable()
     try:
-        selector = CourteousSelector(watch)
+        selector = YieldingSelector(watch)
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             assert runner.run(work()) < 2000
     finally:
@@ -186,13 +186,13 @@ def test_the_other_thread_leaves_no_garbage_to_the_one_that_goes_first() -> None
 
 def test_the_garbage_of_a_large_request_is_left_alone() -> None:
     """Its objects are alive, and looking at all of them would hold it up."""
-    courtesy = CourteousSelector(GapWatch())
+    courtesy = YieldingSelector(LoopMonitor())
     gc.collect()
     gc.disable()
     try:
         before = gc.get_stats()[0]["collections"]
-        kept = [Circle() for _ in range(CourteousSelector.NOT_OURS + 1000)]
-        courtesy.tidy_up()
+        kept = [Circle() for _ in range(YieldingSelector.GC_OBJECTS + 1000)]
+        courtesy.collect_garbage()
         assert gc.get_stats()[0]["collections"] == before
         del kept
     finally:
@@ -204,34 +204,34 @@ def test_the_garbage_of_a_large_request_is_left_alone() -> None:
 
 def test_what_was_saved_up_is_used_at_once() -> None:
     """An ordinary scrape after seconds of rest is not interrupted."""
-    share = CPUShare()
-    assert [share.pause(0.0, n / 100) for n in range(5)] == [0.0] * 5
-    assert share.pause(0.0, 0.051) == pytest.approx(0.005)
+    share = CPUBudget()
+    assert [share.required_pause_s(0.0, n / 100) for n in range(5)] == [0.0] * 5
+    assert share.required_pause_s(0.0, 0.051) == pytest.approx(0.005)
 
 
 def test_a_long_rest_saves_up_no_more_than_a_short_one() -> None:
-    share = CPUShare()
-    share.pause(0.0, 0.0)
-    assert share.pause(3600.0, 0.05) == 0.0
-    assert share.pause(3600.0, 0.052) == pytest.approx(0.01)
+    share = CPUBudget()
+    share.required_pause_s(0.0, 0.0)
+    assert share.required_pause_s(3600.0, 0.05) == 0.0
+    assert share.required_pause_s(3600.0, 0.052) == pytest.approx(0.01)
 
 
 def test_after_a_long_piece_it_stands_still_once_and_not_for_long() -> None:
     """An import, or a round with a thousand clients: a probe that comes now has a second."""
-    share = CPUShare()
-    share.pause(0.0, 0.0)
-    assert share.pause(3.0, 3.0) == pytest.approx(0.02)
-    assert share.pause(3.02, 3.0) == pytest.approx(0.0)
-    assert share.pause(3.02, 3.001) == pytest.approx(0.005)
+    share = CPUBudget()
+    share.required_pause_s(0.0, 0.0)
+    assert share.required_pause_s(3.0, 3.0) == pytest.approx(0.02)
+    assert share.required_pause_s(3.02, 3.0) == pytest.approx(0.0)
+    assert share.required_pause_s(3.02, 3.001) == pytest.approx(0.005)
 
 
 def test_whoever_hurries_gets_more_until_there_is_no_reason_any_more() -> None:
-    share = CPUShare()
-    assert share.pause(0.0, 0.0) == 0.0
+    share = CPUBudget()
+    assert share.required_pause_s(0.0, 0.0) == 0.0
     share.hurry = True
-    assert share.pause(0.0, 0.052) == pytest.approx(0.004)
+    assert share.required_pause_s(0.0, 0.052) == pytest.approx(0.004)
     share.hurry = False
-    assert share.pause(0.0, 0.052) == pytest.approx(0.01)
+    assert share.required_pause_s(0.0, 0.052) == pytest.approx(0.01)
 
 
 # --- memory that was needed for a moment goes back ------------------------------------------------
@@ -259,7 +259,7 @@ class Process:
 def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
     node = Process(40 * MIB)
     node.rounds(1)
-    node.free = GROWN - 1
+    node.free = HEAP_GROWTH_BYTES - 1
     node.rounds(100)
     assert node.given == 1
 
@@ -269,13 +269,13 @@ def test_growth_counts_from_the_least_that_was_seen() -> None:
     node.rounds(RELEASE_REST + 1)
     node.used = 30 * MIB  # containers are gone
     node.rounds(1)
-    node.free = GROWN
+    node.free = HEAP_GROWTH_BYTES
     node.rounds(1)
     assert node.given == 2
 
 
 def test_the_real_thing_works_on_this_machine() -> None:
-    before = resident()
+    before = resident_bytes()
     assert before > MIB
     release_heap()
-    assert resident() > MIB
+    assert resident_bytes() > MIB

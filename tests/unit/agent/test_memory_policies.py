@@ -41,8 +41,8 @@ def test_the_kernels_weights_are_read(tmp_path: Path) -> None:
     write_tree(tmp_path / "sys/kernel/mm/mempolicy/weighted_interleave", files)
     found = policies(sysfs=tmp_path)
     assert found == MemoryPolicies(weights={0: 3, 12: 1})
-    assert found.weight(MemoryPolicy.WEIGHTED_INTERLEAVE, 0) == 3
-    assert found.weight(MemoryPolicy.INTERLEAVE, 0) == 1
+    assert found.interleave_weight(MemoryPolicy.WEIGHTED_INTERLEAVE, 0) == 3
+    assert found.interleave_weight(MemoryPolicy.INTERLEAVE, 0) == 1
 
 
 def test_over_cri_there_is_none() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nri_numa.agent.mover import PASSES
+from nri_numa.agent.mover import MAX_MIGRATION_PASSES
 from nri_numa.config import AgentConfig
-from nri_numa.machine.migration import Step
+from nri_numa.machine.migration import MigrationStep
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.observe import logs
 from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, new
@@ -20,41 +20,41 @@ from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, ne
 @pytest.mark.parametrize(
     ("error", "passes", "why"),
     [
-        (None, PASSES, "65 MiB would not move (busy)"),
+        (None, MAX_MIGRATION_PASSES, "65 MiB would not move (busy)"),
         (OSError(1, "not permitted"), 1, "not permitted"),
     ],
 )
 def test_what_would_not_move_is_said_and_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, error: OSError | None, passes: int, why: str
 ) -> None:
-    monkeypatch.setattr("nri_numa.agent.mover.AGAIN", 60.0)
+    monkeypatch.setattr("nri_numa.agent.mover.RETRY_S", 60.0)
     (a, b) = A_AND_B
     world, clock, at = movable((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
     new(world)
     world.synchronize()
 
-    def migrate(*of_what: object) -> Iterator[Step]:
+    def migrate(*of_what: object) -> Iterator[MigrationStep]:
         at.append(clock.passed)
         if error is not None:
             raise error
-        yield Step(MIB, 65 * MIB, "busy")
+        yield MigrationStep(MIB, 65 * MIB, "busy")
 
     moving(world, clock, migrate, AgentConfig())
     tries = at[::passes]
     assert len(tries) > 1
     assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
-    notice = world.agent.notices.after()[-1]
+    notice = world.agent.notices.notices_after()[-1]
     assert (notice.reason, notice.count) == ("PartlyMoved", len(tries))
     assert notice.message == f"partly moved from NUMA node 1 to 0: {why}"
-    assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])
+    assert world.agent.state.allocations["b-app"].migrating_from == NUMASet([1])
 
 
 @pytest.mark.parametrize(("left", "said"), [(4096, ""), (3 * MIB, f" left={3 * MIB} problem=busy")])
 def test_what_rounds_to_nothing_is_not_left(left: int, said: str) -> None:
     world, output = movable(*A_AND_B), io.StringIO()
-    logs.setup("info", stream=output)
+    logs.setup_logging("info", stream=output)
     new(world)
     world.synchronize()
-    moving(world, Ticking(), lambda *of: iter([Step(MIB, left, "busy")]), AgentConfig())
+    moving(world, Ticking(), lambda *of: iter([MigrationStep(MIB, left, "busy")]), AgentConfig())
     (line,) = (one for one in output.getvalue().splitlines() if "memory moved" in one)
     assert re.sub(r".* seconds=\S+", "", line) == said

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.agent.handler import PATIENCE, AgentHandler, PendingPods
+from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, AgentHandler, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, Pods, PodSandbox, QoSClass
+from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass
 from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -33,13 +33,16 @@ class Bed:
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
         agent = self.world.agent
-        found = zones_document(agent.machine, agent.state, None, coming=self.pending.names())
+        found = zones_document(agent.machine, agent.state, None, coming=self.pending.pod_names())
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:
         """UIDs of the pods whose CPUs or memory are taken."""
         agent = self.world.agent
-        return [one.pod_uid for one in zones_document(agent.machine, agent.state, None).charged]
+        return [
+            one.pod_uid
+            for one in zones_document(agent.machine, agent.state, None).counted_containers
+        ]
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: Bed) -
     bed.handler.create_container(of, app(of))
     assert bed.names() == [("shop", "p")]
     assert bed.charged() == ["uid-p"]
-    assert not bed.pending.names()
+    assert not bed.pending.pod_names()
 
 
 def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
@@ -73,7 +76,7 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
     bed.handler.run_pod(slow)
     bed.handler.create_container(quick, app(quick))
     first, second = bed.waiting
-    bed.world.agent.subscribe(bed._tell)
+    bed.world.agent.subscribe_to_changes(bed._tell)
     first()
     assert bed.told == 0
     second()
@@ -101,13 +104,13 @@ def test_it_ends_with_its_sandbox(bed: Bed) -> None:
     bed.handler.stop_pod(sandbox("a"))
     bed.handler.remove_pod(sandbox("d"))
     assert bed.names() == [("shop", "b"), ("shop", "c")]
-    bed.handler.synchronize(Pods.of([sandbox("c")]), [])
+    bed.handler.synchronize(PodTable.from_pods([sandbox("c")]), [])
     assert bed.names() == [("shop", "c")]
 
 
 def test_an_image_that_cannot_be_had_does_not_hide_the_node_for_ever(bed: Bed) -> None:
     bed.handler.run_pod(sandbox())
-    bed.now = PATIENCE - 1
+    bed.now = PENDING_POD_TIMEOUT_S - 1
     assert bed.names() == [("shop", "p")]
-    bed.now = PATIENCE
+    bed.now = PENDING_POD_TIMEOUT_S
     assert not bed.names()

@@ -19,8 +19,8 @@ from nri_numa import config
 from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, Level, pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, LinkKind
-from nri_numa.config.sections import Kubelet, Runtime
-from nri_numa.machine.sysfs import discover
+from nri_numa.config.sections import KubeletSection, Runtime
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
@@ -55,7 +55,7 @@ def only(findings: object) -> Finding:
     ],
 )
 def test_cgroup_controllers(tmp_path: Path, files: dict[str, str], level: Level, part: str) -> None:
-    found = only(preflight.cgroups(write_tree(tmp_path, files), tmp_path))
+    found = only(preflight.check_cgroup_controllers(write_tree(tmp_path, files), tmp_path))
     assert (found.level, part in found.message) == (level, True), found
 
 
@@ -63,7 +63,7 @@ def test_a_kernel_without_controllers_is_told_apart_from_a_missing_mount(tmp_pat
     for controller, remedy in (("cpuset", "Mount"), ("cpu", "lacks cpuset")):
         text = f"#subsys_name\thierarchy\n{controller}\t0\t1\t1\nmemory\t0\t1\t1\n"
         write_tree(tmp_path, {"proc/cgroups": text})
-        assert remedy in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
+        assert remedy in only(preflight.check_cgroup_controllers(tmp_path / "x", tmp_path)).remedy
 
 
 def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
@@ -115,7 +115,7 @@ def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -
 def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
     there = "cgroup.controllers"
     write_tree(tmp_path, {there: "cpuset memory", f"kubepods.slice/{there}": "memory"})
-    levels = [f.level for f in preflight.cgroups(tmp_path)]
+    levels = [f.level for f in preflight.check_cgroup_controllers(tmp_path)]
     assert levels == [Level.OK, Level.WARN]
 
 
@@ -127,7 +127,7 @@ def test_cgroups_that_cannot_be_written_are_a_warning(tmp_path: Path, by_the_uni
         write_tree(tmp_path, unit)
     else:
         (tmp_path / "cgroup.procs").mkdir()  # root may write all but a directory
-    (_, found) = preflight.cgroups(tmp_path, tmp_path)
+    (_, found) = preflight.check_cgroup_controllers(tmp_path, tmp_path)
     assert found.level is Level.WARN
     assert ("ProtectControlGroups=yes" if by_the_unit else "Is a directory") in found.message
     assert "no container moves" in found.message
@@ -137,7 +137,9 @@ def test_cgroups_that_cannot_be_written_are_a_warning(tmp_path: Path, by_the_uni
 
 
 def runtime(path: Path, root: Path) -> Finding:
-    return only(preflight.runtime(AgentConfig(runtime=Runtime(nri_socket=str(path))), root))
+    return only(
+        preflight.check_runtime_link(AgentConfig(runtime=Runtime(nri_socket=str(path))), root)
+    )
 
 
 def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Path) -> None:
@@ -159,15 +161,15 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
     path = tmp_path / "cri.sock"
     given = Runtime(link=LinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
     config = AgentConfig(runtime=given)
-    missing = only(preflight.runtime(config, tmp_path))
+    missing = only(preflight.check_runtime_link(config, tmp_path))
     assert (missing.subject, missing.level) == ("CRI", Level.FAIL)
     assert "runtime.criSocket" in missing.remedy
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        deaf = only(preflight.runtime(config, tmp_path))
+        deaf = only(preflight.check_runtime_link(config, tmp_path))
         assert deaf.remedy.startswith("Start the runtime, or set runtime.criSocket")
         server.listen()
-        assert only(preflight.runtime(config, tmp_path)).level is Level.OK
+        assert only(preflight.check_runtime_link(config, tmp_path)).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
 
 
 def http(**section: object) -> list[Finding]:
-    return list(preflight.http(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
+    return list(preflight.check_http_address(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
 
 
 def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,13 +321,13 @@ def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         assert http(address=address)[0].message.endswith("is free")
         other.listen()
-        monkeypatch.setattr(preflight, "_TIMEOUT", 0.05)
+        monkeypatch.setattr(preflight, "_CONNECT_TIMEOUT_S", 0.05)
         (found,) = http(address=address)
         assert (found.level, "another program" in found.message) == (Level.FAIL, True)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as ours:
         Thread(target=ours.serve_forever, daemon=True).start()
         monkeypatch.setattr(BaseHTTPRequestHandler, "server_version", "nri-numa/1")
-        monkeypatch.setattr(preflight, "_TIMEOUT", 60)
+        monkeypatch.setattr(preflight, "_CONNECT_TIMEOUT_S", 60)
         (found,) = http(address=f"127.0.0.1:{ours.server_port}")
         ours.shutdown()
     assert (found.level, "a running nri-numa" in found.message) == (Level.OK, True)
@@ -363,16 +365,16 @@ def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
-    assert list(preflight.balancing(tmp_path)) == []
+    assert list(preflight.numa_balancing(tmp_path)) == []
     write_tree(tmp_path, {"proc/sys/kernel/numa_balancing": "1\n"})
-    assert "numa_balancing=0" in only(preflight.balancing(tmp_path)).message
+    assert "numa_balancing=0" in only(preflight.numa_balancing(tmp_path)).message
 
 
 def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert only(preflight.privileges()).level is Level.WARN
+    assert only(preflight.check_privileges()).level is Level.WARN
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert only(preflight.privileges()).level is Level.OK
+    assert only(preflight.check_privileges()).level is Level.OK
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -389,7 +391,7 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_on_and_cannot_be_imported_fails(
     sections: dict[str, object], module: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = config.load(text=json.dumps(sections))
+    asked = config.load_config(text=json.dumps(sections))
     assert not list(preflight.libraries(asked))
     monkeypatch.setitem(sys.modules, module, None)
     found = only(preflight.libraries(asked))
@@ -400,13 +402,13 @@ def test_what_is_on_and_cannot_be_imported_fails(
 def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:
     """Everything that is looked at, on another machine, by subject."""
     root = write_sysfs(tmp_path / "machine", topology)
-    loaded = config.load(
+    loaded = config.load_config(
         text=f"{text}\nsysfsRoot: {root}\nstateDir: {tmp_path / 'state'}\nhttp: {{address: off}}\n"
         f"cgroupRoot: {tmp_path / 'cgroup'}\nkubeletRoot: {tmp_path / 'kubelet'}\n"
         f"runtime: {{nriSocket: {tmp_path / 'nri.sock'}}}\n"
     )
     found: dict[str, list[Finding]] = {}
-    for one in preflight.examine(loaded, tmp_path):
+    for one in preflight.run_checks(loaded, tmp_path):
         assert bool(one.remedy) == (one.level is not Level.OK), one
         found.setdefault(one.subject, []).append(one)
     return found
@@ -443,7 +445,7 @@ def test_who_took_cpus_is_said_with_what_to_do(tmp_path: Path) -> None:
             f"{other}/cpuset.cpus.partition": "isolated\n",
         },
     )
-    found = list(preflight.machine(discover(root)))
+    found = list(preflight.check_machine(discover_topology(root)))
     (told,) = [f for f in found if "partition rt.slice (isolated)" in f.message]
     assert told.level is Level.WARN
     assert "end the partition" in told.remedy
@@ -454,28 +456,31 @@ def test_a_list_of_cpus_without_a_tick_that_nobody_asks_for_is_mentioned(tmp_pat
     assert "CPUs 1-3,7,9-11,15 run without a timer tick" in found[0].message
     assert "nohzFullCPUs: prefer" in found[0].message
     asked = AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER)
-    assert not list(preflight.tickless(asked, machines.nohz_full_cpus()))
+    assert not list(preflight.nohz_full(asked, machines.nohz_full_cpus()))
 
 
 def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else() -> None:
     every = replace(machines.dual_smt_16(), isolated=CPUSet(range(16)))
-    assert not list(preflight.isolation(AgentConfig(), machines.isolated_cpus()))
-    message = only(preflight.isolation(AgentConfig(), every)).message
+    assert not list(preflight.check_isolated_cpus(AgentConfig(), machines.isolated_cpus()))
+    message = only(preflight.check_isolated_cpus(AgentConfig(), every)).message
     assert "all shared CPUs of NUMA nodes 0-1 are isolated" in message
     one = replace(machines.dual_smt_16(), isolated=CPUSet.parse("0-3,8-11"))
-    assert not list(preflight.isolation(AgentConfig(), one))
+    assert not list(preflight.check_isolated_cpus(AgentConfig(), one))
     shared = AgentConfig(isolated_cpus=IsolatedCPUs.ANY)
-    assert "all shared CPUs of NUMA node 0 are" in only(preflight.isolation(shared, one)).message
+    assert (
+        "all shared CPUs of NUMA node 0 are"
+        in only(preflight.check_isolated_cpus(shared, one)).message
+    )
     alone = AgentConfig(isolated_cpus=IsolatedCPUs.ONLY)
-    assert not list(preflight.isolation(alone, one))
-    none = only(preflight.isolation(alone, machines.dual_smt_16())).message
+    assert not list(preflight.check_isolated_cpus(alone, one))
+    none = only(preflight.check_isolated_cpus(alone, machines.dual_smt_16())).message
     assert "no container can have exclusive CPUs" in none
 
 
 def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    loaded = config.load(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
-    found = list(preflight.examine(loaded, tmp_path))
+    loaded = config.load_config(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
+    found = list(preflight.run_checks(loaded, tmp_path))
     assert (found[0].subject, found[0].level) == ("machine", Level.FAIL)
     assert "--sysfs-root" in found[0].remedy
     assert {"NRI", "state"} <= {f.subject for f in found}
@@ -499,9 +504,9 @@ STATIC = '{"policyName":"static","defaultCpuSet":"0-1","entries":{"u":{"c":"2-3"
 
 
 def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
-    kubelet = Kubelet(**section)  # type: ignore[arg-type]
+    kubelet = KubeletSection(**section)  # type: ignore[arg-type]
     config = AgentConfig(kubelet_root=str(directory), kubelet=kubelet, reserved_cpus=reserved)
-    found = list(preflight.kubelet(config, machines.dual_smt(), str(directory / "proc")))
+    found = list(preflight.check_kubelet(config, machines.dual_smt(), str(directory / "proc")))
     assert all(f.subject == "kubelet" for f in found)
     assert all(bool(f.remedy) == (f.level is Level.WARN) for f in found)
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.agent.preflight import Finding, Level, service
+from nri_numa.agent.preflight import Finding, Level, check_systemd_service
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Devices
 from tests.machines.named import write_tree
@@ -29,7 +29,7 @@ def install(root: Path, venv: str, *, drop_in: str = "") -> None:
 
 
 def found(root: Path) -> Finding:
-    (one,) = service(AgentConfig(), root)
+    (one,) = check_systemd_service(AgentConfig(), root)
     assert bool(one.remedy) == (one.level is not Level.OK)
     return one
 
@@ -66,9 +66,9 @@ def test_an_interpreter_below_a_home_directory_is_hidden_too(tmp_path: Path) -> 
 
 
 def test_without_a_service_there_is_nothing_to_say(tmp_path: Path) -> None:
-    assert list(service(AgentConfig(), tmp_path)) == []
+    assert list(check_systemd_service(AgentConfig(), tmp_path)) == []
     write_tree(tmp_path, {f"{UNIT}.d/x.conf": "ExecStart=/bin/x\n"})
-    assert list(service(AgentConfig(), tmp_path)) == []
+    assert list(check_systemd_service(AgentConfig(), tmp_path)) == []
 
 
 # --- devices.network ----------------------------------------------------------------------------
@@ -78,7 +78,7 @@ CARDS = AgentConfig(devices=Devices(enabled=True))
 
 def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
     """Whether the check says that network namespaces cannot be entered, and what to do."""
-    found = [one for one in service(config, root) if one.subject == "devices"]
+    found = [one for one in check_systemd_service(config, root) if one.subject == "devices"]
     assert all(one.level is Level.WARN and one.remedy for one in found)
     if (root / "etc").exists():
         assert all("] CapabilityBoundingSet=CAP_SYS_ADMIN Restrict" in one.remedy for one in found)

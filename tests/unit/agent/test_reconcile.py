@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import reconcile
-from nri_numa.agent.reconcile import CHUNK, Reconciler, Round
+from nri_numa.agent.reconcile import PUSH_BATCH, Reconciler, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
 from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
@@ -38,7 +38,7 @@ class Bed(test_verify.Bed):
         for container_id in self.world.live:
             self.settle(container_id)
         self.clock += 3600
-        self.reconciler._late.clear()
+        self.reconciler._undelivered.clear()
 
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
         self.tree.write(f"/pods/{container_id}", cpus, mems)
@@ -60,9 +60,9 @@ class Bed(test_verify.Bed):
             self.drift(f"{name}-app", "0")
         return number
 
-    def round(self, **options: float) -> Round:
-        done = asyncio.run(self.reconciler.round(**options))  # type: ignore[arg-type]
-        asyncio.run(self.reconciler.agree())
+    def round(self, **options: float) -> RoundResult:
+        done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
+        asyncio.run(self.reconciler.sync_systemd())
         return done
 
     def counts(self) -> tuple[float, float, float]:
@@ -98,9 +98,9 @@ def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
     made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
     bed.world.place(of, made)
     bed.drift("new-app", "", "")
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     bed.world.agent.start_container(of, made)
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.counts() == (0, 0, 0)
     bed.world.agent.post_start_container(of, made)
     bed.round()
@@ -112,20 +112,22 @@ def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
     """Whoever owns CPUs would be throttled on them, and every cpuset looks right."""
     bed.tree.limit("/pods/owner-app", -1)
     bed.tree.limit("/pods/listed-app", 50_000)  # its own limit, which nobody lifted
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     bed.tree.limit("/pods/owner-app", 200_000)
     done = bed.round()
-    assert done == Round(seen=3, drifted=("owner-app",), repaired=("owner-app",))
+    assert done == RoundResult(cgroup_count=3, drifted=("owner-app",), repaired=("owner-app",))
     ((update,),) = bed.pushes
     assert (update.container_id, update.cpus, update.cpu_quota) == ("owner-app", "", -1)
     assert "the CFS quota is 200000 µs, meant none" in bed.log
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.counts() == (1, 1, 0)
 
 
 def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
     bed.drift("listed-app", "0-7", "0-1")
-    assert bed.round() == Round(seen=3, drifted=("listed-app",), repaired=("listed-app",))
+    assert bed.round() == RoundResult(
+        cgroup_count=3, drifted=("listed-app",), repaired=("listed-app",)
+    )
     assert bed.tree.cpus_of("/pods/listed-app") == "1"
     assert bed.tree.mems_of("/pods/listed-app") == "0"
     assert bed.counts() == (1, 1, 0)
@@ -135,44 +137,46 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
     assert "cpuset.cpus is 0-7, meant 1" in found
     assert "repairable=true" in found
     assert "drift repaired" in repaired
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
 
 
 def test_many_are_pushed_in_pieces(bed: Bed) -> None:
-    number = bed.many(CHUNK + 5)
+    number = bed.many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
     assert len(bed.round().repaired) == number
-    assert [len(push) for push in bed.pushes] == [CHUNK, 5]
+    assert [len(push) for push in bed.pushes] == [PUSH_BATCH, 5]
 
 
 def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
-    number = bed.many(reconcile.LOGGED_AT_ONCE + 7)
+    number = bed.many(reconcile.MAX_LOG_LINES + 7)
     assert len(bed.round().repaired) == number
     assert bed.counts() == (number, number, 0)
-    assert bed.log.count('msg="drift found"') == reconcile.LOGGED_AT_ONCE
+    assert bed.log.count('msg="drift found"') == reconcile.MAX_LOG_LINES
     assert bed.log.count("containers=7") == 2, "found and repaired"
 
 
 def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
-    def again() -> Round:
+    def again() -> RoundResult:
         bed.listed_drifts()
         return bed.round(max_repairs=3)
 
     for _ in range(3):
         assert again().repaired == ("listed-app",)
     for _ in range(4):
-        assert again() == Round(seen=3, drifted=("listed-app",), given_up=("listed-app",))
+        assert again() == RoundResult(
+            cgroup_count=3, drifted=("listed-app",), abandoned=("listed-app",)
+        )
     assert bed.counts() == (4, 3, 1)
     assert bed.log.count("another program keeps rewriting") == 1
-    notices = bed.world.agent.notices.after()
-    assert [(n.what, n.reason, n.pod, n.count) for n in notices] == [
+    notices = bed.world.agent.notices.notices_after()
+    assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
         ("drift", "GivenUp", "listed", 1),
     ]
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
-    assert bed.world.agent.differences.known["listed-app"].since == bed.wall
+    assert bed.world.agent.differences.known["listed-app"].observed_at == bed.wall
     bed.settle("listed-app")  # somebody else ends it
-    assert bed.round(max_repairs=3) == Round(seen=3)
+    assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3)
     assert differing(bed) == {}
     bed.clock += 600
     assert again().repaired == ("listed-app",), "the window has passed"
@@ -198,21 +202,21 @@ def test_only_repairs_within_the_window_count(
         bed.writer.problem = READ_ONLY if bed.failing else ""
         bed.listed_drifts() if outcome else bed.settle("listed-app")
         done = bed.round(max_repairs=most)
-        assert (done.drifted, done.repaired, done.given_up) == tuple(
+        assert (done.drifted, done.repaired, done.abandoned) == tuple(
             ("listed-app",) * (outcome in of)
             for of in (("repaired", "given up", "failed"), ("repaired",), ("given up",))
         )
 
 
 def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
-    bed.many(CHUNK + 5)
+    bed.many(PUSH_BATCH + 5)
     bed.writer.problem = READ_ONLY
 
     def dies() -> None:
         bed.failing = "the runtime died"
 
     bed.before_push = dies
-    assert len(bed.round().repaired) == CHUNK
+    assert len(bed.round().repaired) == PUSH_BATCH
     assert "containers=5" in bed.log
 
 
@@ -231,7 +235,7 @@ def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
     bed.listed_drifts()
     bed.drift("free-app", "0-7")
     result = bed.round(max_repairs=1)
-    assert result.given_up == ("listed-app",)
+    assert result.abandoned == ("listed-app",)
     assert result.repaired == ("free-app",)
 
 
@@ -239,7 +243,7 @@ def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -
     bed.writer.problem, bed.deaf = READ_ONLY, True
     bed.listed_drifts()
     for _ in range(5):
-        assert bed.round(max_repairs=3) == Round(seen=3, drifted=("listed-app",))
+        assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert bed.counts() == (1, 0, 0)
     assert bed.log.count("the runtime took the update, and the cgroup is as before") == 1
     bed.deaf = False
@@ -257,7 +261,9 @@ class KernelBed(CgroupBed):
         if (self.tree / "cpuset.cpus").read_text().strip() != "0-1":
             pytest.skip("made for a machine of two CPUs")
         super().__post_init__()
-        self.world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1))
+        self.world = World(
+            build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
+        )
         self.world.synchronize()
         self.world.starts = False
         writer = self.world.agent._cgroups = CgroupWriter(CgroupReader())
@@ -272,22 +278,24 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.reconciler._late.clear()
+        self.reconciler._undelivered.clear()
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""
         for _ in range(5):
-            assert asyncio.run(self.reconciler.round()) == Round(seen=1, drifted=(name,))
+            assert asyncio.run(self.reconciler.reconcile()) == RoundResult(
+                cgroup_count=1, drifted=(name,)
+            )
         counts = self.world.metrics.registry.get_sample_value
         assert counts("nri_numa_drift_repaired_total") == 0
         assert counts("nri_numa_drift_fights_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
-        assert said in self.world.agent.differences.known[name].text
-        assert said in self.world.agent.notices.after()[-1].message
+        assert said in self.world.agent.differences.known[name].difference_text
+        assert said in self.world.agent.notices.notices_after()[-1].message
 
     def repairs(self, name: str) -> None:
-        assert asyncio.run(self.reconciler.round()).repaired == (name,)
+        assert asyncio.run(self.reconciler.reconcile()).repaired == (name,)
 
 
 def test_a_cgroup_above_that_was_narrowed_is_named_and_repair_follows_it(real: Path) -> None:
@@ -312,7 +320,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
         own = pod("owner", {"cpus": "exclusive"})
         bed.place(own, container(own, wants=resources(1)))
         bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
-        assert bed.world.agent.differences.known["free-app"].intruder
+        assert bed.world.agent.differences.known["free-app"].on_exclusive_cpus
     finally:
         nested.rmdir()
     bed.repairs("free-app")
@@ -324,12 +332,12 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
 ) -> None:
     bed.stuck()
     for _ in range(5):
-        assert bed.round(max_repairs=1) == Round(seen=3, drifted=("listed-app",))
+        assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
     assert BUSY in bed.log
     assert bed.counts() == (1, 0, 0), "the same drift is counted once"
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
     bed.settle("listed-app")  # somebody else ends it
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     bed.listed_drifts()
     assert bed.round().drifted == ("listed-app",)
     assert bed.counts() == (2, 0, 0), "a second time it is news"
@@ -344,7 +352,7 @@ def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
 
 def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
     bed.tree.remove("/pods/listed-app")
-    assert bed.round() == Round(seen=2)
+    assert bed.round() == RoundResult(cgroup_count=2)
     bed.drift("owner-app", "0")
 
     bed.world.stop("owner-app")
@@ -353,7 +361,7 @@ def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
 
 
 def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) -> None:
-    bed.active = False
+    bed.is_synchronized = False
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ()
     assert bed.counts() == (1, 0, 0)
@@ -365,11 +373,11 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) 
 
 
 def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: Bed) -> None:
-    bed.active = False
+    bed.is_synchronized = False
     bed.tree.limit("/pods/owner-app", 200_000)
     assert bed.round(without_runtime=True).repaired == ()
     assert "there is no link" in bed.log
-    bed.active = True
+    bed.is_synchronized = True
     assert bed.round(without_runtime=True).repaired == ("owner-app",)
 
 
@@ -396,7 +404,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     assert bed.pushes == []
     assert bed.counts() == (1, 0, 0)
     assert "observed=true" in bed.log
-    assert bed.world.agent.notices.after() == []
+    assert bed.world.agent.notices.notices_after() == []
     assert differing(bed) == {
         "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
     }
@@ -405,7 +413,10 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
 def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
     """By container: both sides, whether it disturbs an owner, and whether it was given up."""
     known = bed.world.agent.differences.known
-    return {i: (one.text, one.intruder, one.given_up) for i, one in known.items()}
+    return {
+        i: (one.difference_text, one.on_exclusive_cpus, one.repairs_abandoned)
+        for i, one in known.items()
+    }
 
 
 def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
@@ -430,7 +441,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     """Not when the overlap ends: it may last for hours."""
     started = bed.clock
     bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
-    bed.world.agent.differences.count_on()
+    bed.world.agent.differences.accumulate_seconds()
     bed.wall += 3600  # nobody is young
     bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
@@ -451,7 +462,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     bed.round()
     ended = bed.count("neighbours_on_owned_cpus_seconds_total")
     bed.clock += 100
-    bed.world.agent.differences.count_on()
+    bed.world.agent.differences.accumulate_seconds()
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
 
 
@@ -467,17 +478,17 @@ def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> Non
 def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
     bed.listed_drifts()
     bed.world.agent.synchronized = False
-    assert bed.round() == Round()
+    assert bed.round() == RoundResult()
 
 
 def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(bed: Bed, tree: CgroupTree) -> None:
     hidden = tree.root.with_name("hidden")
     tree.root.rename(hidden)
     for _ in range(3):
-        assert bed.round() == Round()
+        assert bed.round() == RoundResult()
     assert bed.log.count("drift is not looked for") == 1
     hidden.rename(tree.root)
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.log.count("drift is looked for again") == 1
 
 
@@ -486,7 +497,7 @@ def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
         bed.tree.remove(f"/pods/{container_id}")
     said: list[int] = []
     for _ in range(5):
-        assert bed.round() == Round(seen=0)
+        assert bed.round() == RoundResult(cgroup_count=0)
         said.append(bed.log.count("none of 3 containers has a cgroup below"))
     assert said == [0, 0, 1, 1, 1]
 
@@ -494,7 +505,7 @@ def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
 def test_a_node_without_containers_is_quiet(tree: CgroupTree) -> None:
     bed = Bed(tree)
     for _ in range(5):
-        assert bed.round() == Round()
+        assert bed.round() == RoundResult()
     assert bed.log == ""
 
 
@@ -523,17 +534,17 @@ def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
     bed.writer.problem = READ_ONLY
 
     async def dying(updates: Sequence[ContainerUpdate]) -> Result:
-        await Bed.push(bed, updates[:cut])
+        await Bed.push_updates(bed, updates[:cut])
         return Result(False, "the runtime died")
 
-    monkeypatch.setattr(bed, "push", dying)
+    monkeypatch.setattr(bed, "push_updates", dying)
     assert bed.round().repaired == ()
     monkeypatch.undo()
     assert len(bed.round().repaired) == len(drifted) - cut
     for container_id in drifted:
         wanted = bed.world.has(container_id)[0]
         assert bed.tree.cpus_of(f"/pods/{container_id}") == wanted
-    assert bed.round() == Round(seen=5)
+    assert bed.round() == RoundResult(cgroup_count=5)
 
 
 def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
@@ -551,11 +562,11 @@ def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
 
     bed.on_sleep = tick
 
-    async def mistaken(**options: float) -> Round:
+    async def mistaken(**options: float) -> RoundResult:
         rounds.append(bed.clock - started)
         raise RuntimeError("a mistake")
 
-    bed.reconciler.round = mistaken  # type: ignore[method-assign]
+    bed.reconciler.reconcile = mistaken  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.reconciler.run_rounds(now))
     assert rounds == [1, 2, 3, 8, 13, 18, 23, 28]
@@ -567,12 +578,12 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     """Between batches the thread pauses, however many containers there are."""
     pauses: list[float] = []
     agent = bed.world.agent
-    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.places.items()]
-    found = reconcile.observe(
+    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.cgroup_places.items()]
+    found = reconcile.observe_cgroups(
         bed.writer.reader, agent.machine, agent.state, places, None, pauses.append
     )
-    assert found.seen == 90
-    assert len(pauses) == 90 // reconcile.BATCH
+    assert found.cgroup_count == 90
+    assert len(pauses) == 90 // reconcile.READ_BATCH
 
 
 @pytest.fixture
@@ -584,7 +595,7 @@ def scope(bed: Bed, systemd: SystemdBus) -> str:
 def test_what_systemd_has_is_compared_in_each_round_and_repaired_with_the_cgroup(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     assert systemd.has(scope) == "1"
     assert bed.counts() == (0, 0, 0)
     systemd.make(scope, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
@@ -600,10 +611,10 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
     bed.round()
     for _ in range(5):
         bed.drift("listed-app", "0-7", "0-1")  # a property of the scope was set
-        assert bed.round(max_repairs=1) == Round(seen=3, drifted=("listed-app",))
+        assert bed.round(max_repairs=1) == RoundResult(cgroup_count=3, drifted=("listed-app",))
         assert bed.tree.cpus_of("/pods/listed-app") == "1"
     assert bed.counts()[1:] == (0, 0)
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
     assert bed.log.count("systemd has other CPUs") == 1
     assert "Unit is frozen" in bed.log
     systemd.refusing = ""
@@ -665,14 +676,16 @@ def test_what_systemd_hears_late_undoes_nothing(
 
     systemd.on_call = writes
     if when == "before it is told":
-        observe = CgroupReader.observe
-        monkeypatch.setattr(CgroupReader, "observe", lambda *place: (observe(*place), back())[0])
-    asyncio.run(bed.reconciler.agree())
+        observe = CgroupReader.read_actual_cgroup
+        monkeypatch.setattr(
+            CgroupReader, "read_actual_cgroup", lambda *place: (observe(*place), back())[0]
+        )
+    asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.has(unit) == own.replace(",", " ")
     assert bed.tree.cpus_of("/pods/owner-app") == own != less
     told = [lists["AllowedCPUs"] for _, lists in systemd.calls]
     assert told == ([own] if when == "before it is told" else [less, own])
-    assert bed.round() == Round(seen=3)
+    assert bed.round() == RoundResult(cgroup_count=3)
 
 
 def test_systemd_hears_of_memory_that_has_arrived(
@@ -680,16 +693,16 @@ def test_systemd_hears_of_memory_that_has_arrived(
 ) -> None:
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
-    there = replace(before, mems=NUMASet([0, 1]), leaves=NUMASet([1]))
-    agent.state = agent.state.without("listed-app").with_allocation(there)
+    there = replace(before, mems=NUMASet([0, 1]), migrating_from=NUMASet([1]))
+    agent.state = agent.state.without_allocation("listed-app").with_allocation(there)
     bed.tree.write("/pods/listed-app", "1", "0-1")
-    wanted = agent.arrived("listed-app")
-    bed.reconciler.tell_systemd(["listed-app"])
-    asyncio.run(bed.reconciler.agree())
+    wanted = agent.finish_migration("listed-app")
+    bed.reconciler.queue_systemd_sync(["listed-app"])
+    asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.calls == []
-    bed.writer.put(wanted)
+    bed.writer.write_one(wanted)
     agent.post_update_container("listed-app")
-    asyncio.run(bed.reconciler.agree())
+    asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.has(scope, "AllowedMemoryNodes") == "0"
 
 
@@ -697,7 +710,7 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
     """It was killed; all cgroups are right, and nothing is persisted."""
-    world, places = bed.world, dict(bed.world.agent.places)
+    world, places = bed.world, dict(bed.world.agent.cgroup_places)
     world.boot()
     bed.writer = Writer(bed.tree, world)
     bed.reconciler = Reconciler(
@@ -707,7 +720,7 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
         made = world.live[container_id]
         world.live[container_id] = replace(made, cgroups_path=place.cgroups_path)
     world.synchronize()
-    asyncio.run(bed.reconciler.agree())
+    asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.has(scope) == "1"
 
 
@@ -720,8 +733,8 @@ def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: Systemd
     unit = bed.scope(systemd, "new-app")
     test_verify.own(bed, "next", 1)
     bed.world.agent.start_container(of, made)
-    asyncio.run(bed.reconciler.agree())
+    asyncio.run(bed.reconciler.sync_systemd())
     bed.world.agent.post_start_container(of, made)
-    asyncio.run(bed.reconciler.agree())
+    asyncio.run(bed.reconciler.sync_systemd())
     has = bed.world.live["free-app"].resources.cpus
     assert (bed.tree.cpus_of("/pods/new-app"), systemd.has(unit)) == (has, has.replace(",", " "))

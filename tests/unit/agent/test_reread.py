@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.agent.links import NodeDevices
-from nri_numa.agent.reload import Rereading
+from nri_numa.agent.reload import MachineReloader
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import Machine
-from nri_numa.machine.sysfs import discover
+from nri_numa.engine.decision import NodeModel
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
@@ -26,8 +26,8 @@ async def test_memory_that_breathes_is_said_once_an_hour_and_cpus_at_once(
     """A balloon of a virtual machine: a warning every five seconds, in bytes, hid all others."""
     root, seconds = write_sysfs(tmp_path, machines.dual_no_smt()), [0.0]
     clock = StillClock(seconds=lambda: seconds[0])
-    agent = agent_of(Machine(topology=discover(root), settings=Settings()))
-    rereading = Rereading(str(root), NodeDevices(AgentConfig()), clock)
+    agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
+    rereading = MachineReloader(str(root), NodeDevices(AgentConfig()), clock)
 
     async def after(at: float, gib: int, online: str = "0-15") -> list[tuple[str, str]]:
         seconds[0] = at
@@ -58,8 +58,8 @@ async def test_a_machine_that_cannot_be_read_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = write_sysfs(tmp_path, machines.dual_no_smt())
-    agent = agent_of(Machine(topology=discover(root), settings=Settings()))
-    rereading = Rereading(str(root), NodeDevices(AgentConfig()), StillClock())
+    agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
+    rereading = MachineReloader(str(root), NodeDevices(AgentConfig()), StillClock())
     (root / ONLINE).write_text("nonsense\n")
     for _ in range(3):
         await rereading.read_machine(agent)

@@ -9,12 +9,12 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from nri_numa.agent.preflight import Level, agents
-from nri_numa.agent.runtime_lock import RuntimeLock, holder
+from nri_numa.agent.preflight import Level, check_other_agents
+from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Runtime
 from nri_numa.errors import RuntimeBusy
-from nri_numa.store.checkpoint import LOCK
+from nri_numa.store.checkpoint import LOCK_FILE_NAME
 
 
 def claim(directory: Path) -> RuntimeLock:
@@ -24,12 +24,12 @@ def claim(directory: Path) -> RuntimeLock:
 
 def test_a_runtime_is_held_by_one_until_it_ends(tmp_path: Path) -> None:
     first, second = claim(tmp_path), claim(tmp_path)
-    first.hold()
-    first.hold()  # again changes nothing
+    first.acquire()
+    first.acquire()  # again changes nothing
     with pytest.raises(RuntimeBusy, match="stop it first"):
-        second.hold()
+        second.acquire()
     first.close()
-    second.hold()
+    second.acquire()
     second.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -38,17 +38,17 @@ def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path:
     """A runtime makes its directory when it starts for the first time; others have their own."""
     directory = tmp_path / "nri"
     agent, release, other = claim(directory), claim(directory), claim(tmp_path)
-    other.hold()
-    agent.hold()
-    release.hold()  # nothing there to hold
+    other.acquire()
+    agent.acquire()
+    release.acquire()  # nothing there to hold
     directory.mkdir()
-    agent.hold()
+    agent.acquire()
     directory.rename(tmp_path / "old")
-    agent.hold()
+    agent.acquire()
     directory.mkdir()
-    agent.hold()
+    agent.acquire()
     with pytest.raises(RuntimeBusy):
-        release.hold()
+        release.acquire()
     agent.close()
     other.close()
 
@@ -58,14 +58,14 @@ def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     sockets = Runtime(nri_socket=str(tmp_path / "nri.sock"))
     beside = AgentConfig(runtime=sockets, state_dir=str(tmp_path / "state"))
-    assert list(agents(beside)) == []
+    assert list(check_other_agents(beside)) == []
     agent = (
         "import fcntl, os, sys\n"
         "for path in sys.argv[1:]: fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)\n"
         "print(flush=True)\ninput()"
     )
     pod = {"POD_NAMESPACE": "kube-system", "POD_NAME": "nri-numa-7x2kq"}
-    (lock := tmp_path / "state" / LOCK).touch()
+    (lock := tmp_path / "state" / LOCK_FILE_NAME).touch()
     for also, level, text in (
         ([], Level.FAIL, ", pod kube-system/nri-numa-7x2kq) works on the runtime of this socket"),
         ([lock], Level.OK, " works on this runtime"),
@@ -74,9 +74,9 @@ def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
         with Popen(command, env=pod, stdin=PIPE, stdout=PIPE) as process:
             assert process.stdout
             process.stdout.readline()
-            (found,) = agents(beside)
+            (found,) = check_other_agents(beside)
             (tmp_path / "state").chmod(0o777)
-            assert list(agents(beside)) == [], "its own agent has no lock there either"
+            assert list(check_other_agents(beside)) == [], "its own agent has no lock there either"
             (tmp_path / "state").chmod(0o700)
             process.communicate(b"\n")
         assert (found.level, f"process {process.pid}{text}" in found.message) == (level, True), (
@@ -93,8 +93,8 @@ def test_the_holder_is_named_where_the_kernel_tells(tmp_path: Path) -> None:
         f"2: FLOCK  ADVISORY  READ 0 {device}:{status.st_ino} 0 EOF\n"
         f"3: FLOCK  ADVISORY  READ 4711 {device}:{status.st_ino} 0 EOF\n"
     )
-    assert holder(str(tmp_path), str(locks)) == 4711
+    assert find_lock_holder(str(tmp_path), str(locks)) == 4711
     locks.write_text("nonsense\n")
-    assert holder(str(tmp_path), str(locks)) is None
-    assert holder(str(tmp_path), str(tmp_path / "absent")) is None
-    assert holder(str(tmp_path / "absent"), str(locks)) is None
+    assert find_lock_holder(str(tmp_path), str(locks)) is None
+    assert find_lock_holder(str(tmp_path), str(tmp_path / "absent")) is None
+    assert find_lock_holder(str(tmp_path / "absent"), str(locks)) is None

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nri_numa.agent import serving, view
-from nri_numa.agent.loop import GapWatch
-from nri_numa.agent.serving import About, Collaborators, Serving
+from nri_numa.agent.loop import LoopMonitor
+from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
@@ -22,19 +22,19 @@ from tests.beds.world import StillClock, Unread, agent_of
 from tests.machines import named as machines
 
 
-def make(section: HTTP) -> tuple[Serving, Metrics]:
+def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
     metrics = Metrics("0")
-    machine = Machine(topology=machines.single_smt(), settings=Settings())
+    machine = NodeModel(topology=machines.single_smt(), settings=Settings())
     agent, clock = agent_of(machine, metrics=metrics), StillClock()
-    made = Serving(
+    made = HTTPThread(
         AgentConfig(http=section),
         agent,
         metrics,
-        About("0", "", 0.0),
+        ProcessInfo("0", "", 0.0),
         Linked(),  # type: ignore[arg-type]
-        Collaborators(readings=Unread()),
+        OptionalParts(readings=Unread()),
         clock=clock,
-        gaps=GapWatch(),
+        gaps=LoopMonitor(),
     )
     return made, metrics
 
@@ -43,7 +43,7 @@ def value(metrics: Metrics, name: str) -> float:
     return metrics.registry.get_sample_value(name) or 0.0
 
 
-def during(made: Serving, condition: Callable[[], bool]) -> None:
+def during(made: HTTPThread, condition: Callable[[], bool]) -> None:
     """Run until the condition holds, then end it."""
 
     async def test() -> None:
@@ -60,8 +60,8 @@ def during(made: Serving, condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "RETRY", 0.001)
-    monkeypatch.setattr(serving, "WAIT", 0.001)
+    monkeypatch.setattr(serving, "SERVE_RETRY_S", 0.001)
+    monkeypatch.setattr(serving, "LINK_WAIT_S", 0.001)
 
 
 def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_configuration_that_cannot_be_served_is_no_mistake_of_ours() -> None:
 
 
 def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WAIT", 3600.0)
+    monkeypatch.setattr(serving, "LINK_WAIT_S", 3600.0)
     made, metrics = make(HTTP(address="127.0.0.1:0"))
 
     async def test() -> None:
@@ -97,7 +97,7 @@ def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert value(metrics, "nri_numa_http_up") == 0
-        made.link_settled()
+        made.allow_start()
         await eventually(lambda: value(metrics, "nri_numa_http_up") == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -108,5 +108,5 @@ def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_scrape_shows_the_nodes_of_the_machine() -> None:
     made, metrics = make(HTTP(address="127.0.0.1:0"))
-    during(made, lambda: 'nri_numa_numa_node_cpus{numa_node="0"' in metrics.text())
-    assert 'nri_numa_numa_node_cpus{numa_node="0",state="shared"} 8' in metrics.text()
+    during(made, lambda: 'nri_numa_numa_node_cpus{numa_node="0"' in metrics.render_metrics())
+    assert 'nri_numa_numa_node_cpus{numa_node="0",state="shared"} 8' in metrics.render_metrics()

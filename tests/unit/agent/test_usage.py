@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nri_numa.agent.usage import KEPT, UsageWatch, between
-from nri_numa.engine.decision import Machine
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.agent.usage import SAMPLE_COUNT, UsageWatch, sample_between
+from nri_numa.engine.decision import NodeModel
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import MachineUsage
 from nri_numa.model.machine import NUMAMemory, Topology
 from nri_numa.model.settings import Settings
@@ -28,7 +28,7 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
         dict.fromkeys(range(4), MEMORY),
         {0: (40, 10), 1: (5, 5), 2: (7, 3)},
     )
-    sample = between(before, after, at=7.0, seconds=5.0)
+    sample = sample_between(before, after, at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.5, 1: 1.0}, "not those that came, or that did not tick"
     assert sample.remote == {0: 0.25, 1: None, 2: 1.0, 3: None}
 
@@ -36,13 +36,13 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
 def test_counters_that_go_backwards_are_not_believed() -> None:
     before = MachineUsage({0: (100, 1000), 1: (100, 1000)}, {0: MEMORY}, {0: (10, 10)})
     after = MachineUsage({0: (50, 1100), 1: (900, 900)}, {0: MEMORY}, {0: (5, 10)})
-    sample = between(before, after, at=7.0, seconds=5.0)
+    sample = sample_between(before, after, at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.0}
     assert sample.remote == {0: None}
 
 
 def machine_at(root: Path) -> Topology:
-    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=1)
     write_sysfs(root, topology)
     (root / "proc").mkdir(exist_ok=True)
     return topology
@@ -55,7 +55,7 @@ def stat(root: Path, busy: int, total: int, cpus: int) -> None:
 
 def watch(topology: Topology, root: Path) -> UsageWatch:
     clock = StillClock(lambda: 1000.0)
-    agent = agent_of(Machine(topology=topology, settings=Settings()), clock=clock)
+    agent = agent_of(NodeModel(topology=topology, settings=Settings()), clock=clock)
     return UsageWatch(agent, str(root), str(root / "cgroup"), clock)
 
 
@@ -63,39 +63,39 @@ def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:
     topology = machine_at(tmp_path)
     cpus = len(topology.online)
     made = watch(topology, tmp_path)
-    assert made.document().problem == "not read yet"
-    assert made.document().numa_nodes == ()
+    assert made.usage_document().problem == "not read yet"
+    assert made.usage_document().numa_nodes == ()
 
     async def run() -> None:
-        for n in range(KEPT + 5):
+        for n in range(SAMPLE_COUNT + 5):
             stat(tmp_path, 25 * n, 100 * n, cpus)
             for i in topology.numa_nodes:
                 file = tmp_path / f"sys/devices/system/node/node{i}/numastat"
                 file.write_text(f"local_node {5 * n}\nother_node {3 * n}\n")
-            await made.sample()
+            await made.take_sample()
 
     asyncio.run(run())
-    told = made.document()
-    assert (told.problem, told.at) == ("", 1000.0)
+    told = made.usage_document()
+    assert (told.problem, told.sampled_at) == ("", 1000.0)
     assert told.cpus == {str(n): 25 for n in range(cpus)}
     for load in told.numa_nodes:
         assert (load.cpu_percent, load.remote_percent) == (25, 37.5)
         assert load.memory_used_bytes < load.memory_bytes
-        assert load.cpu_history == (25,) * KEPT
-        assert len(load.memory_history) == KEPT
+        assert load.cpu_history == (25,) * SAMPLE_COUNT
+        assert len(load.memory_history) == SAMPLE_COUNT
 
 
 def test_what_cannot_be_read_is_said_and_the_past_stays(tmp_path: Path) -> None:
     topology = machine_at(tmp_path)
     made = watch(topology, tmp_path)
-    asyncio.run(made.sample())
-    assert made.document().problem == f"{tmp_path}/proc/stat lists no CPU"
+    asyncio.run(made.take_sample())
+    assert made.usage_document().problem == f"{tmp_path}/proc/stat lists no CPU"
     stat(tmp_path, 10, 100, len(topology.online))
-    asyncio.run(made.sample())
+    asyncio.run(made.take_sample())
     stat(tmp_path, 60, 200, len(topology.online))
-    asyncio.run(made.sample())
+    asyncio.run(made.take_sample())
     (tmp_path / "proc/stat").unlink()
-    asyncio.run(made.sample())
-    told = made.document()
+    asyncio.run(made.take_sample())
+    told = made.usage_document()
     assert "lists no CPU" in told.problem
     assert told.cpus["0"] == 50

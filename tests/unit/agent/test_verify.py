@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile
-from nri_numa.engine.adopt import ASSIGNED
+from nri_numa.engine.adopt import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from tests.beds.cgroup_bed import ReconcilerBed, blocked, tree
@@ -44,8 +44,8 @@ class Bed(ReconcilerBed):
         self.world.agent.post_start_container(of, made)
 
     def look(self) -> None:
-        late = tuple(self.reconciler._late)
-        asyncio.run(self.reconciler.round(only=late))
+        late = tuple(self.reconciler._undelivered)
+        asyncio.run(self.reconciler.reconcile(only=late))
 
     def scope(self, systemd: SystemdBus, name: str) -> str:
         """Let systemd have made the cgroup of a container, with every CPU; gives its unit."""
@@ -54,7 +54,7 @@ class Bed(ReconcilerBed):
         unit, slice_ = f"cri-{name}.scope", self.tree.directory("/pods.slice")
         slice_.mkdir(exist_ok=True)
         (slice_ / unit).symlink_to(self.tree.directory(f"/pods/{name}"))
-        self.world.agent.places[name] = CgroupPlace(f"pods.slice:cri:{name}")
+        self.world.agent.cgroup_places[name] = CgroupPlace(f"pods.slice:cri:{name}")
         self.reconciler._scopes = systemd.scopes
         systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
         return unit
@@ -119,8 +119,8 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: Bed) -> 
     assert bed.has("listed-app") == "1"
     assert bed.count("late_repairs_total") == 1
     assert bed.count("drift_found_total") == 0
-    (notice,) = bed.world.agent.notices.after()
-    assert (notice.what, notice.pod) == ("late", "listed")
+    (notice,) = bed.world.agent.notices.notices_after()
+    assert (notice.notice_kind, notice.pod) == ("late", "listed")
     [line] = bed.lines("late container put right")
     assert "meant 1" in line
 
@@ -130,7 +130,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
 ) -> None:
     with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
         own(bed)
-        assert bed.writer.busy
+        assert bed.writer.is_blocked
         assert bed.world.sent == [], "the runtime would wait as well"
         bed.look()
     assert bed.count("cgroup_writes_held_up_total") == 1
@@ -146,7 +146,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
 
 def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
     own(bed)
-    bed.reconciler.look(["plain-app"])
+    bed.reconciler.request_check(["plain-app"])
     bed.tree.write("/pods/plain-app", "0-7")
     bed.wall += 0.25
     bed.world.timing.wall = lambda: bed.wall
@@ -163,9 +163,9 @@ def test_an_update_cannot_bring_back_what_the_runtime_remembers(bed: Bed) -> Non
     made = bed.world.live["plain-app"]
     remembers = replace(made, resources=replace(made.resources, cpus="0-7"))
     answer = agent.update_container(of, remembers, Resources(memory_limit=1 << 30))
-    assert answer.own.cpus == "2-7"  # type: ignore[union-attr]
+    assert answer.container_update.cpus == "2-7"  # type: ignore[union-attr]
     bed.tree.write("/pods/plain-app", "0-7")  # answered before the owner came, written after it
-    asyncio.run(bed.reconciler.round(only=["plain-app"]))
+    asyncio.run(bed.reconciler.reconcile(only=["plain-app"]))
     assert bed.has("plain-app") == "2-7"
     bed.tree.write("/pods/plain-app", "0-7")
     agent.post_update_container("plain-app")
@@ -210,7 +210,7 @@ def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: Be
     bed.tree.write("/pods/foreign-app", "0")
     bed.world.agent.start_container(of, made)
     assert bed.count("foreign_on_owned_cpus") == 1
-    mark = bed.writer.reader.mark(CgroupPlace("/pods/foreign-app"), f"{PREFIX}{ASSIGNED}")
+    mark = bed.writer.reader.read_mark(CgroupPlace("/pods/foreign-app"), f"{PREFIX}{ASSIGNED_KEY}")
     assert json.loads(mark)["kind"] == "foreign"
 
 
@@ -236,14 +236,14 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
         own(bed)
         assert bed.world.sent[-1][:2] == ("plain-app", "2-7"), "in the reply"
         bed.tree.write("/pods/plain-app", "0-7")  # it was lost
-        bed.reconciler.look(["plain-app"])
+        bed.reconciler.request_check(["plain-app"])
         bed.look()
         assert [u.container_id for u in bed.pushes[-1]] == ["plain-app"]
         assert bed.has("plain-app") == "2-7"
         assert len(bed.world.agent.differences.known) == 0
         assert [u[:2] for u in bed.world.stop("own-app")] == [("plain-app", "0-7")]
     assert len(bed.lines("Read-only file system")) == 1  # said once
-    assert bed.world.agent.notices.after() == [], "nobody asked for CPUs"
+    assert bed.world.agent.notices.notices_after() == [], "nobody asked for CPUs"
     assert bed.count("late_repairs_total") == 2
 
 
@@ -251,18 +251,18 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     own(bed)
     bed.writer.problem, bed.failing = READ_ONLY, "not quiet"
     bed.tree.write("/pods/plain-app", "0-7")
-    bed.reconciler.look(["plain-app"])
+    bed.reconciler.request_check(["plain-app"])
     bed.look()
     found = bed.world.agent.differences.known["plain-app"]
-    assert (found.cpus, found.intruder) == ("0-7", True)
+    assert (found.cpus, found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
     assert bed.lines("containers not put right")
     bed.tree.write("/pods/plain-app", "3")  # wrong, and on nobody's CPU
     bed.wall += 2
     bed.world.timing.wall = lambda: bed.wall
-    asyncio.run(bed.reconciler.round())
-    assert not bed.world.agent.differences.known["plain-app"].intruder
+    asyncio.run(bed.reconciler.reconcile())
+    assert not bed.world.agent.differences.known["plain-app"].on_exclusive_cpus
     assert bed.count("neighbours_on_owned_cpus") == 0
     assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
     bed.world.stop("plain-app")
@@ -272,7 +272,7 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
 def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: CgroupTree) -> None:
     tree.remove("/pods/plain-app")
     own(bed)
-    bed.reconciler.look(["plain-app", "gone"])
+    bed.reconciler.request_check(["plain-app", "gone"])
     bed.look()
     assert bed.count("late_repairs_total") == 0
 
@@ -283,7 +283,7 @@ def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
     bed.world.place(of, made)
     own(bed)
     bed.tree.write("/pods/slow-app", "0-7")
-    bed.reconciler.look(["slow-app"])
+    bed.reconciler.request_check(["slow-app"])
     bed.look()
     assert bed.has("slow-app") == "0-7"
     assert bed.world.sent[-1][:2] == ("slow-app", "2-7"), "for a start without us"
@@ -315,13 +315,13 @@ def test_what_somebody_writes_is_put_right_at_once(bed: Bed, interval: str) -> N
     own(bed)
 
     async def scenario() -> None:
-        task = asyncio.create_task(bed.reconciler.run_looks(Configured(interval)))
-        await eventually(lambda: not bed.reconciler._late)
+        task = asyncio.create_task(bed.reconciler.run_checks(Configured(interval)))
+        await eventually(lambda: not bed.reconciler._undelivered)
         if interval != "0":
-            mistake, bed.reconciler.round = bed.reconciler.round, None  # type: ignore[method-assign]
+            mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]
             bed.tree.write("/pods/plain-app", "0-7")
             await eventually(lambda: bed.count("internal_errors_total") > 0)
-            bed.reconciler.round = mistake  # type: ignore[method-assign]
+            bed.reconciler.reconcile = mistake  # type: ignore[method-assign]
         bed.tree.write("/pods/plain-app", "0-7")
         if interval != "0":
             await eventually(lambda: bed.has("plain-app") == "2-7")

@@ -6,11 +6,11 @@ import pytest
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
-from nri_numa.agent.serving import About
+from nri_numa.agent.serving import ProcessInfo
 from nri_numa.agent.view import LiveView, zones_document
-from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.resync import Correction, resync
+from nri_numa.engine.resync import Correction, rebuild_node_state
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
@@ -29,28 +29,28 @@ class Bed:
     """An agent on a two-node machine, with its view."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
+        self.machine = NodeModel(topology=machines.dual_smt(), settings=settings or Settings())
         self.metrics = Metrics("0.1.0")
         self.clock = StillClock(lambda: self.now)
         self.now = NOW
         self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
         self.link = Link(state="active", detail="", runtime="containerd", runtime_version="")
-        self.known: dict[str, float] = {}
+        self.start_delays: dict[str, float] = {}
         self.unmatched: dict[str, list[str]] = {}
         self.view = self.shown()
-        self.metrics.snapshot = self.view.snapshot
+        self.metrics.snapshot = self.view.metrics_snapshot
 
     def shown(self, **more: object) -> LiveView:
         """The view; the bed itself stands for collaborators."""
-        about = About("0.1.0", "", NOW - 100)
-        reading = Reading(memory={0: 1 << 20})
+        about = ProcessInfo("0.1.0", "", NOW - 100)
+        reading = MeasuredFree(memory={0: 1 << 20})
         more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
-    def facts(self) -> Link:
+    def status_facts(self) -> Link:
         return self.link
 
-    def sentences(self, uid: str) -> list[str]:
+    def problem_sentences(self, uid: str) -> list[str]:
         return self.unmatched.get(uid, [])
 
     def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
@@ -70,7 +70,7 @@ def bed() -> Bed:
 
 
 def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
-    listing = bed.view.listing()
+    listing = bed.view.list_assignments()
     containers = {one.pod: one for one in listing.containers}
     assert set(containers) == {"own", "plain"}
     own = containers["own"]
@@ -84,54 +84,56 @@ def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
 
 
 def test_those_with_less_than_what_is_ideal_are_counted(bed: Bed) -> None:
-    assert bed.view.status().wider == 0
+    assert bed.view.status_document().misaligned == 0
     unpinned = {"policy": "single-numa-node", "on-failure": "unpinned"}
     bed.create("left", cpus_limit=40, **unpinned)
-    assert bed.view.status().wider == 1
-    assert [one.pod for one in bed.view.listing().containers if not one.preferred] == ["left"]
+    assert bed.view.status_document().misaligned == 1
+    assert [one.pod for one in bed.view.list_assignments().containers if not one.aligned] == [
+        "left"
+    ]
 
 
 def test_numa_nodes_add_up(bed: Bed) -> None:
-    head = bed.view.listing().head
+    head = bed.view.list_assignments().head
     nodes = head.numa_nodes
     for node in nodes:
-        parts = [CPUSet.parse(p) for p in (node.exclusive, node.idle, node.shared)]
+        parts = [CPUSet.parse(p) for p in (node.exclusive, node.idle_siblings, node.shared)]
         assert parts[0] | parts[1] | parts[2] == CPUSet.parse(node.cpus)
-        assert node.cpu_allocated_milli + node.cpu_available_milli == node.cpu_capacity_milli
+        assert node.cpu_allocated_milli + node.cpu_free_milli == node.cpu_capacity_milli
     assert sum(node.cpu_allocated_milli for node in nodes) == 2000
     # The kernel has less left on NUMA node 0 than the accounting would promise.
-    assert nodes[0].memory_available_bytes == 1 << 20
+    assert nodes[0].memory_free_bytes == 1 << 20
     bed.create("alone", smt="isolate")
-    nodes = bed.view.listing().head.numa_nodes
-    assert [bool(node.idle) for node in nodes].count(True) == 1
+    nodes = bed.view.list_assignments().head.numa_nodes
+    assert [bool(node.idle_siblings) for node in nodes].count(True) == 1
     assert {node.kubelet for node in nodes} == {""}
 
 
 def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: Bed) -> None:
     """It is made piece by piece; a container that stops meanwhile must not tear it."""
-    listing = bed.view.listing()
+    listing = bed.view.list_assignments()
     bed.agent.stop_container("id-own")
     assert {one.pod for one in listing.containers} == {"own", "plain"}
-    assert {one.pod for one in bed.view.listing().containers} == {"plain"}
+    assert {one.pod for one in bed.view.list_assignments().containers} == {"plain"}
 
 
 def test_explanations_cover_the_placed_and_the_refused(bed: Bed) -> None:
-    (own,) = bed.view.explain("shop", "own", None)
+    (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.outcome == "admitted"
     assert own.assignment is not None
     assert own.summary == own.assignment.reason != ""
-    (greedy,) = bed.view.explain("shop", "greedy", "server")
+    (greedy,) = bed.view.explain_pod("shop", "greedy", "server")
     assert greedy.outcome == "refused"
-    assert greedy.refusal is not None
+    assert greedy.rejection is not None
     assert "9999" in greedy.summary
-    assert bed.view.explain("shop", "own", "other") == []
-    assert bed.view.explain("other", "own", None) == []
+    assert bed.view.explain_pod("shop", "own", "other") == []
+    assert bed.view.explain_pod("other", "own", None) == []
 
 
 def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed) -> None:
     bed.create("own2", numacpu="9999")
     bed.create("own2")
-    (one,) = bed.view.explain("shop", "own2", None)
+    (one,) = bed.view.explain_pod("shop", "own2", None)
     assert one.outcome == "admitted"
 
 
@@ -139,15 +141,15 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
     for _ in range(3):
         bed.create("again", numacpu="9998")
     bed.create("greedy", numacpu="9999")
-    found = [(r.pod, r.reason, r.count) for r in bed.view.refusals()]
+    found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
-    refusal = bed.agent.refusals[0]
+    refusal = bed.agent.rejections[0]
     bed.agent.remove_pod("uid-again", refusal.pod_id)
-    assert [r.pod for r in bed.view.refusals()] == ["greedy"]
-    assert bed.view.explain("shop", "again", None) == []
+    assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
+    assert bed.view.explain_pod("shop", "again", None) == []
     # The runtime reports the pods that are left, after the agent was away.
     bed.agent.synchronize((), ())
-    assert bed.view.refusals() == []
+    assert bed.view.list_rejections() == []
 
 
 def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None:
@@ -156,9 +158,9 @@ def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None
     bed.link = replace(active, state="disconnected", detail="dialled 3 times")
     why = "the link to the runtime is disconnected: dialled 3 times"
     assert (bed.view.readiness().ready, bed.view.readiness().reason) == (False, why)
-    assert not bed.view.status().ready
-    bed.link = replace(active, unanswered="the runtime hangs")
-    assert bed.view.status().link.unanswered == "the runtime hangs"
+    assert not bed.view.status_document().ready
+    bed.link = replace(active, pending_registration="the runtime hangs")
+    assert bed.view.status_document().link.pending_registration == "the runtime hangs"
     assert bed.view.readiness().reason == "the runtime hangs"
     bed.link = active
     bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
@@ -182,12 +184,12 @@ def test_numa_info_names_cpus_one_by_one() -> None:
 
 
 def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
-    text = bed.metrics.text()
+    text = bed.metrics.render_metrics()
     assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
     assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
     assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
     assert 'pod_name="own",container_name="server",kind="exclusive",policy="restricted"' in text
-    pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
+    pool = len(CPUSet.parse(bed.view.list_assignments().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 
 
@@ -196,14 +198,14 @@ def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
     for strict in (False, True):
         made = Bed(Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
         made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
-        for sample in made.view.snapshot().numa_nodes:
+        for sample in made.view.metrics_snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]
             assert sum(sample.cpus.values()) == len(node.cpus)
 
 
 def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
-    found = bed.view.zones()
-    assert (found.ready, found.policy, found.scope, found.shares) == (
+    found = bed.view.scheduler_zones_document()
+    assert (found.ready, found.policy, found.scope, found.defaults_to_shared) == (
         True, "none", "container", False,
     )  # fmt: skip
     assert found.devices_problem is None, "nobody counts any"
@@ -218,10 +220,13 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]
     assert [(z.free_exclusive_cpus, z.cpu_available_milli) for z in taken] == [(30, 30_000)]
     bed.link = replace(bed.link, state="connecting", detail="nobody there")
-    assert bed.view.zones().reason == "the link to the runtime is connecting: nobody there"
+    assert (
+        bed.view.scheduler_zones_document().reason
+        == "the link to the runtime is connecting: nobody there"
+    )
     bed.link = replace(bed.link, state="active", detail="")
     bed.agent.observe = True
-    assert not bed.view.zones().ready
+    assert not bed.view.scheduler_zones_document().ready
 
 
 def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
@@ -231,19 +236,19 @@ def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
     made.create("left", cpus_limit=400, **{"policy": "single-numa-node", "on-failure": "unpinned"})
     nothing = pod("nothing", {"policy": "restricted"}, qos=QoSClass.BEST_EFFORT)
     made.agent.create_container(nothing, container(nothing, "server"))
-    counted = {one.pod_uid for one in made.view.zones().charged or ()}
+    counted = {one.pod_uid for one in made.view.scheduler_zones_document().counted_containers or ()}
     assert counted == {"uid-left", "uid-nothing"}
     strangers = [pod("stranger", {"policy": "restricted"})]
-    waiting = resync(
+    waiting = rebuild_node_state(
         made.machine, NodeState(), strangers,
         [container(strangers[0], "server", resources(2, 0.25))], in_time=lambda: False,
     )  # fmt: skip
-    assert zones_document(made.machine, waiting.state, None).charged == ()
+    assert zones_document(made.machine, waiting.state, None).counted_containers == ()
 
 
 def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
     seen: list[int] = []
-    end = bed.view.subscribe(lambda: seen.append(bed.agent.state.serial))
+    end = bed.view.subscribe_to_changes(lambda: seen.append(bed.agent.state.serial))
     bed.create("one")
     assert seen
     end()
@@ -253,25 +258,25 @@ def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
 
 
 def test_another_topology_is_shown_at_once(bed: Bed) -> None:
-    assert bed.view.topology()["id"] == bed.machine.topology.id
+    assert bed.view.machine_topology_document()["id"] == bed.machine.topology.fingerprint
     other = replace(bed.machine, topology=machines.one_cpu())
-    bed.agent.retopology(other)
-    assert bed.view.topology()["id"] == other.topology.id
+    bed.agent.update_topology(other)
+    assert bed.view.machine_topology_document()["id"] == other.topology.fingerprint
 
 
 def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed) -> None:
-    (own,) = bed.view.explain("shop", "own", None)
+    (own,) = bed.view.explain_pod("shop", "own", None)
     assert own.details is not None
     assert any(
         "It asked for 2 exclusive CPUs and 256 MiB on no more NUMA nodes" in step
-        for step in own.steps
+        for step in own.decision_steps
     )
     assert own.details["result"]["cpus"] == own.assignment.cpus if own.assignment else False
-    (plain,) = bed.view.explain("shop", "plain", None)
-    assert plain.steps[0] == "It is not pinned: no annotation and no rule asks for a pin."
-    (greedy,) = bed.view.explain("shop", "greedy", None)
+    (plain,) = bed.view.explain_pod("shop", "plain", None)
+    assert plain.decision_steps[0] == "It is not pinned: no annotation and no rule asks for a pin."
+    (greedy,) = bed.view.explain_pod("shop", "greedy", None)
     assert greedy.details is not None
-    assert greedy.steps[0] == (
+    assert greedy.decision_steps[0] == (
         "The rule: annotations must be readable and must not contradict each other."
     )
     assert greedy.details["outcome"] == "refused"
@@ -279,11 +284,11 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed
 
 def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
     bed.create("shared", policy="restricted", cpus="shared")
-    (first,) = bed.view.explain("shop", "shared", None)
+    (first,) = bed.view.explain_pod("shop", "shared", None)
     assert first.details is not None
     bed.create("another", policy="restricted", cpus="exclusive")
     bed.create("third", policy="restricted", cpus="exclusive")
-    (changed,) = bed.view.explain("shop", "shared", None)
+    (changed,) = bed.view.explain_pod("shop", "shared", None)
     assert changed.details is not None
     assert changed.assignment is not None
     assert changed.details["result"]["cpus"] == changed.assignment.cpus
@@ -293,17 +298,17 @@ def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
 def differ(bed: Bed, *, given_up: bool = False) -> None:
     """The container that shares runs on CPUs of the one that owns some."""
     state = bed.agent.state
-    (own,) = (a for a in state.allocations.values() if a.owned)
+    (own,) = (a for a in state.allocations.values() if a.exclusive)
     online = bed.machine.topology.online
     wrong = Correction(
         container_id="id-plain",
         name="shop/plain/server",
-        meant_cpus=online - own.cpus,
-        has_cpus=online,
-        found="cpuset.cpus is everything",
+        desired_cpus=online - own.cpus,
+        actual_cpus=online,
+        finding="cpuset.cpus is everything",
         rank=0,
     )
-    bed.agent.differences.update(
+    bed.agent.differences.update_drift(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else ()
     )
 
@@ -316,17 +321,17 @@ def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
     bed.create("own", numacpu="2-3", cpus="exclusive")
 
     def reason(pod: str) -> str:
-        (one,) = (one for one in bed.view.listing().containers if one.pod == pod)
+        (one,) = (one for one in bed.view.list_assignments().containers if one.pod == pod)
         return one.reason
 
     gave = "CPUs 2-3 are exclusive to shop/own/server"
     assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
-    (explained,) = bed.view.explain("shop", "list", None)
+    (explained,) = bed.view.explain_pod("shop", "list", None)
     assert explained.summary == reason("list")
-    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.steps
-    assert "It runs on CPUs 0-1." in explained.steps
-    assert any("gives way to exclusive CPUs of others" in step for step in explained.steps)
-    bed.agent.granted(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
+    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.decision_steps
+    assert "It runs on CPUs 0-1." in explained.decision_steps
+    assert any("gives way to exclusive CPUs of others" in step for step in explained.decision_steps)
+    bed.agent.apply_grants(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
     assert reason("some") == (
         "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
         "shop/own/server, container app of pod UID uid-kube (by the kubelet)"
@@ -334,77 +339,84 @@ def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
     bed.agent.stop_container("id-own")
     bed.agent.remove_container("id-own")
     assert reason("list") == "listed: numacpu 0-3"
-    (explained,) = bed.view.explain("shop", "list", None)
-    assert not any("stands on" in step for step in explained.steps)
+    (explained,) = bed.view.explain_pod("shop", "list", None)
+    assert not any("stands on" in step for step in explained.decision_steps)
 
 
 def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> None:
-    assert all(one.actual is None for one in bed.view.listing().containers)
+    assert all(one.actual is None for one in bed.view.list_assignments().containers)
     told: list[None] = []
-    bed.view.subscribe(lambda: told.append(None))
+    bed.view.subscribe_to_changes(lambda: told.append(None))
     differ(bed)
     assert told, "the page is told"
-    actual = {one.pod: one.actual for one in bed.view.listing().containers}
+    actual = {one.pod: one.actual for one in bed.view.list_assignments().containers}
     assert actual["own"] is None
     real = actual["plain"]
     assert real is not None
     online = bed.machine.topology.online
-    assert real.text == f"meant {real.meant_cpus}, has {online}"
-    assert (real.since, real.owners, real.intruder) == (NOW - 12, ("shop/own/server",), True)
-    status = bed.view.status()
-    assert (status.differing, status.intruders) == (1, 1)
-    (plain,) = bed.view.explain("shop", "plain", None)
-    assert plain.steps[0] == (
+    assert real.text == f"meant {real.desired_cpus}, has {online}"
+    assert (real.observed_at, real.holders, real.on_exclusive_cpus) == (
+        NOW - 12,
+        ("shop/own/server",),
+        True,
+    )
+    status = bed.view.status_document()
+    assert (status.drifted, status.on_exclusive_cpus) == (1, 1)
+    (plain,) = bed.view.explain_pod("shop", "plain", None)
+    assert plain.decision_steps[0] == (
         f"Not so at present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
         "shop/own/server."
     )
     assert plain.assignment is not None
     assert plain.assignment.actual == real
     differ(bed, given_up=True)
-    (plain,) = bed.view.explain("shop", "plain", None)
-    assert plain.steps[0].endswith("because something else rewrites it.")
-    bed.agent.differences.forget("id-plain")
-    (plain,) = bed.view.explain("shop", "plain", None)
-    assert plain.steps[0].startswith("It is not pinned")
+    (plain,) = bed.view.explain_pod("shop", "plain", None)
+    assert plain.decision_steps[0].endswith("because something else rewrites it.")
+    bed.agent.differences.remove_repaired("id-plain")
+    (plain,) = bed.view.explain_pod("shop", "plain", None)
+    assert plain.decision_steps[0].startswith("It is not pinned")
 
 
 def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -> None:
     def own() -> Assignment:
-        return next(one for one in bed.view.listing().containers if one.pod == "own")
+        return next(one for one in bed.view.list_assignments().containers if one.pod == "own")
 
     cpus, topology = own().cpus, bed.machine.topology
     assert own().displaced == ""
     offline = replace(topology, online=topology.online - CPUSet.parse(cpus))
-    bed.agent.retopology(replace(bed.machine, topology=offline))
+    bed.agent.update_topology(replace(bed.machine, topology=offline))
     assert (own().displaced, own().kind) == (cpus, "exclusive")
-    (explained,) = bed.view.explain("shop", "own", None)
-    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
+    (explained,) = bed.view.explain_pod("shop", "own", None)
+    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
 
 
 def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
     bed.create("banded", numamem="0", mempolicy="interleave")
-    shown = {one.pod: to_builtins(one) for one in bed.view.listing().containers}
+    shown = {one.pod: to_builtins(one) for one in bed.view.list_assignments().containers}
     assert shown.pop("banded")["mempolicy"] == "interleave"
     assert all("mempolicy" not in one for one in shown.values())
-    (told,) = bed.view.explain("shop", "banded", None)
+    (told,) = bed.view.explain_pod("shop", "banded", None)
     assert told.assignment is not None
     assert told.assignment.mempolicy == "interleave"
 
 
 def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
-    assert "over" not in to_builtins(bed.view.status().link)
-    before = bed.view.listing()
+    assert "over" not in to_builtins(bed.view.status_document().link)
+    before = bed.view.list_assignments()
     assert all("late" not in to_builtins(one) for one in before.containers)
-    bed.link = replace(bed.link, over="cri")
-    bed.known = {"id-own": 0.0124}
-    bed.view = bed.shown(late=bed)
-    assert bed.view.status().link.over == "cri"
-    listing = bed.view.listing()
-    assert {one.pod: one.late for one in listing.containers} == {"own": 0.0124, "plain": UNSET}
-    (told,) = bed.view.explain("shop", "own", None)
-    assert any(step.startswith("Late by at most 12 ms") for step in told.steps)
-    (told,) = bed.view.explain("shop", "plain", None)
-    assert not any("ate by" in step for step in told.steps)
+    bed.link = replace(bed.link, interface="cri")
+    bed.start_delays = {"id-own": 0.0124}
+    bed.view = bed.shown(late_starts=bed)
+    assert bed.view.status_document().link.interface == "cri"
+    listing = bed.view.list_assignments()
+    assert {one.pod: one.start_delay for one in listing.containers} == {
+        "own": 0.0124,
+        "plain": UNSET,
+    }
+    (told,) = bed.view.explain_pod("shop", "own", None)
+    assert any(step.startswith("Late by at most 12 ms") for step in told.decision_steps)
+    (told,) = bed.view.explain_pod("shop", "plain", None)
+    assert not any("ate by" in step for step in told.decision_steps)
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
@@ -414,19 +426,22 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     of = pod("own", {"policy": "single-numa-node"}, namespace="shop")
     had = container(of, "server", id="id-own")
     made.agent.update_container(of, had, resources(60))
-    (one,) = made.view.explain("shop", "own", None)
+    (one,) = made.view.explain_pod("shop", "own", None)
     assert one.outcome == "admitted"
-    assert one.steps[-1].startswith("Since then refused: resize refused:")
+    assert one.decision_steps[-1].startswith("Since then refused: resize refused:")
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     """And gone from it when its container comes."""
     bed = Bed()
     bed.create("web", policy="best-effort")
-    before = bed.view.explain("shop", "web", None)[0].steps
+    before = bed.view.explain_pod("shop", "web", None)[0].decision_steps
     bed.unmatched["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
-    (one,) = bed.view.explain("shop", "web", None)
-    for said in (one.steps[-1], sentences.text(one.details, 200, brief=True).split("  ")[-1]):
+    (one,) = bed.view.explain_pod("shop", "web", None)
+    for said in (
+        one.decision_steps[-1],
+        sentences.render_text(one.details, 200, brief=True).split("  ")[-1],
+    ):
         assert said.startswith("Annotation x is ignored, because it names a container 'y'")
     bed.unmatched.clear()
-    assert bed.view.explain("shop", "web", None)[0].steps == before
+    assert bed.view.explain_pod("shop", "web", None)[0].decision_steps == before

@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.agent.usage import MAX_SERIES, MemoryWatch, UsageWatch, WaitingWatch, Watches
+from nri_numa.agent.usage import MAX_SERIES, MemoryWatch, UsageWatch, UsageWatches, WaitingWatch
 from nri_numa.cli import explain, status
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.settings import Settings
@@ -37,22 +37,22 @@ class Bed:
         self.metrics = Metrics("0")
         self.seconds = 100.0
         self.clock = StillClock(lambda: NOW, lambda: self.seconds)
-        machine = Machine(topology=machines.dual_smt(), settings=Settings())
+        machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
         self.agent = agent_of(machine, metrics=self.metrics, clock=self.clock)
         locality = MemoryLocality(enabled=True, metric=metric)
         self.memory = MemoryWatch(self.agent, locality, str(root), self.clock, proc=str(root))
         waiting, proc = CPUWaiting(enabled=True, metric=metric), str(root / "proc")
         self.waiting = WaitingWatch(self.agent, waiting, str(root), self.clock, proc=proc)
-        watches = Watches(memory=self.memory, waiting=self.waiting)
+        watches = UsageWatches(memory=self.memory, cpu_waiting=self.waiting)
         self.view = live_view(self.agent, clock=self.clock, watches=watches)
-        self.metrics.snapshot = self.view.snapshot
+        self.metrics.snapshot = self.view.metrics_snapshot
 
     def create(self, name: str, numa_stat: str = "", **annotations: str) -> Path:
         """A container; gives its cgroup."""
         of = pod(name, annotations, namespace="shop")
         made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
         self.agent.create_container(of, made)
-        self.agent.places[made.id] = CgroupPlace(f"/{name}")
+        self.agent.cgroup_places[made.id] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         if numa_stat:
             (self.root / name / "memory.numa_stat").write_text(numa_stat)
@@ -76,30 +76,37 @@ class Bed:
 
     def round(self) -> None:
         self.seconds += 30
-        asyncio.run(self.memory.round())
-        asyncio.run(self.waiting.round())
+        asyncio.run(self.memory.read_all_containers())
+        asyncio.run(self.waiting.read_all_containers())
 
     def listed(self, what: str) -> dict[str, Any]:
         """One column, by pod."""
-        return {one.pod: msgspec.to_builtins(one)[what] for one in self.view.listing().containers}
+        return {
+            one.pod: msgspec.to_builtins(one)[what]
+            for one in self.view.list_assignments().containers
+        }
 
     def samples(self, name: str, label: str = "pod_name") -> dict[str, float]:
-        families = {f.name: f for f in text_string_to_metric_families(self.metrics.text())}
+        families = {
+            f.name: f for f in text_string_to_metric_families(self.metrics.render_metrics())
+        }
         family = families.get(f"nri_numa_{name}")
         return {s.labels[label]: s.value for s in family.samples} if family else {}
 
     def status(self, *, wide: bool) -> list[str]:
         document = {
-            "status": msgspec.to_builtins(self.view.status()),
+            "status": msgspec.to_builtins(self.view.status_document()),
             "numaNodes": [],
-            "containers": [msgspec.to_builtins(one) for one in self.view.listing().containers],
+            "containers": [
+                msgspec.to_builtins(one) for one in self.view.list_assignments().containers
+            ],
             "refusals": [],
         }
-        return list(status.lines(document, NOW, wide=wide))
+        return list(status.status_lines(document, NOW, wide=wide))
 
     def explained(self, name: str) -> str:
-        told = [msgspec.to_builtins(one) for one in self.view.explain("shop", name, None)]
-        return " ".join(" ".join(explain.lines(told, NOW)).split())
+        told = [msgspec.to_builtins(one) for one in self.view.explain_pod("shop", name, None)]
+        return " ".join(" ".join(explain.explanation_lines(told, NOW)).split())
 
 
 @pytest.fixture
@@ -174,12 +181,12 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
     bed = Bed(tmp_path, metric=False)
     bed.create("here", HERE, numacpu="2-3", numamem="0")
     bed.round()
-    assert "local_memory" not in bed.metrics.text()
-    assert bed.memory.samples(NodeState()) is None
+    assert "local_memory" not in bed.metrics.render_metrics()
+    assert bed.memory.container_series(NodeState()) is None
 
 
 def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
-    del bed.agent.places["c-here"]
+    del bed.agent.cgroup_places["c-here"]
     bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
     bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
     bed.round()
@@ -204,13 +211,13 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
 
 def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed) -> None:
     usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
-    there = asyncio.run(usage.container(bed.agent.state.allocations["c-there"]))
+    there = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"
     (bed.root / "there/cpu.stat").write_text("usage_usec 5000000\n")
-    there = asyncio.run(usage.container(bed.agent.state.allocations["c-there"]))
+    there = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-there"]))
     assert there.cpu_milli == 0
-    silent = asyncio.run(usage.container(bed.agent.state.allocations["c-silent"]))
+    silent = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-silent"]))
     assert silent.local_percent is None
     assert silent.memory_by_numa_node == {}
     assert "its cgroup has no memory.numa_stat, and it has no process" in silent.problem
@@ -257,7 +264,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: Bed) -> None:
 def test_a_scrape_has_series_of_what_is_known_only(waits: Bed) -> None:
     waits.round()
     waits.waited(10, 16.0)
-    del waits.agent.places["c-calm"]
+    del waits.agent.cgroup_places["c-calm"]
     waits.round()
     assert waits.samples("container_cpu_pressure_ratio") == {"busy": 0.625}
     assert waits.samples("container_waiting_tasks") == {"busy": 0.5, "old": 0}
@@ -273,6 +280,6 @@ def test_a_container_that_ended_is_forgotten(waits: Bed) -> None:
     assert "c-busy" not in waits.memory.known
     again = replace(waits.agent.state.allocations["c-calm"], container_id="c-busy")
     state = replace(waits.agent.state, allocations={"c-busy": again})
-    told = waits.waiting.samples(state)
+    told = waits.waiting.container_series(state)
     assert told is not None
     assert told.states["unknown"] == 1

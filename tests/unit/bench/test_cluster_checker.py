@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.cluster.checker import PLACED, Checker
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 
 
 def bound(name: str, cpus: int, placed: str = "", node: str = "n1") -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_one_cpu_for_two() -> None:
 
 
 def test_a_real_node_is_another_machine() -> None:
-    small = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
+    small = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
     found = Checker(zone_cpus={0: 8, 1: 8}, numa_of=lambda cpu: 1, real={"bed": small})
     pods = [bound(name, 1, '{"main":"0"}', "bed") for name in ("a", "b")]
     found.look(pods, {"bed": {"a": [0], "b": [1]}})

@@ -13,7 +13,7 @@ from bench.replay.optimum import Optimum, fewest_refused
 from bench.replay.placements import PLACEMENTS, Got, Node, Placement
 from bench.replay.run import Ledger, Wrong, replay
 from bench.replay.trace import GIB, LIFE_LONGEST_H, SIZES, Pod, generate, possible_sizes
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 
@@ -23,7 +23,7 @@ HOURS = 96.0
 @pytest.fixture(scope="module")
 def machine() -> Topology:
     """Two NUMA nodes of 8 CPUs and 16 GiB; CPUs 0 and 8 are one core and reserved."""
-    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16)
+    return build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=16)
 
 
 def trace(machine: Topology, seed: int, load: float = 1.5) -> tuple[Pod, ...]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cli.machine import pack as capture
+from nri_numa.cli.machine import write_capture as capture
 from nri_numa.errors import TopologyError
-from nri_numa.machine.sysfs import discover, read_memory
+from nri_numa.machine.sysfs import discover_topology, read_memory
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
@@ -33,8 +33,11 @@ def _words(path: Path) -> set[str]:
 def test_a_capture_reads_as_the_machine(name: str, tmp_path: Path) -> None:
     root = write_sysfs(tmp_path / "root", machines.MACHINES[name]())
     report = capture(root, tmp_path / "machine.tar.gz")
-    machine = discover(root)
-    assert replace(discover(tmp_path / "machine.tar.gz"), warnings=machine.warnings) == machine
+    machine = discover_topology(root)
+    assert (
+        replace(discover_topology(tmp_path / "machine.tar.gz"), warnings=machine.warnings)
+        == machine
+    )
     assert read_memory(tmp_path / "machine.tar.gz", machine) == read_memory(root, machine)
     assert report.data == (tmp_path / "machine.tar.gz").read_bytes()
     assert report.unreadable == ()
@@ -42,8 +45,8 @@ def test_a_capture_reads_as_the_machine(name: str, tmp_path: Path) -> None:
 
 def test_this_machine_can_be_captured(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "machine.tar.gz")
-    live, packed = discover("/"), discover(tmp_path / "machine.tar.gz")
-    assert packed.id == live.id
+    live, packed = discover_topology("/"), discover_topology(tmp_path / "machine.tar.gz")
+    assert packed.fingerprint == live.fingerprint
     assert (packed.online, packed.allowed) == (live.online, live.allowed)
     assert packed.numa_nodes == live.numa_nodes
     assert packed.cores == live.cores
@@ -74,9 +77,9 @@ def test_nothing_that_names_the_machine_goes_in(tmp_path: Path) -> None:
     raw = gzip.decompress(report.data)
     for word in (b"secret", b"c0ffee", b"52:54", b"root", b"eth0"):
         assert word not in raw
-    assert str(discover(tmp_path / "machine.tar.gz").allowed) == "0-3"
-    assert report.left_out[f"{CPU_DIR}/cpu*/topology/ppin"] == 1
-    assert report.left_out[f"{NODE_DIR}/node*/numastat"] == 1
+    assert str(discover_topology(tmp_path / "machine.tar.gz").allowed) == "0-3"
+    assert report.skipped_counts[f"{CPU_DIR}/cpu*/topology/ppin"] == 1
+    assert report.skipped_counts[f"{NODE_DIR}/node*/numastat"] == 1
     assert not any("ppin" in name for name in report.files)
 
 
@@ -97,7 +100,7 @@ def test_links_to_numa_nodes_are_kept(tmp_path: Path) -> None:
         (root / CPU_DIR / f"cpu{i}/node{i // 8}").symlink_to(f"../../node/node{i // 8}")
         (root / CPU_DIR / f"cpu{i}/subsystem").symlink_to("/home/somebody")
     report = capture(root, tmp_path / "machine.tar.gz")
-    assert discover(tmp_path / "machine.tar.gz") == discover(root)
+    assert discover_topology(tmp_path / "machine.tar.gz") == discover_topology(root)
     assert b"somebody" not in gzip.decompress(report.data)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.state import Kind, NodeState, build
+from nri_numa.engine.state import Kind, NodeState, build_state
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Policy, StateChange
 from nri_numa.store import journal
@@ -20,7 +20,7 @@ from tests.unit.cli.conftest import invoke
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """A state directory in use, with one exclusive and one unbound container."""
-    state = build(
+    state = build_state(
         [
             allocation(
                 "c1",
@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
                 pod="cart-0",
                 container="server",
                 cpus=CPUSet([2, 3]),
-                owned=True,
+                exclusive=True,
                 numa_nodes=NUMASet([0]),
                 mems=NUMASet([0]),
                 policy=Policy.RESTRICTED,
@@ -41,7 +41,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
     store.load()
     change = StateChange(containers=("c1", "c2"), pods=("u",))
-    store.record(journal.changed_documents(NodeState(), state, change))
+    store.append_documents(journal.changed_documents(NodeState(), state, change))
     yield tmp_path
     store.close()
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from nri_numa.cli.common import Mistake
-from nri_numa.cli.containerd import NAME, plan
+from nri_numa.cli.common import InputError
+from nri_numa.cli.containerd import NRI_PLUGIN_NAME, plan_fix
 from tests.machines.named import write_tree
 from tests.unit.cli.conftest import invoke
 
-TABLE = f"[plugins.'{NAME}']\n"
+TABLE = f"[plugins.'{NRI_PLUGIN_NAME}']\n"
 FULL = """\
 # comment at the top
 version = 2
@@ -57,14 +57,14 @@ def fix(path: Path, *options: str) -> Result:
 )
 def test_exactly_the_nri_table_changes(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
-    change = plan(path)
+    change = plan_fix(path)
     assert change is not None
     assert change.path == path
     before, after = tomllib.loads(text), tomllib.loads(change.text)
-    assert after["plugins"][NAME]["disable"] is False
-    assert "disable_connections" not in after["plugins"][NAME]
+    assert after["plugins"][NRI_PLUGIN_NAME]["disable"] is False
+    assert "disable_connections" not in after["plugins"][NRI_PLUGIN_NAME]
     for document in (before, after):
-        table = document.setdefault("plugins", {}).setdefault(NAME, {})
+        table = document.setdefault("plugins", {}).setdefault(NRI_PLUGIN_NAME, {})
         table.pop("disable", None)
         table.pop("disable_connections", None)
     assert after == before
@@ -72,7 +72,7 @@ def test_exactly_the_nri_table_changes(tmp_path: Path, text: str) -> None:
         if "#" in line:
             assert line in change.text
     path.write_text(change.text)
-    assert plan(path) is None
+    assert plan_fix(path) is None
 
 
 @pytest.mark.parametrize(
@@ -108,19 +108,22 @@ def test_the_files_that_are_imported_decide(
     ],
 )
 def test_what_cannot_be_edited_safely_is_left_to_the_operator(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Mistake):
-        plan(write(tmp_path, text))
+    with pytest.raises(InputError):
+        plan_fix(write(tmp_path, text))
 
 
 def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
-    assert plan(write(tmp_path, "version = 3\n")) is None, "on by default"
-    change = plan(write(tmp_path, "version = 2\nimports = ['conf.d/*.toml']\n"))
+    assert plan_fix(write(tmp_path, "version = 3\n")) is None, "on by default"
+    change = plan_fix(write(tmp_path, "version = 2\nimports = ['conf.d/*.toml']\n"))
     assert change is not None
     assert change.path == tmp_path / "conf.d" / "nri-numa.toml"
-    assert tomllib.loads(change.text) == {"version": 2, "plugins": {NAME: {"disable": False}}}
+    assert tomllib.loads(change.text) == {
+        "version": 2,
+        "plugins": {NRI_PLUGIN_NAME: {"disable": False}},
+    }
     change.path.parent.mkdir()
     change.path.write_text(change.text)
-    assert plan(tmp_path / "config.toml") is None
+    assert plan_fix(tmp_path / "config.toml") is None
 
 
 def test_nothing_is_written_without_being_told_and_then_every_old_file_is_kept(
@@ -144,7 +147,7 @@ def test_a_missing_file_is_made(tmp_path: Path) -> None:
     """Where one can be; where not, that is said."""
     path = tmp_path / "etc" / "config.toml"
     assert fix(path, "--write").exit_code == 0
-    assert plan(path) is None
+    assert plan_fix(path) is None
     assert fix(path / "config.toml", "--write").exit_code == 1
 
 

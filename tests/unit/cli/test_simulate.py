@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import Result
 
-from nri_numa.cli.machine import made_up
-from nri_numa.demo.stage import examples
+from nri_numa.cli.machine import parse_synthetic
+from nri_numa.demo.stage import examples_directory
 from nri_numa.engine.room import WORK_LIMIT
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, NUMAMemory
@@ -271,7 +271,7 @@ def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_templ
 
 
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:
-    done = simulate(str(examples()), code=1)
+    done = simulate(str(examples_directory()), code=1)
     shows(done.output, "10 pods placed, 1 refusal.", "07-too-big.yaml")
 
 
@@ -406,7 +406,7 @@ def test_a_captured_machine_says_where_its_devices_are() -> None:
 
 
 def test_a_machine_made_up_can_be_odd() -> None:
-    machine = made_up(
+    machine = parse_synthetic(
         "numa=1,memory=8,memory-only=4+64Gi,offline=1+3,isolated=2,nohz-full=2,efficient-cores=2,"
         "l3-cores=2,numbering=adjacent"
     )
@@ -414,8 +414,8 @@ def test_a_machine_made_up_can_be_odd() -> None:
     assert [machine.numa_nodes[i].memory_bytes >> 30 for i in (2, 3)] == [4, 64]
     assert not machine.online & CPUSet.parse("1,3")
     assert machine.isolated == machine.nohz_full == CPUSet.parse("2")
-    assert len(made_up("sockets=4,sockets-per-numa=2").numa_nodes) == 2
-    assert len(made_up("").online) == 32
+    assert len(parse_synthetic("sockets=4,sockets-per-numa=2").numa_nodes) == 2
+    assert len(parse_synthetic("").online) == 32
 
 
 @pytest.mark.parametrize(
@@ -447,4 +447,4 @@ def test_a_machine_made_up_can_be_odd() -> None:
 )
 def test_a_machine_that_cannot_be_is_wrong_usage(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        made_up(text)
+        parse_synthetic(text)

@@ -209,7 +209,7 @@ def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Six are more than are tried together.
     found = document(cluster, manifest(6))["pods"][0]["wouldHaveToMove"]
     assert (found["pods"], found["cut"]) == ([], True)
-    monkeypatch.setattr(captured_cluster.search, "__kwdefaults__", {"tries": 5})
+    monkeypatch.setattr(captured_cluster.find_blocking_pods, "__kwdefaults__", {"tries": 5})
     done = simulate(cluster, manifest(3))
     assert "The search was cut after 5 sets" in done.stdout
 

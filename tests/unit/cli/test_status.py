@@ -23,7 +23,7 @@ def crowded(agent: Agent) -> str:
     """An agent with a pod that no 80 columns hold; its address."""
     agent[1].containers = [
         replace(assignment(1), pod=LONG, cpus=IDS, policy="single-numa-node", qos="Guaranteed"),
-        replace(assignment(2), policy="single-numa-node", moving="from NUMA node 1 to 0"),
+        replace(assignment(2), policy="single-numa-node", migration="from NUMA node 1 to 0"),
     ]
     return agent[0]
 
@@ -79,7 +79,7 @@ def test_wide_shows_every_column_however_narrow_the_terminal(
 @pytest.mark.parametrize(
     ("title", "of_the_containers", "cells"),
     [
-        ("LATE", [{"late": 0.0124}, {"late": 0.0}, {}], ["12 ms", "no", "?"]),
+        ("LATE", [{"start_delay": 0.0124}, {"start_delay": 0.0}, {}], ["12 ms", "no", "?"]),
         ("MEMPOLICY", [{"mempolicy": "interleave"}, {}], ["interleave", "-"]),
     ],
 )
@@ -134,9 +134,9 @@ def test_refusals_are_narrowed_as_containers_are(
 def test_more_refusals_than_a_terminal_wants_are_counted_there(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = agent[1].refusals()
+    (one,) = agent[1].list_rejections()
     many = [replace(one, pod=f"p{n}") for n in range(12)]
-    monkeypatch.setattr(agent[1], "refusals", lambda: many)
+    monkeypatch.setattr(agent[1], "list_rejections", lambda: many)
     output = invoke("status", "--api", agent[0]).output
     assert "Refused lately (12)" in output
     assert "and 2 more; -o wide shows all" in output

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.cli.machine import topology_lines
-from nri_numa.cli.output import WIDTH
+from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import L3Group, Partition, PartitionKind, Topology, topology_document
 from tests.machines import named as machines
@@ -25,7 +25,7 @@ def _table(machine: Topology) -> str:
 
 def test_the_worst_machine_fits_a_terminal() -> None:
     """1,024 CPUs dealt out over 64 NUMA nodes with high numbers and four sizes of huge pages."""
-    machine = synthetic(
+    machine = build_synthetic_topology(
         sockets=16,
         numa_per_socket=4,
         cores_per_numa=8,
@@ -40,7 +40,7 @@ def test_the_worst_machine_fits_a_terminal() -> None:
         warnings=("a very long sentence about something that is odd " * 9,),
     )
     text = _table(machine)
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert max(len(line) for line in text.splitlines()) <= DEFAULT_WIDTH_COLUMNS
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))

@@ -16,7 +16,7 @@ from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Rule, Settings
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 def machine() -> Topology:
     """Two NUMA nodes with two CPUs each, a memory-only third, CPU 4 offline."""
-    made = synthetic(
+    made = build_synthetic_topology(
         sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1, memory_gib=1, memory_only_gib=[1]
     )
     return replace(made, present=CPUSet(range(5)), possible=CPUSet(range(8)))
@@ -42,7 +42,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 def mistakes(tmp_path: Path, text: str, *more: dict[str, Any]) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        config.load(write(tmp_path, text), *more)
+        config.load_config(write(tmp_path, text), *more)
     return list(caught.value.problems)
 
 
@@ -50,8 +50,10 @@ def mistakes(tmp_path: Path, text: str, *more: dict[str, Any]) -> list[str]:
 
 
 def test_nothing_given_is_the_defaults() -> None:
-    assert config.load() == AgentConfig()
-    assert config.settings(AgentConfig()) == Settings(kept_seconds=600.0, room_moves=2)
+    assert config.load_config() == AgentConfig()
+    assert config.derive_settings(AgentConfig()) == Settings(
+        reservation_seconds=600.0, rebalance_moves=2
+    )
 
 
 def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) ->
         tmp_path,
         "log: {level: error, format: json}\nstrategy: pack\noversale: 2\nstateDir: /file\n",
     )
-    loaded = config.load(
+    loaded = config.load_config(
         path,
         {"NRI_NUMA_OVERSALE": "4", "NRI_NUMA_STATE_DIR": "/environment"},
         {"stateDir": "/flag", "log.level": None},
@@ -74,18 +76,18 @@ def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) ->
 
 def test_the_short_environment_names_are_the_flags_and_the_full_name_wins() -> None:
     env = {"NRI_NUMA_HTTP": "off", "NRI_NUMA_NRI_SOCKET": "/x", "NRI_NUMA_PLUGIN_INDEX": "07"}
-    loaded = config.load(env=env)
+    loaded = config.load_config(env=env)
     runtime = loaded.runtime
     told = (loaded.http.address, runtime.nri_socket, runtime.plugin_index)
     assert told == ("off", "/x", "07")
     env["NRI_NUMA_HTTP_ADDRESS"] = "127.0.0.1:1"
-    assert config.load(env=env).http.address == "127.0.0.1:1"
+    assert config.load_config(env=env).http.address == "127.0.0.1:1"
 
 
 def test_every_key_has_an_environment_name() -> None:
     """And the names are what somebody would guess from the key."""
     names = layers.environment_names()
-    assert set(names.values()) == set(sections.leaves()) - {"apiVersion", "kind"}
+    assert set(names.values()) == set(sections.config_keys()) - {"apiVersion", "kind"}
     assert names["NRI_NUMA_DISTRIBUTE_ACROSS_NUMA"] == "distributeAcrossNUMA"
     assert names["NRI_NUMA_RESERVED_CPUS"] == "reservedCPUs"
     assert names["NRI_NUMA_ALIGN_L3"] == "alignL3"
@@ -93,11 +95,11 @@ def test_every_key_has_an_environment_name() -> None:
 
 def test_an_environment_value_that_is_no_yaml_is_said_with_its_name() -> None:
     with pytest.raises(ConfigError, match=r"rules: .* \(from environment NRI_NUMA_RULES\)"):
-        config.load(env={"NRI_NUMA_RULES": "[{"})
+        config.load_config(env={"NRI_NUMA_RULES": "[{"})
 
 
 def test_environment_values_of_every_kind_are_read() -> None:
-    loaded = config.load(
+    loaded = config.load_config(
         env={
             "NRI_NUMA_OBSERVE": "true",
             "NRI_NUMA_RESERVED_CPUS": "0",
@@ -112,12 +114,12 @@ def test_environment_values_of_every_kind_are_read() -> None:
     assert loaded.publish.rate == 9
     assert loaded.rules[0].match.qos == (QoSClass.BEST_EFFORT,)
     assert config.parse_duration(loaded.reconcile.interval) == 5
-    assert config.settings(loaded).reserved_cpus == CPUSet([0])
+    assert config.derive_settings(loaded).reserved_cpus == CPUSet([0])
 
 
 def test_environment_slips_are_errors_and_strangers_are_ignored() -> None:
     """Kubernetes' service links begin like our names and are nobody's mistake."""
-    config.load(
+    config.load_config(
         env={
             "NRI_NUMA_PORT_9891_TCP_ADDR": "10.0.0.1",
             "NRI_NUMA_SERVICE_HOST": "10.0.0.1",
@@ -128,27 +130,27 @@ def test_environment_slips_are_errors_and_strangers_are_ignored() -> None:
         }
     )
     with pytest.raises(ConfigError, match="did you mean NRI_NUMA_HTTP_ADDRESS"):
-        config.load(env={"NRI_NUMA_HTTP_ADRESS": "x"})
+        config.load_config(env={"NRI_NUMA_HTTP_ADRESS": "x"})
 
 
 def test_maps_are_replaced_and_not_mixed(tmp_path: Path) -> None:
     """Half of an old capacityFactor under a new one would drain nodes nobody meant."""
     path = write(tmp_path, "capacityFactor: {0: 0.1}\n")
-    loaded = config.load(path, text="capacityFactor: {1: 0.2}")
+    loaded = config.load_config(path, text="capacityFactor: {1: 0.2}")
     assert loaded.capacity_factor == {1: 0.2}
 
 
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "http:\nlog:\n  level:\n", "{}", "---\n"])
 def test_empty_documents_and_empty_keys_are_the_defaults(tmp_path: Path, text: str) -> None:
-    assert config.load(write(tmp_path, text)) == AgentConfig()
+    assert config.load_config(write(tmp_path, text)) == AgentConfig()
 
 
 def test_the_downward_apis_name_wins_over_the_files_and_the_machines(tmp_path: Path) -> None:
     for nothing in ({}, {"NRI_NUMA_NODE_NAME": ""}):
-        assert config.node_name(config.load(env=nothing)) == socket.gethostname().lower()
+        assert config.node_name(config.load_config(env=nothing)) == socket.gethostname().lower()
     file = write(tmp_path, "nodeName: from-file")
-    assert config.node_name(config.load(file)) == "from-file"
-    loaded = config.load(file, env={"NRI_NUMA_NODE_NAME": "worker-7.example.org"})
+    assert config.node_name(config.load_config(file)) == "from-file"
+    loaded = config.load_config(file, env={"NRI_NUMA_NODE_NAME": "worker-7.example.org"})
     assert config.node_name(loaded) == "worker-7.example.org"
 
 
@@ -251,7 +253,7 @@ def test_texts_that_are_no_document_say_where(tmp_path: Path, text: str, expecte
 
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    (tmp_path / "large").write_bytes(b"#" * (layers.MAX_BYTES + 1))
+    (tmp_path / "large").write_bytes(b"#" * (layers.MAX_CONFIG_BYTES + 1))
     for name, expected in (
         ("absent.yaml", "No such file"),
         (".", "Is a directory"),
@@ -259,7 +261,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         ("large", "larger than 1 MiB"),
     ):
         with pytest.raises(ConfigError, match=expected):
-            config.load(str(tmp_path / name))
+            config.load_config(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -333,12 +335,12 @@ def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_odd_but_good_values_are_taken(tmp_path: Path, text: str) -> None:
-    config.settings(config.load(write(tmp_path, text)))
+    config.derive_settings(config.load_config(write(tmp_path, text)))
 
 
 def test_what_the_machine_does_not_have_is_a_mistake() -> None:
     """Checked when the machine is known, and all at once as well."""
-    loaded = config.load(
+    loaded = config.load_config(
         text="""
 reservedCPUs: 0,5-6
 capacityFactor: {0: 1, 7: 0.5}
@@ -346,7 +348,7 @@ reservedMemory: {1: 8Gi, 9: 1}
 memoryOnlyNodes: 0,2,4
 """
     )
-    found = config.problems(loaded, machine())
+    found = config.validate_config(loaded, machine())
     assert [p.partition(":")[0] for p in found] == [
         "reservedCPUs",
         "capacityFactor.7",
@@ -356,25 +358,25 @@ memoryOnlyNodes: 0,2,4
         "memoryOnlyNodes",
     ]
     assert "no CPUs 5-6" in found[0]
-    whole = config.load(text="reservedCPUs: 0-3")
-    assert "nothing is left" in config.problems(whole, machine())[0]
-    assert config.problems(AgentConfig(), machine()) == []
+    whole = config.load_config(text="reservedCPUs: 0-3")
+    assert "nothing is left" in config.validate_config(whole, machine())[0]
+    assert config.validate_config(AgentConfig(), machine()) == []
     # An offline CPU may be reserved: it comes back.
-    assert config.problems(config.load(text="reservedCPUs: 4"), machine()) == []
+    assert config.validate_config(config.load_config(text="reservedCPUs: 4"), machine()) == []
 
 
 def test_the_machine_check_survives_bad_lists() -> None:
     """Form is said once, and not as a crash of the next check."""
     broken = AgentConfig(reserved_cpus="x", memory_only_nodes="y", reserved_memory={0: "z"})
-    assert len(config.problems(broken, machine())) == 3
+    assert len(config.validate_config(broken, machine())) == 3
 
 
 # --- reload -------------------------------------------------------------------------------------
 
 
 def test_changes_are_told_apart_by_what_a_reload_can_do() -> None:
-    old = config.load()
-    new = config.load(
+    old = config.load_config()
+    new = config.load_config(
         text="""
 log: {level: debug, file: /x}
 http: {address: off}
@@ -383,30 +385,30 @@ strategy: pack
 stateDir: /x
 """
     )
-    live, restart = config.changes(old, new)
+    live, restart = config.changed_paths(old, new)
     assert set(live) == {"log.level", "rules", "strategy"}
     assert set(restart) == {"log.file", "http.address", "stateDir"}
-    assert config.changes(old, old) == ((), ())
+    assert config.changed_paths(old, old) == ((), ())
 
 
 def test_a_reload_keeps_what_needs_a_restart() -> None:
     """So that the next reload names it again, and nobody reads a value that is not in effect."""
-    old = config.load(text="http: {address: 127.0.0.1:1}\ncapacityFactor: {0: 0.5}")
-    new = config.load(text="strategy: pack\nstateDir: /x\nreservedMemory: {1: 1Gi}")
-    after = config.reloaded(old, new)
+    old = config.load_config(text="http: {address: 127.0.0.1:1}\ncapacityFactor: {0: 0.5}")
+    new = config.load_config(text="strategy: pack\nstateDir: /x\nreservedMemory: {1: 1Gi}")
+    after = config.merge_reloadable(old, new)
     assert (after.http, after.state_dir) == (old.http, old.state_dir)
     assert (after.strategy, after.capacity_factor) == (new.strategy, {})
     assert dict(after.reserved_memory) == {1: "1Gi"}
-    assert config.changes(after, new) == ((), ("stateDir", "http.address"))
-    assert config.reloaded(old, old) == old
+    assert config.changed_paths(after, new) == ((), ("stateDir", "http.address"))
+    assert config.merge_reloadable(old, old) == old
 
 
 # --- values -------------------------------------------------------------------------------------
 
 
 def test_settings_are_what_the_file_says() -> None:
-    made = config.settings(
-        config.load(
+    made = config.derive_settings(
+        config.load_config(
             text="""
 annotationPrefix: numa.example.org
 keepExclusiveCPUs: 1m30s
@@ -433,9 +435,9 @@ room: {keep: {cpus: 8, memory: 16Gi}, budget: {bytes: 2Gi, moves: 3}}
         )
     )
     assert made == Settings(
-        kept_seconds=90.0,
-        room_moves=2,
-        room_keep=(8, 16 << 30),
+        reservation_seconds=90.0,
+        rebalance_moves=2,
+        rebalance_headroom=(8, 16 << 30),
         room_budget=(2 << 30, 3),
         prefix="numa.example.org",
         defaults={"policy": "restricted"},
@@ -450,7 +452,7 @@ room: {keep: {cpus: 8, memory: 16Gi}, budget: {bytes: 2Gi, moves: 3}}
             ),
         ),
         strategy=Strategy.PACK,
-        oversale=1.5,
+        cpu_overcommit=1.5,
         capacity_factor={1: 0.25},
         reserved_cpus=CPUSet([0, 1]),
         strict_reserved=True,
@@ -511,7 +513,7 @@ def test_the_shipped_schema_is_fresh_and_accepts_what_the_loader_accepts() -> No
     shipped = json.loads((ROOT / "config" / "agent.schema.json").read_text())
     assert shipped == described()
     Draft202012Validator.check_schema(shipped)
-    Draft202012Validator(shipped).validate(config.effective(AgentConfig()))
+    Draft202012Validator(shipped).validate(config.effective_document(AgentConfig()))
 
 
 def test_every_key_has_a_reference() -> None:
@@ -523,15 +525,15 @@ def test_every_key_has_a_reference() -> None:
 def test_the_shipped_file_is_short_and_the_defaults_and_its_comments_are_valid() -> None:
     """What is commented out works where the comment sign is taken away."""
     lines = (ROOT / "config" / "agent.yaml").read_text().splitlines()
-    assert config.load(text="\n".join(lines)) == AgentConfig()
+    assert config.load_config(text="\n".join(lines)) == AgentConfig()
     assert sum(not line.startswith("#") for line in lines if line) <= 30
     shown = [
         re.sub(r"^# (?=rules:|permissions:|  )", "", line)
         for line in lines
         if line not in ("rules: []", "permissions: []")
     ]
-    loaded = config.load(text="\n".join(shown))
-    assert config.changes(AgentConfig(), loaded) == (("rules", "permissions"), ())
+    loaded = config.load_config(text="\n".join(shown))
+    assert config.changed_paths(AgentConfig(), loaded) == (("rules", "permissions"), ())
 
 
 @pytest.mark.parametrize("key", ["nodeName", "strategy", "log", "kubelet"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, LinkKind, problems, sockets
-from nri_numa.config.sections import DRA, DevicePlugin, Runtime
+from nri_numa.config import AgentConfig, LinkKind, driver_sockets, validate_config
+from nri_numa.config.sections import DRA, DevicePluginSection, Runtime
 from nri_numa.errors import ConfigError
 
 
@@ -104,12 +104,12 @@ from nri_numa.errors import ConfigError
 )
 def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        configuration.load(text=text)
+        configuration.load_config(text=text)
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_what_costs_or_evicts_is_off_by_default() -> None:
-    config = configuration.load(text="")
+    config = configuration.load_config(text="")
     controller = config.controller
     assert not any(one.evict for one in (controller.drain, controller.stuck, controller.steal))
     assert not any(one.enabled for one in (config.memory_locality, config.cpu_waiting, config.dra))
@@ -117,9 +117,9 @@ def test_what_costs_or_evicts_is_off_by_default() -> None:
 
 def test_paths_of_sockets_are_short() -> None:
     config = AgentConfig(dra=DRA(enabled=True), kubelet_root="/" + "k" * 80)
-    (problem,) = problems(config)
+    (problem,) = validate_config(config)
     assert "makes a socket's path of" in problem
-    assert sockets("/var/lib/kubelet", "d.example.com") == (
+    assert driver_sockets("/var/lib/kubelet", "d.example.com") == (
         "/var/lib/kubelet/plugins_registry/d.example.com-reg.sock",
         "/var/lib/kubelet/plugins/d.example.com/dra.sock",
     )
@@ -127,9 +127,9 @@ def test_paths_of_sockets_are_short() -> None:
 
 def test_claims_are_not_seen_over_cri() -> None:
     over_cri = AgentConfig(runtime=Runtime(link=LinkKind.CRI), dra=DRA(enabled=True))
-    (problem,) = problems(over_cri)
+    (problem,) = validate_config(over_cri)
     assert problem.startswith("dra.enabled: is on, and runtime.link is cri")
-    assert problems(AgentConfig(dra=DRA(enabled=True))) == []
+    assert validate_config(AgentConfig(dra=DRA(enabled=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_claims_are_not_seen_over_cri() -> None:
     ],
 )
 def test_good_names_of_the_extended_resource(name: str) -> None:
-    assert problems(AgentConfig(device_plugin=DevicePlugin(resource_name=name))) == []
+    assert validate_config(AgentConfig(device_plugin=DevicePluginSection(resource_name=name))) == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_good_names_of_the_extended_resource(name: str) -> None:
     ],
 )
 def test_what_the_api_server_refuses_is_a_mistake(name: str, words: str) -> None:
-    (problem,) = problems(AgentConfig(device_plugin=DevicePlugin(resource_name=name)))
+    (problem,) = validate_config(AgentConfig(device_plugin=DevicePluginSection(resource_name=name)))
     assert problem.startswith("devicePlugin.resourceName: ")
     assert words in problem
     assert "expected" in problem

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.config import changes, load, problems, settings
+from nri_numa.config import changed_paths, derive_settings, load_config, validate_config
 from nri_numa.errors import ConfigError
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 
 TENANTS = """
 permissions:
@@ -32,7 +32,7 @@ sharedPool: {cpus: 10%, numaNodeCPUs: 1}
 def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(TENANTS)
-    found = settings(load(str(path)))
+    found = derive_settings(load_config(str(path)))
     trusted, rest = found.permissions
     assert (trusted.name, trusted.namespaces, trusted.labels) == (
         "permissions[0]",
@@ -43,16 +43,18 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
     assert trusted.reserved_cpus
     assert trusted.keys == ("*",)
     assert rest.values == {"policy": ("best-effort",), "numacpu": ("0-3", "8")}
-    assert rest.otherwise == "ignore"
+    assert rest.on_denied == "ignore"
     limits = found.limits
-    assert [str(a) for a in (limits.quota.exclusive, limits.idle, limits.quota.listed)] == [
+    assert [
+        str(a) for a in (limits.quota.exclusive, limits.idle_siblings, limits.quota.listed)
+    ] == [
         "75%",
         "4",
         "12.5%",
     ]
-    assert limits.namespaces[0].quota.exclusive.of(64) == 16
+    assert limits.namespaces[0].quota.exclusive.cpus_of_total(64) == 16
     assert limits.pool is not None
-    assert (limits.pool.of(64), limits.numa_pool.of(8)) == (6, 1)
+    assert (limits.pool.cpus_of_total(64), limits.numa_pool.cpus_of_total(8)) == (6, 1)
 
 
 def test_every_mistake_about_tenants_is_told_at_once() -> None:
@@ -70,7 +72,7 @@ quotas:
 sharedPool: {cpus: "", numaNodeCPUs: auto}
 """
     with pytest.raises(ConfigError) as caught:
-        load(text=text)
+        load_config(text=text)
     told = "\n".join(caught.value.problems)
     for words in (
         "permissions[0].keys: 'polcy' is not a known key",
@@ -91,16 +93,16 @@ sharedPool: {cpus: "", numaNodeCPUs: auto}
 
 
 def test_a_floor_of_the_whole_machine_is_a_mistake() -> None:
-    machine = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4)
-    told = problems(load(text="sharedPool: {cpus: 8}"), machine)
+    machine = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4)
+    told = validate_config(load_config(text="sharedPool: {cpus: 8}"), machine)
     assert told == [
         "sharedPool.cpus: 8 is the whole machine, which has 8 CPUs; no CPU could be exclusive"
     ]
-    assert problems(load(text="sharedPool: {cpus: 7}"), machine) == []
+    assert validate_config(load_config(text="sharedPool: {cpus: 7}"), machine) == []
 
 
 def test_tenants_are_reloaded_live() -> None:
-    live, restart = changes(load(), load(text=TENANTS))
+    live, restart = changed_paths(load_config(), load_config(text=TENANTS))
     assert {"permissions", "quotas.exclusiveCPUs", "quotas.namespaces", "sharedPool.cpus"} <= {
         *live
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind
 
 
 class EvictingCluster:
@@ -20,21 +20,21 @@ class EvictingCluster:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.answers: dict[str, Result] = {}
+        self.answers: dict[str, OutcomeKind] = {}
         self.evicted: list[tuple[str, float]] = []
-        self.requests: list[Request] = []
+        self.requests: list[APIRequest] = []
 
-    def answer(self, request: Request) -> Outcome:
+    def answer(self, request: APIRequest) -> Outcome:
         """As the API server would."""
         raise NotImplementedError
 
     def run(self, seconds: int) -> None:
         """Tick once a second, and answer what is due."""
         for _ in range(seconds):
-            self.output.tick(self.now, 1_795_000_000.0 + self.now)
-            while (request := self.output.due(self.now)) is not None:
+            self.output.on_tick(self.now, 1_795_000_000.0 + self.now)
+            while (request := self.output.next_request(self.now)) is not None:
                 self.requests.append(request)
-                self.output.done(request, self.answer(request), self.now, 0.5)
+                self.output.on_outcome(request, self.answer(request), self.now, 0.5)
             self.now += 1
 
     @property

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
-from nri_numa.controller.service import Service
+from nri_numa.controller.service import ControllerService
 from tests.beds.fake_api_server import Asked, LeaseServer, Said, fake, status
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -103,18 +103,18 @@ class World:
             token_file=str(directory / "put-token"),
             credentials=str(directory),
             smoothing=0,
-            least_time=0,
+            min_update_interval=0,
             rate=100.0,
         )
         self.config = AgentConfig(controller=replace(section, **controller))
         self.asked: list[Asked] = []
-        self.service: Service
+        self.service: ControllerService
         self.url = ""
         self.session: aiohttp.ClientSession
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        self.service = Service(self.config)
+        self.service = ControllerService(self.config)
         self.task = asyncio.create_task(self.service.run())
         # A certificate of its own: who asks here knows whom.
         connector = aiohttp.TCPConnector(ssl=False)
@@ -122,7 +122,7 @@ class World:
             try:
                 await until(lambda: self.service.not_ready() == "" or self.task.done())
                 scheme = "https" if self.config.controller.tls_cert else "http"
-                self.url = f"{scheme}://127.0.0.1:{self.service.server.port}"
+                self.url = f"{scheme}://127.0.0.1:{self.service.server.listening_port}"
                 yield
             finally:
                 await self.stop()

@@ -12,10 +12,15 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
-from nri_numa.controller.capacity import CapacityOutput, Measurement, Rules, UnknownNode
-from nri_numa.controller.service import Service
-from nri_numa.kube.requests import Outcome, Result
-from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, text_of
+from nri_numa.controller.capacity import (
+    CapacityRules,
+    Measurement,
+    OfflineCapacityOutput,
+    UnknownNode,
+)
+from nri_numa.controller.service import ControllerService
+from nri_numa.kube.requests import Outcome, OutcomeKind
+from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, format_capacity
 
 WALL = 1_795_000_000.0
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
@@ -29,28 +34,30 @@ class Cluster:
     """
 
     def __init__(self, *names: str, **rules: Any) -> None:
-        self.output = CapacityOutput("numa.kubernetes.io", Rules(**{"validity": 60.0, **rules}))
-        self.now, self.result = 0.0, Result.DONE
+        self.output = OfflineCapacityOutput(
+            "numa.kubernetes.io", CapacityRules(**{"validity": 60.0, **rules})
+        )
+        self.now, self.result = 0.0, OutcomeKind.SUCCEEDED
         self.writes: list[tuple[float, str, str | None]] = []
         for name in names or ("a",):
             self.see(name)
 
     def see(self, name: str = "a", ids: str = "0-1", text: str = "") -> None:
         there = {key: value for key, value in ((IDS, ids), (KEY, text)) if value}
-        self.output.node(name, {"metadata": {"annotations": there}}, self.now)
+        self.output.on_node(name, {"metadata": {"annotations": there}}, self.now)
 
     def says(self, name: str = "a", source: str = "put", **zones: float) -> str:
         given = {int(zone[1:]): factor for zone, factor in zones.items()}
-        return self.output.report(source, Measurement(name, given), self.now)
+        return self.output.record_measurement(source, Measurement(name, given), self.now)
 
     def at(self, now: float) -> None:
         """Look, without the seconds before."""
         self.now = now
-        self.output.tick(now, WALL + now)
-        while (request := self.output.due(now)) is not None:
+        self.output.update_due_nodes(now, WALL + now)
+        while (request := self.output.next_request(now)) is not None:
             text = request.body["metadata"]["annotations"][KEY]
             self.writes.append((now, request.name, text))
-            self.output.done(request, Outcome(result=self.result), now, 0.5)
+            self.output.on_outcome(request, Outcome(result=self.result), now, 0.5)
 
     def until(self, end: float) -> None:
         while self.now < end:
@@ -81,7 +88,7 @@ def test_one_patch_for_each_node_that_has_less_and_then_quiet() -> None:
     assert cluster.documents[1] == {
         "zones": {"0": 0.5, "1": 1.0}, "until": "2026-11-18T11:07:40Z", "source": "put"
     }  # fmt: skip
-    assert cluster.output.waiting() == 0
+    assert cluster.output.pending_count() == 0
 
 
 def test_a_repeated_value_is_written_again_when_half_of_its_time_is_over() -> None:
@@ -105,17 +112,17 @@ def test_a_silent_source_is_full_again_when_its_value_expires() -> None:
 
 
 def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
-    cluster = Cluster(keep_last=True)
-    assert cluster.output.current("a", 0.0) is None
+    cluster = Cluster(keep_last_value=True)
+    assert cluster.output.effective_capacity("a", 0.0) is None
     cluster.says(n0=0.5)
     cluster.until(200)
     assert cluster.zones == {"0": 0.5}
     assert cluster.documents[-1]["until"] > "2026-11-18T11:10:00Z"
     cluster.says(n0=0.25)
-    assert cluster.output.current("a", 201.0) == OfflineCapacity({0: 0.25}, 260.0, "put")
+    assert cluster.output.effective_capacity("a", 201.0) == OfflineCapacity({0: 0.25}, 260.0, "put")
     for name in ("a", "b"):
-        cluster.output.withdraw("put", name)
-    assert cluster.output.current("a", 201.0) is None
+        cluster.output.withdraw_source("put", name)
+    assert cluster.output.effective_capacity("a", 201.0) is None
     cluster.until(201)
     assert cluster.zones is None
 
@@ -124,8 +131,8 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
 async def test_what_a_silent_source_leaves_is_configured(
     tmp_path: Path, silent: str, zones: object
 ) -> None:
-    cluster, section = Cluster(), Controller(credentials=str(tmp_path), silent=silent)
-    cluster.output = Service(AgentConfig(controller=section)).capacity
+    cluster, section = Cluster(), Controller(credentials=str(tmp_path), on_stale_source=silent)
+    cluster.output = ControllerService(AgentConfig(controller=section)).capacity
     cluster.see()
     cluster.says(n0=0.5)
     cluster.until(600)
@@ -162,7 +169,7 @@ def test_values_are_averaged_over_time_and_arrive() -> None:
 
 
 def test_flapping_every_second_moves_nobody_every_second() -> None:
-    cluster = Cluster(smoothing=30.0, hysteresis=0.05, least_time=10.0)
+    cluster = Cluster(smoothing=30.0, hysteresis=0.05, min_update_interval=10.0)
     for second in range(300):
         cluster.says(n0=0.3 if second % 2 else 0.9)
         cluster.at(second)
@@ -171,7 +178,7 @@ def test_flapping_every_second_moves_nobody_every_second() -> None:
 
 
 def test_two_changes_have_a_least_time_between_them() -> None:
-    cluster = Cluster(least_time=10.0)
+    cluster = Cluster(min_update_interval=10.0)
     for second in range(40):
         cluster.says(n0=0.1 if second % 2 else 0.9)
         cluster.at(second)
@@ -191,7 +198,7 @@ def test_a_small_difference_is_not_written_but_its_end_is() -> None:
 
 def test_what_an_earlier_leader_wrote_holds_to_its_end() -> None:
     cluster = Cluster()
-    cluster.see(text=text_of(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
+    cluster.see(text=format_capacity(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
     cluster.until(30)
     assert cluster.writes == [(20.0, "a", None)]
 
@@ -200,7 +207,7 @@ def test_what_somebody_else_wrote_or_removed_is_put_right() -> None:
     cluster = Cluster()
     cluster.says(n0=0.5)
     cluster.until(1)
-    for text in ("", text_of(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
+    for text in ("", format_capacity(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
         cluster.see(text=text)
         cluster.until(cluster.now + 1)
     assert [one["zones"] for one in cluster.documents] == [{"0": 0.5}] * 3
@@ -228,25 +235,25 @@ def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
 def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster = Cluster("a", "b")
     cluster.says(n0=0.5)
-    cluster.output.tick(0.0, WALL)
-    cluster.output.node_removed("a")
-    assert cluster.output.due(0.0) is None
+    cluster.output.update_due_nodes(0.0, WALL)
+    cluster.output.on_node_removed("a")
+    assert cluster.output.next_request(0.0) is None
     cluster.until(5)
     assert cluster.writes == []
     cluster.says("b", n0=0.5)
-    cluster.result = Result.MISSING
+    cluster.result = OutcomeKind.MISSING
     cluster.until(10)
     assert len(cluster.writes) == 1
-    assert cluster.output.nodes() == frozenset()
+    assert cluster.output.node_names() == frozenset()
 
 
 def test_failures_are_tried_again_ever_more_seldom() -> None:
     cluster = Cluster()
     cluster.says(n0=0.5)
-    cluster.result = Result.FAILED
+    cluster.result = OutcomeKind.FAILED
     cluster.until(30)
     assert 4 <= len(cluster.writes) <= 8
-    cluster.result = Result.DONE
+    cluster.result = OutcomeKind.SUCCEEDED
     cluster.until(200)
     assert [one and one["zones"] for one in cluster.documents[-2:]] == [{"0": 0.5}, None]
 
@@ -255,7 +262,7 @@ def test_without_the_right_everybody_waits() -> None:
     cluster = Cluster("a", "b")
     for name in "ab":
         cluster.says(name, n0=0.5)
-    cluster.result = Result.FORBIDDEN
+    cluster.result = OutcomeKind.FORBIDDEN
     cluster.until(30)
     assert len(cluster.writes) == 1
-    assert cluster.output.next_due() == 60.0
+    assert cluster.output.next_due_at() == 60.0

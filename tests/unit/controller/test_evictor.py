@@ -13,16 +13,16 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller, Drain
 from nri_numa.controller.evictor import (
-    INTERVAL,
-    Drained,
-    Rules,
-    Stolen,
-    movable,
-    places_of,
+    LIST_INTERVAL_S,
+    DrainEvictor,
+    EvictionRules,
+    StealEvictor,
+    assigned_nodes,
+    is_recreated,
     workload_of,
 )
-from nri_numa.controller.service import Service
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.controller.service import ControllerService
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler import objects
 from tests.unit.scheduler.objects import PREFIX
@@ -57,23 +57,23 @@ def pod(
 class Cluster(EvictingCluster):
     """One Node with pods, whose evictions are answered as told."""
 
-    output: Drained | Stolen
+    output: DrainEvictor | StealEvictor
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         super().__init__()
         self.pods = {p["metadata"]["name"]: p for p in pods}
 
     def see(self, annotations: Mapping[str, str]) -> None:
-        self.output.node("n", node(annotations), self.now)
+        self.output.on_node("n", node(annotations), self.now)
 
-    def answer(self, request: Request) -> Outcome:
+    def answer(self, request: APIRequest) -> Outcome:
         if request.verb is Verb.LIST:
             assert request.field_selector == {"spec.nodeName": "n"}
-            return Outcome(result=Result.DONE, documents=tuple(self.pods.values()))
+            return Outcome(result=OutcomeKind.SUCCEEDED, documents=tuple(self.pods.values()))
         if request.resource is Resource.EVENTS:
-            return Outcome(result=self.answers.get("events", Result.DONE))
-        result = self.answers.get(request.name, Result.DONE)
-        if result is Result.DONE:
+            return Outcome(result=self.answers.get("events", OutcomeKind.SUCCEEDED))
+        result = self.answers.get(request.name, OutcomeKind.SUCCEEDED)
+        if result is OutcomeKind.SUCCEEDED:
             self.evicted.append((request.name, self.now))
             if "dryRun" not in request.body["deleteOptions"]:
                 del self.pods[request.name]
@@ -85,23 +85,25 @@ class Cluster(EvictingCluster):
 
 def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -> Cluster:
     cluster = Cluster(*pods)
-    cluster.output = Drained(PREFIX, Rules(**{"after": 30.0, "per_minute": 6.0, **rules}), 0.0)
+    cluster.output = DrainEvictor(
+        PREFIX, EvictionRules(**{"delay_s": 30.0, "per_minute": 6.0, **rules}), 0.0
+    )
     cluster.see(see)
     return cluster
 
 
 def test_who_is_there_goes_in_turn_after_a_while() -> None:
     cluster = drained(pod("b", "4-5"), pod("a", "", "1"), pod("c", "0-3", "0"), pod("d", "3-4"))
-    assert isinstance(cluster.output, Drained)
-    assert cluster.output.emptied() == 1
+    assert isinstance(cluster.output, DrainEvictor)
+    assert cluster.output.draining_count() == 1
     cluster.run(33)
-    assert cluster.output.next_due() == 40.0, "nobody looks before the next may go"
+    assert cluster.output.next_due_at() == 40.0, "nobody looks before the next may go"
     cluster.run(87)
     assert cluster.names == ["a", "b", "d"]
     times = [at for _, at in cluster.evicted]
     assert times[0] >= 30
     assert all(later - at >= 9 for at, later in itertools.pairwise(times))
-    assert cluster.output.waiting() == 0
+    assert cluster.output.pending_count() == 0
     eviction, event = (cluster.bodies(of)[0] for of in (Resource.EVICTIONS, Resource.EVENTS))
     assert eviction["deleteOptions"] == {"preconditions": {"uid": "uid-a"}}
     assert event["metadata"]["name"] == "a.uid-a.drained"
@@ -114,7 +116,7 @@ async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) 
     """Of other evictions a workload has a number in a while; as the controller is configured."""
     section = Controller(credentials=str(tmp_path), drain=Drain(evict=True))
     cluster = Cluster(*(pod(name, "4", workload="web") for name in "abc"))
-    cluster.output = Service(AgentConfig(controller=section), clock=lambda: 0.0).drained  # type: ignore[assignment]
+    cluster.output = ControllerService(AgentConfig(controller=section), clock=lambda: 0.0).drained  # type: ignore[assignment]
     cluster.see(ONE)
     cluster.run(120)
     assert cluster.names == ["a", "b", "c"]
@@ -129,8 +131,8 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
     assert event["note"].startswith("would be evicted (dry run)")
 
 
-@pytest.mark.parametrize("result", [Result.BLOCKED, Result.FORBIDDEN])
-def test_a_budget_or_policy_is_asked_again_and_holds_up_nobody_else(result: Result) -> None:
+@pytest.mark.parametrize("result", [OutcomeKind.BLOCKED, OutcomeKind.FORBIDDEN])
+def test_a_budget_or_policy_is_asked_again_and_holds_up_nobody_else(result: OutcomeKind) -> None:
     cluster = drained(pod("a", "4"), pod("b", "5"))
     cluster.answers["a"] = result
     cluster.run(120)
@@ -143,7 +145,7 @@ def test_a_budget_or_policy_is_asked_again_and_holds_up_nobody_else(result: Resu
 
 def test_an_event_that_may_not_be_written_is_left_out() -> None:
     cluster = drained(pod("a", "4"), pod("b", "5"))
-    cluster.answers["events"] = Result.FORBIDDEN
+    cluster.answers["events"] = OutcomeKind.FORBIDDEN
     cluster.run(120)
     assert cluster.names == ["a", "b"]
 
@@ -154,7 +156,7 @@ def test_undrained_is_left_alone() -> None:
     cluster.see(TOLD)
     cluster.run(100)
     assert cluster.requests == []
-    assert cluster.output.emptied() == 0
+    assert cluster.output.draining_count() == 0
 
 
 def test_a_list_of_nonsense_drains_nothing() -> None:
@@ -175,27 +177,27 @@ def test_without_the_machines_cpus_memory_tells() -> None:
 
 def test_without_the_right_nothing_is_asked_for_a_minute() -> None:
     cluster = drained(pod("a", "4"))
-    cluster.answers["a"] = Result.FORBIDDEN
+    cluster.answers["a"] = OutcomeKind.FORBIDDEN
     cluster.run(80)
     assert len(cluster.requests) == 2
 
 
 def test_who_is_gone_is_gone() -> None:
     cluster = drained(pod("a", "4"))
-    cluster.answers["a"] = Result.MISSING
+    cluster.answers["a"] = OutcomeKind.MISSING
     cluster.run(40)
-    assert cluster.output.waiting() == 0
+    assert cluster.output.pending_count() == 0
 
 
 def test_a_failed_look_comes_again() -> None:
-    cluster = drained(pod("a", "4"), after=0.0)
-    request = cluster.output.due(0.0)
+    cluster = drained(pod("a", "4"), delay_s=0.0)
+    request = cluster.output.next_request(0.0)
     assert request is not None
-    cluster.output.done(request, Outcome(result=Result.FAILED), 0.0, 0.0)
-    assert cluster.output.next_due() == INTERVAL
-    cluster.output.node_removed("n")
-    cluster.output.done(request, Outcome(result=Result.DONE), 0.0, 0.0)
-    assert cluster.output.next_due() == float("inf")
+    cluster.output.on_outcome(request, Outcome(result=OutcomeKind.FAILED), 0.0, 0.0)
+    assert cluster.output.next_due_at() == LIST_INTERVAL_S
+    cluster.output.on_node_removed("n")
+    cluster.output.on_outcome(request, Outcome(result=OutcomeKind.SUCCEEDED), 0.0, 0.0)
+    assert cluster.output.next_due_at() == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -211,17 +213,17 @@ def test_a_failed_look_comes_again() -> None:
     ],
 )
 def test_who_does_not_come_back_elsewhere_stays(change: dict[str, Any]) -> None:
-    assert movable(pod("a", "4"))
-    assert not movable(pod("a", "4", **change))
+    assert is_recreated(pod("a", "4"))
+    assert not is_recreated(pod("a", "4", **change))
 
 
 def test_finished_pods_stay() -> None:
-    assert not movable({**pod("a", "4"), "status": {"phase": "Succeeded"}})
+    assert not is_recreated({**pod("a", "4"), "status": {"phase": "Succeeded"}})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "x", '{"a": 1}', '{"a": {"cpus": "x"}}', "[" * 50_000])
 def test_an_annotation_of_nonsense_says_nothing(text: str) -> None:
-    assert places_of(text, CPUS) == frozenset()
+    assert assigned_nodes(text, CPUS) == frozenset()
 
 
 def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
@@ -256,16 +258,18 @@ def topology(node: str, *factors: object) -> dict[str, Any]:
 class Host(Cluster):
     """The same Node, which the host takes away."""
 
-    output: Stolen
+    output: StealEvictor
 
     def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
         super().__init__(*pods)
-        settled = {"after": 60.0, "per_minute": 1.0, "per_workload": most, "per": 3600.0}
-        self.output = Stolen(PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5)
+        settled = {"delay_s": 60.0, "per_minute": 1.0, "per_workload": most, "window_s": 3600.0}
+        self.output = StealEvictor(
+            PREFIX, EvictionRules(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5
+        )
         self.see(TOLD)
 
     def says(self, *factors: object) -> None:
-        self.output.topology("n", topology("n", *factors), self.now)
+        self.output.on_topology("n", topology("n", *factors), self.now)
 
 
 def test_pods_leave_one_by_one_when_it_stays_low() -> None:
@@ -294,10 +298,10 @@ def test_it_ends_when_the_factor_is_well_again_and_not_before() -> None:
     assert cluster.names == ["p0"]
     cluster.run(60)
     assert cluster.names == ["p0", "p1"]
-    assert cluster.output.poor() == 1
+    assert cluster.output.degraded_count() == 1
     cluster.says("0.9", None)
     cluster.run(300)
-    assert cluster.output.poor() == 0
+    assert cluster.output.degraded_count() == 0
     cluster.says("0.8", None)
     cluster.run(300)
     assert len(cluster.names) == 2
@@ -316,9 +320,9 @@ def test_where_many_are_low_nobody_moves() -> None:
     cluster = Host(pod("a", "0"))
     cluster.says("0.6", "0.6")
     cluster.run(300)
-    assert (cluster.requests, cluster.output.poor()) == ([], 2)
+    assert (cluster.requests, cluster.output.degraded_count()) == ([], 2)
     for name in ("m", "o"):
-        cluster.output.topology(name, topology(name, None, None), cluster.now)
+        cluster.output.on_topology(name, topology(name, None, None), cluster.now)
     cluster.run(60)
     assert cluster.names == ["a"]
 
@@ -331,7 +335,7 @@ def test_budgets_and_the_limit_of_one_workload_hold() -> None:
         pod("b3", "0", workload="b"),
         most=2,
     )
-    cluster.answers["a"] = Result.BLOCKED
+    cluster.answers["a"] = OutcomeKind.BLOCKED
     cluster.says("0.6", None)
     cluster.run(1200)
     assert cluster.names == ["b1", "b2"]
@@ -359,7 +363,7 @@ def test_nonsense_is_a_whole_factor(factor: object) -> None:
 )  # fmt: skip
 def test_an_object_of_nonsense_says_nothing(zones: object) -> None:
     cluster = Host(pod("a", "0"))
-    cluster.output.topology("n", {"zones": zones}, 0.0)
+    cluster.output.on_topology("n", {"zones": zones}, 0.0)
     cluster.run(200)
     assert cluster.requests == []
 
@@ -368,10 +372,10 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster = Host(pod("a", "0"))
     cluster.says("0.6", None)
     cluster.run(70)
-    assert cluster.output.emptied() == 1
-    cluster.output.topology_removed("n")
+    assert cluster.output.draining_count() == 1
+    cluster.output.on_topology_removed("n")
     cluster.run(10)
-    assert cluster.output.emptied() == 0, "its Node is still there"
-    cluster.output.node_removed("n")
+    assert cluster.output.draining_count() == 0, "its Node is still there"
+    cluster.output.on_node_removed("n")
     cluster.run(10)
-    assert (cluster.output.emptied(), cluster.output.poor()) == (0, 0)
+    assert (cluster.output.draining_count(), cluster.output.degraded_count()) == (0, 0)

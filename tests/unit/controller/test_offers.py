@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.controller.capacity import Measurement, from_file, from_query
+from nri_numa.controller.capacity import Measurement, parse_file, parse_query_answer
 from nri_numa.model.offline_capacity import BadCapacity
 
 
 def test_a_file_is_used_as_far_as_it_is_sound() -> None:
-    offers, problems = from_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
+    offers, problems = parse_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
     assert offers == [Measurement("a", {0: 0.5})]
     assert len(problems) == 2
     assert problems[0].startswith("nodes.'b': zones.0: 2, expected")
@@ -18,11 +18,11 @@ def test_a_file_is_used_as_far_as_it_is_sound() -> None:
 @pytest.mark.parametrize("document", [None, [], {}, {"nodes": []}, {"nodes": {}, "other": 1}])
 def test_no_such_file(document: object) -> None:
     with pytest.raises(BadCapacity, match="nodes"):
-        from_file(document)
+        parse_file(document)
 
 
 def test_many_problems_are_counted() -> None:
-    _, problems = from_file({"nodes": {f"n{i}": {0: 9} for i in range(100)}})
+    _, problems = parse_file({"nodes": {f"n{i}": {0: 9} for i in range(100)}})
     assert len(problems) == 21
     assert problems[-1] == "and 80 more"
 
@@ -36,7 +36,7 @@ def answer(*samples: object) -> dict[str, object]:
 
 
 def ask(document: object) -> tuple[list[Measurement], list[str]]:
-    return from_query(document, node_label="node", numa_node_label="numa_node")
+    return parse_query_answer(document, node_label="node", numa_node_label="numa_node")
 
 
 def test_a_query() -> None:

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig, problems
+from nri_numa.config import AgentConfig, validate_config
 from nri_numa.config.sections import Controller
-from nri_numa.config.sections import Page as Section
-from nri_numa.controller.overview import Overview, query_of
-from nri_numa.scheduler.published import read
+from nri_numa.config.sections import PageSection as Section
+from nri_numa.controller.overview import Overview, parse_query
+from nri_numa.scheduler.published import decode_topology
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -137,7 +137,9 @@ async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
     overview, turns = Overview(AgentConfig()), 0
     for n in range(200):
         free = (8, 8, 8, n % 8)
-        overview.put_room(f"n{n}", read(topology(*free, memory=[4 + n // 8] * 4), PREFIX))
+        overview.update_node(
+            f"n{n}", decode_topology(topology(*free, memory=[4 + n // 8] * 4), PREFIX)
+        )
 
     async def count() -> None:
         nonlocal turns
@@ -146,7 +148,7 @@ async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    found = await overview.document(query_of({"cpus": "12", "policy": "best-effort"}))
+    found = await overview.overview_document(parse_query({"cpus": "12", "policy": "best-effort"}))
     counting.cancel()
     assert found["fitting"] == 200
     assert turns >= 20
@@ -265,7 +267,7 @@ def test_a_page_that_others_reach_has_a_token() -> None:
 
 
 def told(controller: Controller) -> list[str]:
-    return [p for p in problems(AgentConfig(controller=controller)) if "controller" in p]
+    return [p for p in validate_config(AgentConfig(controller=controller)) if "controller" in p]
 
 
 @pytest.mark.parametrize(

@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from nri_numa.controller.evictor import Rules
+from nri_numa.controller.evictor import EvictionRules
 from nri_numa.controller.refused import (
-    INTERVAL,
-    KEPT,
-    MOST_RUNNING,
+    CHECK_INTERVAL_S,
+    MAX_RUNNING_PODS,
+    SIGN_TIMEOUT_S,
     STEP_WORK,
-    Refused,
-    admits,
+    StuckPodEvictor,
     facts_of,
-    refusal,
+    node_admits,
+    plugin_rejection,
 )
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, Work, fit
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, Work, evaluate_fit
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
@@ -91,14 +91,14 @@ class Cluster(EvictingCluster):
         self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
     ) -> None:
         super().__init__()
-        found, settings = Nodes(), Settings()
-        settled = {"after": 60.0, "per_minute": 60.0, "per_workload": most, "per": 3600.0}
-        self.output = Refused(
+        found, settings = SchedulerCache(), Settings()
+        settled = {"delay_s": 60.0, "per_minute": 60.0, "per_workload": most, "window_s": 3600.0}
+        self.output = StuckPodEvictor(
             PREFIX,
-            Rules(**{**settled, **rules}),
+            EvictionRules(**{**settled, **rules}),
             found,
-            CandidateIndex(found, settings.strategy),
-            PodReader(settings).request,
+            VerdictCache(found, settings.strategy),
+            PodReader(settings).read_pod_request,
             0.0,
         )
         for name, free in nodes.items():
@@ -107,32 +107,32 @@ class Cluster(EvictingCluster):
         for one in others:
             self.node(one)
         self.pods: dict[str, dict[str, Any]] = {}
-        self.listed: Result | None = None
+        self.listed: OutcomeKind | None = None
 
     def node(self, document: Any) -> None:
-        self.output.node(document["metadata"]["name"], document, self.now)
+        self.output.on_node(document["metadata"]["name"], document, self.now)
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
         told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
-        self.output.put_room(name, read(told, PREFIX))
+        self.output.update_node(name, decode_topology(told, PREFIX))
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
-            self.output.pod(one, self.now)
+            self.output.on_pod(one, self.now)
 
     def run(self, seconds: int, *seen: dict[str, Any]) -> None:
         self.see(*seen)
         super().run(seconds)
 
-    def answer(self, request: Request) -> Outcome:
+    def answer(self, request: APIRequest) -> Outcome:
         if request.verb is Verb.LIST:
             found = self.pods.get(request.field_selector["metadata.name"])
-            result = self.listed or Result.DONE
+            result = self.listed or OutcomeKind.SUCCEEDED
             return Outcome(result=result, documents=() if found is None else (found,))
-        result = Result.DONE
+        result = OutcomeKind.SUCCEEDED
         if request.resource is Resource.EVICTIONS:
-            result = self.answers.get(request.name, Result.DONE)
-            if result is Result.DONE:
+            result = self.answers.get(request.name, OutcomeKind.SUCCEEDED)
+            if result is OutcomeKind.SUCCEEDED:
                 self.evicted.append((request.name, self.now))
         return Outcome(result=result)
 
@@ -143,7 +143,7 @@ ROOM = {"full": (2, 2), "free": (8, 8)}
 def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
     cluster = Cluster(ROOM)
     cluster.see(pod("web"))
-    assert cluster.output.waiting() == 1
+    assert cluster.output.pending_count() == 1
     cluster.run(200)
     assert cluster.evicted == [("web", 60.0)]
     eviction, event = cluster.requests
@@ -155,16 +155,16 @@ def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
         "evicted: node full has refused it for 60 s, and free has room; "
         "InsufficientCPUs: needs 4 exclusive CPUs; most free for exclusive use: 2"
     )
-    assert cluster.output.waiting() == 0
+    assert cluster.output.pending_count() == 0
 
 
 def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
     cluster = Cluster(ROOM, most=1)
     cluster.see(pod("web", workload="web"))
-    request = cluster.output.due(60.0)
+    request = cluster.output.next_request(60.0)
     assert request is not None
-    cluster.output.pod_removed("uid-web")
-    cluster.output.done(request, Outcome(result=Result.DONE), 60.0, 0.5)
+    cluster.output.on_pod_removed("uid-web")
+    cluster.output.on_outcome(request, Outcome(result=OutcomeKind.SUCCEEDED), 60.0, 0.5)
     cluster.now = 61.0
     cluster.run(1)
     (event,) = cluster.requests
@@ -189,7 +189,7 @@ def test_who_starts_meanwhile_stays() -> None:
     one, other, third = pod("one"), pod("other"), pod("third")
     cluster.run(30, one, other, third)
     for uid in ("uid-one", "uid-third", "uid-nobody"):
-        cluster.output.pod_removed(uid)  # it is Pending no more
+        cluster.output.on_pod_removed(uid)  # it is Pending no more
     other["status"]["containerStatuses"][0]["state"] = {"running": {}}
     cluster.run(100, other)
     assert cluster.requests == []
@@ -216,7 +216,7 @@ def test_it_goes_when_another_node_gets_room() -> None:
     cluster.publish("free", 8, 3)
     cluster.run(20)
     ((name, at),) = cluster.evicted
-    assert (name, at <= 200 + INTERVAL) == ("web", True)
+    assert (name, at <= 200 + CHECK_INTERVAL_S) == ("web", True)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str
     cluster.node(node("free", disk="ssd"))
     cluster.run(20)
     assert cluster.names == ["web"]
-    cluster.output.node_removed("free")
+    cluster.output.on_node_removed("free")
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
@@ -243,13 +243,15 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
     """Of two pods that are alike: the second goes on from what the first one found out."""
     seen: list[int] = []
 
-    def counted(room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work) -> Verdict:
+    def counted(
+        room: NodeResources, request: PodRequest, strategy: Strategy, work: Work
+    ) -> Verdict:
         before = work.done
-        found = fit(room, request, strategy, work)
+        found = evaluate_fit(room, request, strategy, work)
         seen[-1] += work.done - before
         return found
 
-    monkeypatch.setattr("nri_numa.scheduler.candidates.fit", counted)
+    monkeypatch.setattr("nri_numa.scheduler.candidates.evaluate_fit", counted)
     cluster = Cluster({"full": (2,) * 8})
     for n in range(256):
         cluster.publish(f"n{n:03}", *(3 + n // 4**i % 4 for i in range(4)), 1, 1, 1, 1)
@@ -259,9 +261,9 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("one", "two"):
         cluster.see(pod(name, annotations=wide, containers=parts))
     now = cluster.now = 60.0
-    while (cluster.output.next_due() <= now) and len(seen) < 99:
+    while (cluster.output.next_due_at() <= now) and len(seen) < 99:
         seen.append(0)
-        assert cluster.output.due(now) is None
+        assert cluster.output.next_request(now) is None
     assert max(seen) <= STEP_WORK + MAX_NODE_WORK
     assert len(seen) >= 5
     assert sum(seen) < 257 * 30, "the second one's verdicts are remembered"
@@ -272,7 +274,7 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster = Cluster(ROOM)
-    cluster.output.silence("free")
+    cluster.output.on_topology_expired("free")
     cluster.run(200, pod("web"))
     assert cluster.requests == []
     cluster.publish("free", 8, 8)
@@ -281,7 +283,7 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster.publish("full", 2, 2, agent="not-ready")  # nothing says that it has no room
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
-    cluster.output.topology_removed("full")
+    cluster.output.on_topology_removed("full")
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
@@ -310,11 +312,11 @@ def test_one_workload_goes_so_often_and_then_stays() -> None:
 
 
 def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.controller.evictor.REMEMBERED", 3)
-    monkeypatch.setattr("nri_numa.controller.refused.MOST", 2)
-    cluster = Cluster(ROOM, per=300.0)
+    monkeypatch.setattr("nri_numa.controller.evictor.MAX_EVICTION_RECORDS", 3)
+    monkeypatch.setattr("nri_numa.controller.refused.MAX_STUCK_PODS", 2)
+    cluster = Cluster(ROOM, window_s=300.0)
     cluster.see(pod("a"), pod("b"), pod("c"))
-    assert cluster.output.waiting() == 2
+    assert cluster.output.pending_count() == 2
     cluster.output.pods.clear()
     for number in range(9):
         cluster.run(100, pod(f"web-{number}"))
@@ -339,12 +341,12 @@ def test_who_would_not_be_better_off_is_left_alone(keys: dict[str, Any]) -> None
     """No successor elsewhere, a wish that no node grants, or somebody else's error."""
     cluster = Cluster(ROOM)
     cluster.run(200, pod("web", **keys))
-    assert (cluster.requests, cluster.output.waiting()) == ([], 0)
+    assert (cluster.requests, cluster.output.pending_count()) == ([], 0)
 
 
 def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
     cluster = Cluster(ROOM)
-    cluster.answers["web"] = Result.EXISTS  # 409: another resourceVersion
+    cluster.answers["web"] = OutcomeKind.EXISTS  # 409: another resourceVersion
     cluster.run(150, pod("web"))
     assert 2 <= len(cluster.requests) <= 8
     cluster.answers.clear()
@@ -376,14 +378,14 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
     ],
 )
 def test_a_status_of_something_else_is_no_refusal(status: dict[str, Any]) -> None:
-    assert refusal({**pod("web"), "status": status}) == ""
+    assert plugin_rejection({**pod("web"), "status": status}) == ""
 
 
 def test_init_containers_are_refused_too() -> None:
     found = pod("web")
     waits = found["status"].pop("containerStatuses")
     found["status"]["initContainerStatuses"] = [{"name": "first"}, *waits]
-    assert refusal(found).startswith("InsufficientCPUs: needs 4")
+    assert plugin_rejection(found).startswith("InsufficientCPUs: needs 4")
 
 
 # --- one container runs, and another is refused ---------------------------------------------------
@@ -392,7 +394,7 @@ def test_init_containers_are_refused_too() -> None:
 def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
     cluster = Cluster(ROOM)
     cluster.run(30, partly("web"))
-    cluster.output.pod_removed("uid-web")  # it is Pending no more
+    cluster.output.on_pod_removed("uid-web")  # it is Pending no more
     cluster.run(100, partly("web", version="8"))
     assert cluster.evicted == [("web", 60.0)]
     eviction, event = cluster.requests
@@ -467,42 +469,42 @@ def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
     cluster = Watched()
     cluster.pods["web"] = partly("web")
     assert cluster.at(0.0) == 0
-    cluster.output.event(event("web"), 1.0)
+    cluster.output.on_rejection_event(event("web"), 1.0)
     assert cluster.at(1.0) == 1
-    assert cluster.output.waiting() == 1
-    assert cluster.at(INTERVAL) == 0
-    assert cluster.at(1.0 + INTERVAL) == 1
-    assert cluster.at(10 * KEPT) == 1, "as long as it waits"
+    assert cluster.output.pending_count() == 1
+    assert cluster.at(CHECK_INTERVAL_S) == 0
+    assert cluster.at(1.0 + CHECK_INTERVAL_S) == 1
+    assert cluster.at(10 * SIGN_TIMEOUT_S) == 1, "as long as it waits"
     cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    assert cluster.at(11 * KEPT) == 1
-    assert cluster.output.waiting() == 0
-    assert cluster.at(12 * KEPT) == 0, "nothing was told of it since"
+    assert cluster.at(11 * SIGN_TIMEOUT_S) == 1
+    assert cluster.output.pending_count() == 0
+    assert cluster.at(12 * SIGN_TIMEOUT_S) == 0, "nothing was told of it since"
 
 
 def test_a_status_may_come_after_the_event() -> None:
     cluster = Watched()
     cluster.pods["web"] = pod("web")  # Pending: it comes by the watch
-    cluster.output.event(event("web"), 0.0)
+    cluster.output.on_rejection_event(event("web"), 0.0)
     cluster.at(0.0)
-    assert cluster.output.waiting() == 0
+    assert cluster.output.pending_count() == 0
     cluster.pods["web"] = partly("web")
-    cluster.output.event(event("web"), 1.0)
-    cluster.at(INTERVAL)
-    assert cluster.output.waiting() == 1
+    cluster.output.on_rejection_event(event("web"), 1.0)
+    cluster.at(CHECK_INTERVAL_S)
+    assert cluster.output.pending_count() == 1
     del cluster.pods["web"]
-    cluster.at(2 * INTERVAL)
-    assert cluster.output.waiting() == 0
-    assert cluster.at(3 * INTERVAL) == 0
+    cluster.at(2 * CHECK_INTERVAL_S)
+    assert cluster.output.pending_count() == 0
+    assert cluster.at(3 * CHECK_INTERVAL_S) == 0
 
 
 def test_another_pod_of_that_name_is_another_pod() -> None:
     cluster = Watched()
     cluster.pods["web"] = partly("web")
-    cluster.output.event(event("web"), 0.0)
+    cluster.output.on_rejection_event(event("web"), 0.0)
     cluster.at(0.0)
     cluster.pods["web"] = partly("web")
     cluster.pods["web"]["metadata"]["uid"] = "uid-next"
-    cluster.at(INTERVAL)
+    cluster.at(CHECK_INTERVAL_S)
     assert list(cluster.output.pods) == ["uid-next"]
 
 
@@ -512,21 +514,21 @@ def test_events_of_other_things_are_passed_over() -> None:
         {}, {"involvedObject": 3}, event("web", "Error: ErrImagePull"),
         event("web", SAID.format("another")),
     ):  # fmt: skip
-        cluster.output.event(one, 0.0)
+        cluster.output.on_rejection_event(one, 0.0)
     assert cluster.at(0.0) == 0
 
 
 def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
     cluster = Watched()
-    cluster.listed = Result.FAILED
-    for number in range(MOST_RUNNING + 10):
-        cluster.output.event(event(f"web-{number}"), 0.0)
-    assert cluster.at(0.0) == MOST_RUNNING
+    cluster.listed = OutcomeKind.FAILED
+    for number in range(MAX_RUNNING_PODS + 10):
+        cluster.output.on_rejection_event(event(f"web-{number}"), 0.0)
+    assert cluster.at(0.0) == MAX_RUNNING_PODS
     cluster.listed = None
     cluster.pods["web-0"] = partly("web-0")
-    assert cluster.at(INTERVAL) == MOST_RUNNING
-    assert cluster.output.waiting() == 1
-    assert cluster.at(2 * INTERVAL) == 1
+    assert cluster.at(CHECK_INTERVAL_S) == MAX_RUNNING_PODS
+    assert cluster.output.pending_count() == 1
+    assert cluster.at(2 * CHECK_INTERVAL_S) == 1
 
 
 # --- which Nodes a pod may be put on --------------------------------------------------------------
@@ -587,7 +589,7 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
     ],
 )
 def test_labels(spec: dict[str, Any], expected: bool) -> None:
-    assert admits(facts_of("n", node("n", **LABELS)), spec) is expected
+    assert node_admits(facts_of("n", node("n", **LABELS)), spec) is expected
 
 
 @pytest.mark.parametrize(
@@ -611,12 +613,12 @@ def test_taints(
     taint: tuple[str, str, str], tolerations: list[dict[str, Any]], expected: bool
 ) -> None:
     there = facts_of("n", node("n", taint))
-    assert admits(there, {"tolerations": tolerations}) is expected
+    assert node_admits(there, {"tolerations": tolerations}) is expected
 
 
 def test_a_cordoned_node_takes_no_pod_that_does_not_bear_it() -> None:
     for taints in ((), [("node.kubernetes.io/unschedulable", "", "NoSchedule")]):
         there = facts_of("n", node("n", *taints, cordoned=True))
         assert len(there.taints) == 1
-        assert not admits(there, {})
-        assert admits(there, {"tolerations": [{"operator": "Exists"}]})
+        assert not node_admits(there, {})
+        assert node_admits(there, {"tolerations": [{"operator": "Exists"}]})

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, Page, Stuck
+from nri_numa.config.sections import Controller, PageSection, Stuck
 from nri_numa.config.sections import Prometheus as Query
-from nri_numa.controller.service import Service
+from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from tests.beds.certificates import make_certificate
 from tests.beds.plugin_process import free_port
 from tests.beds.watch_clients import event_line, watch_of
@@ -72,7 +72,7 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     ("world", "whole"),
     [
         ({}, False),
-        ({"page": Page(enabled=True, node_url="http://{address}:9890")}, True),
+        ({"page": PageSection(enabled=True, node_url="http://{address}:9890")}, True),
         ({"stuck": Stuck(evict=True)}, True),
     ],
     indirect=["world"],
@@ -203,7 +203,7 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
         tmp_path, monkeypatch, prepare, address=at, **files.get("ours", {})
     ) as leader:
         async with (one := follower("ours")).running():
-            assert (one.service.lease.leader_address, one.service.lease.leads) == (at, False)
+            assert (one.service.lease.leader_address, one.service.lease.is_leader) == (at, False)
             assert (await one.ask("GET", "/readyz", token=None))[0] == 200
             code, text = await one.ask("PUT", PATH, {"zones": {"0": 0.5}})
             assert (code, json.loads(text)["zones"]) == (200, {"0": 0.5})
@@ -271,10 +271,10 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     up: list[bool] = []
     source = PrometheusSource(query, world.service._take, up.append)
     for _ in range(7):
-        await source.check()
+        await source.poll_once()
     server.close()
     assert up == [False] * 6 + [True]
-    await source.check()
+    await source.poll_once()
     assert up[-1] is False, "nobody listens any more"
     await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
     assert b"Authorization: Bearer secret" in asked[0]
@@ -285,7 +285,7 @@ def test_a_token_that_is_not_there_is_an_error_of_the_configuration(tmp_path: Pa
     section = Controller(token_file=str(tmp_path / "nothing"), credentials=str(tmp_path))
 
     async def make() -> None:
-        Service(AgentConfig(controller=section))
+        ControllerService(AgentConfig(controller=section))
 
     with pytest.raises(ConfigError) as wrong:
         asyncio.run(make())
@@ -298,13 +298,13 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
         port = server.sockets[0].getsockname()[1]
         section = Controller(address=f"127.0.0.1:{port}", credentials=str(tmp_path))
         with pytest.raises(OSError, match="Address already in use"):
-            await Service(AgentConfig(controller=section)).run()
+            await ControllerService(AgentConfig(controller=section)).run()
         server.close()
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("world", [{"page": Page(enabled=True)}], indirect=True)
+@pytest.mark.parametrize("world", [{"page": PageSection(enabled=True)}], indirect=True)
 async def test_the_page_of_the_cluster_is_there_where_switched_on(world: World) -> None:
     assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
 
@@ -330,11 +330,12 @@ def test_an_object_is_read_once_for_page_and_refused_pods(
     """Twice, it was 4,800 events in a second of CPU."""
     seen = list[Any]()
     monkeypatch.setattr(
-        "nri_numa.scheduler.published.read", lambda *of: seen.append(of) or read(*of)
+        "nri_numa.scheduler.published.decode_topology",
+        lambda *of: seen.append(of) or decode_topology(*of),
     )
     name = "controller: noderesourcetopologies"
     watch = watch_of(name, str(tmp_path))
-    watch._watched.put(json.loads(event_line(name, 1))["object"])
+    watch._watched.on_update(json.loads(event_line(name, 1))["object"])
     assert len(seen) == 1
 
 
@@ -360,16 +361,16 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
         section = Controller(
             address="127.0.0.1:0", credentials=str(tmp_path), tls_cert=str(cert), tls_key=str(key)
         )
-        service = Service(AgentConfig(controller=section))
-        service.server.listen(0)
-        first = await shown(service.server.port)
+        service = ControllerService(AgentConfig(controller=section))
+        service.server.listen_on_port(0)
+        first = await shown(service.server.listening_port)
         assert first.strip() == cert.read_bytes().strip()
         (tmp_path / "new").mkdir()
         make_certificate(tmp_path / "new", "second")
         os.replace(tmp_path / "new" / "cert.pem", cert)
-        assert await shown(service.server.port) == first, "the key is still the old one"
+        assert await shown(service.server.listening_port) == first, "the key is still the old one"
         os.replace(tmp_path / "new" / "key.pem", key)
-        assert (await shown(service.server.port)).strip() == cert.read_bytes().strip()
+        assert (await shown(service.server.listening_port)).strip() == cert.read_bytes().strip()
         await service.server.stop()
 
     asyncio.run(run())
@@ -380,4 +381,4 @@ def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
     file.write_text("nothing")
     section = Controller(credentials=str(tmp_path), tls_cert=str(file), tls_key=str(file))
     with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
-        Service(AgentConfig(controller=section))
+        ControllerService(AgentConfig(controller=section))

@@ -43,7 +43,7 @@ async def serving(directory: Path) -> AsyncIterator[tuple[Runtime, CRIClient]]:
 
 async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
     async with serving(directory) as (_, client):
-        assert await client.version() == RuntimeInfo(name="small", version="1.0")
+        assert await client.query_version() == RuntimeInfo(name="small", version="1.0")
         assert [each.id for each in await client.list_containers()] == ["a1", "b2"]
         assert await client.pod_sandbox_ids() == ["p1"]
         status = await client.container_status("b2")
@@ -62,13 +62,15 @@ async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Pa
 
 async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory: Path) -> None:
     async with serving(directory) as (runtime, client):
-        assert await client.update(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
+        assert (
+            await client.update_container(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
+        )
         assert runtime.updated.linux == cri_pb2.LinuxContainerResources(
             cpuset_cpus="2-3", cpuset_mems="0", cpu_quota=-1
         )
         runtime.refuse_updates.add("b2")
-        narrow = await client.update(ContainerUpdate("b2", cpus="9"))
-        gone = await client.update(ContainerUpdate("gone", cpus="9"))
+        narrow = await client.update_container(ContainerUpdate("b2", cpus="9"))
+        gone = await client.update_container(ContainerUpdate("gone", cpus="9"))
     assert narrow == UpdateFailed(container_id="b2", unknown=False, message="permission denied")
     assert gone == UpdateFailed(container_id="gone", unknown=True, message="no such container")
 
@@ -76,9 +78,9 @@ async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory:
 async def test_an_absent_socket_is_named(directory: Path) -> None:
     async with CRIClient(str(directory / "none.sock"), timeout_s=5) as client:
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
-            await client.version()
+            await client.query_version()
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
-            await client.update(ContainerUpdate("x", cpus="1"))
+            await client.update_container(ContainerUpdate("x", cpus="1"))
 
 
 # --- what CRI reports, in the engine's types ------------------------------------------------------

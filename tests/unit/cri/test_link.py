@@ -13,14 +13,14 @@ import pytest
 
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.cri.client import UpdateFailed
-from nri_numa.cri.link import Change, CRILink, Live, Outbox, Size
+from nri_numa.cri.link import CRILink, LiveContainer, ResourceChange, ResourceValues, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import NO_CGROUP
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import Observed
+from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.workload import ContainerUpdate, Resources
 from nri_numa.runtime import LinkState, RuntimeInfo
 from tests.beds.small_cri import SmallCRI
@@ -62,23 +62,23 @@ class Bed:
             delays=lambda: iter([0.01] * 10_000),
         )
 
-    def configured(self, info: RuntimeInfo) -> None:
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Nothing depends on it."""
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         self.states.append(state)
 
-    def refused(self, *words: str) -> None:
+    def on_rejected(self, *words: str) -> None:
         self.refusals.append(words)
 
-    def begun(self, container_id: str, started: float, told: float | None) -> None:
+    def on_start(self, container_id: str, started: float, told: float | None) -> None:
         self.beginnings.append((container_id, started, told))
 
-    def started(self, container_id: str, started: float) -> None:
+    def on_update_applied(self, container_id: str, started: float) -> None:
         self.starts.append(container_id)
 
-    def resize_refused(self, container_id: str, quota: int) -> None:
-        self.world.agent.limited(container_id, quota)
+    def on_resize_rejected(self, container_id: str, quota: int) -> None:
+        self.world.agent.record_enforced_quota(container_id, quota)
 
     def kind(self, container_id: str) -> Kind | None:
         allocation = self.world.agent.state.allocations.get(container_id)
@@ -138,7 +138,7 @@ async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
     async with linked(bed) as runtime:
         runtime.pod("new")
         known = 'requests_total{event="RunPodSandbox"} 1.0'
-        await until(lambda: known in bed.world.metrics.text(), "it is known")
+        await until(lambda: known in bed.world.metrics.render_metrics(), "it is known")
 
 
 async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
@@ -147,7 +147,7 @@ async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime.create("ended", "old", name="init")
     runtime.end("ended")
     async with linked(bed):
-        assert bed.kind("before") is Kind.EXPLICIT
+        assert bed.kind("before") is Kind.LISTED
         assert bed.kind("ended") is None
         await until(lambda: runtime.cpus("before") == "2", "its CPUs")
         assert bed.beginnings == []  # it was not late: nobody was there
@@ -157,11 +157,11 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
     async with linked(bed) as runtime:
         starts(runtime, "wrong", "refused", numacpu="77")
         await until(lambda: "refused" in bed.starts, "it runs")
-        assert bed.kind("refused") is Kind.UNBOUND
+        assert bed.kind("refused") is Kind.UNPINNED
         ((namespace, pod, uid, container, message),) = bed.refusals
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
-        assert len(bed.world.agent.refusals) == 1
+        assert len(bed.world.agent.rejections) == 1
         # It leaves CPUs that are somebody's, as every unbound one does.
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
@@ -201,15 +201,15 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=9000)
-        await until(lambda: listed.world.agent.refusals, "the refusal")
+        await until(lambda: listed.world.agent.rejections, "the refusal")
         listings = runtime.listings
         await until(lambda: runtime.listings > listings + 5, "it is looked at again")
-        (refused,) = listed.world.agent.refusals
+        (refused,) = listed.world.agent.rejections
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
         cpus, mems = CPUSet.parse("0"), NUMASet.parse("0")
-        observed = Observed(
+        observed = ActualCgroup(
             cpus=cpus, mems=mems, effective_cpus=cpus, effective_mems=mems, quota=900_000
         )
         agent = listed.world.agent
@@ -223,8 +223,8 @@ async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=1000, memory=1 << 50)
-        await until(lambda: listed.world.agent.refusals, "the refusal")
-        assert listed.world.agent.state.allocations["owner"].quota == 100_000
+        await until(lambda: listed.world.agent.rejections, "the refusal")
+        assert listed.world.agent.state.allocations["owner"].lifted_quota == 100_000
 
 
 async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
@@ -233,7 +233,7 @@ async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> 
         await owner_and_neighbour(bed)
         runtime.resize("owner", milli=2000)
         lift = [ContainerUpdate("owner", cpus="0", cpu_quota=-1)]
-        assert (await bed.link.push(lift)).ok
+        assert (await bed.link.push_updates(lift)).succeeded
         await until(lambda: runtime.cpus("owner") == "0-1", "the owner's CPUs")
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
@@ -245,7 +245,7 @@ async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed
         await runtime.stop()
         await until(lambda: bed.link.state is LinkState.DISCONNECTED, "the loss is seen")
         lost = [ContainerUpdate("stays", cpus="3")]
-        assert not (await bed.link.push(lost)).ok
+        assert not (await bed.link.push_updates(lost)).succeeded
         updates = list(runtime.updates)
         starts(runtime, "new", "meanwhile", numacpu="3")
         await runtime.start()
@@ -262,13 +262,16 @@ async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
         await until(lambda: "owner" in listed.starts, "it runs")
         runtime.hangs = True
         lift = [ContainerUpdate("owner", cpus="0-1", cpu_quota=-1)]
-        assert (await listed.link.push(lift)).detail == "the connection was closed"
+        assert (await listed.link.push_updates(lift)).detail == "the connection was closed"
         runtime.hangs = False
         # The same where the connection ends in the moment in which it is pushed.
         listed.link._listing = 50
         await until(lambda: listed.link.state is LinkState.ACTIVE, "it is back")
         await asyncio.sleep(0.1)
-        connection, pushed = listed.link._connection, asyncio.create_task(listed.link.push(lift))
+        connection, pushed = (
+            listed.link._connection,
+            asyncio.create_task(listed.link.push_updates(lift)),
+        )
         assert connection is not None
         connection._failure = RuntimeUnavailable("gone")
         connection._soon.set()
@@ -285,10 +288,10 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
         await until(lambda: {"good", "bad"} <= set(bed.starts), "both run")
         runtime.refuse_updates.add("bad")
         updates = [ContainerUpdate(name, cpus="1") for name in ("good", "bad", "gone")]
-        pushed = await bed.link.push(updates)
+        pushed = await bed.link.push_updates(updates)
         assert runtime.cpus("good") == "1"
         # One that is gone needs nothing.
-        assert (pushed.ok, pushed.detail) == (False, "permission denied")
+        assert (pushed.succeeded, pushed.detail) == (False, "permission denied")
 
 
 async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: Bed) -> None:
@@ -312,7 +315,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
     async with linked(listed) as runtime:
         runtime.pod("p", numacpu="1")
         runtime.create("short", "p")
-        await until(lambda: listed.kind("short") is Kind.EXPLICIT, "seen")
+        await until(lambda: listed.kind("short") is Kind.LISTED, "seen")
         del runtime.containers["short"]  # nobody tells
         starts(runtime, "q", "ended", numacpu="2")
         await until(lambda: "ended" in listed.starts, "seen to run")
@@ -321,7 +324,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
         await until(lambda: listed.kind("ended") is None, "seen to be over")
         runtime.remove("ended")
         removed = 'requests_total{event="RemoveContainer"} 2.0'
-        await until(lambda: removed in listed.world.metrics.text(), "both are forgotten")
+        await until(lambda: removed in listed.world.metrics.render_metrics(), "both are forgotten")
 
 
 async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes_none(
@@ -375,7 +378,7 @@ async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> N
         await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")
         async with bed.runtime:
             await until(lambda: bed.link.state is LinkState.ACTIVE, "found")
-            assert await bed.link.refresh() == ""
+            assert await bed.link.resynchronize_containers() == ""
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -393,7 +396,7 @@ class Slow:
         self.gates: dict[str, asyncio.Event] = {}
         self.down = False
 
-    async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
+    async def update_container(self, update: ContainerUpdate) -> UpdateFailed | None:
         self.calls.append(update[:3])
         await self.gates.setdefault(update.container_id, asyncio.Event()).wait()
         if self.down:
@@ -413,11 +416,11 @@ async def turns() -> None:
 
 async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> None:
     runtime = Slow()
-    outbox = Outbox(runtime)
-    first = outbox.put(ContainerUpdate("a", cpus="0"))
+    outbox = UpdateQueue(runtime)
+    first = outbox.enqueue_update(ContainerUpdate("a", cpus="0"))
     await turns()
-    second = outbox.put(ContainerUpdate("a", cpus="1"))
-    outbox.put(ContainerUpdate("a", mems="1"))
+    second = outbox.enqueue_update(ContainerUpdate("a", cpus="1"))
+    outbox.enqueue_update(ContainerUpdate("a", mems="1"))
     await turns()
     assert runtime.calls == [("a", "0", "")]
     runtime.open("a")
@@ -427,13 +430,13 @@ async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> N
 
 async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
     runtime = Slow()
-    outbox = Outbox(runtime, at_once=2)
+    outbox = UpdateQueue(runtime, at_once=2)
     for name in "abcd":
-        outbox.put(ContainerUpdate(name, cpus="0"))
+        outbox.enqueue_update(ContainerUpdate(name, cpus="0"))
     await turns()
     assert [call[0] for call in runtime.calls] == ["a", "b"]
     runtime.open("own")
-    assert await outbox.put(ContainerUpdate("own", cpus="1"), urgent=True) is None
+    assert await outbox.enqueue_update(ContainerUpdate("own", cpus="1"), urgent=True) is None
     runtime.open(*"abcd")
     await turns()
     assert [call[0] for call in runtime.calls] == ["a", "b", "own", "c", "d"]
@@ -442,15 +445,15 @@ async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
 async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exceptions() -> None:
     runtime = Slow()
     runtime.down = True
-    outbox = Outbox(runtime, at_once=1)
-    lost = outbox.put(ContainerUpdate("a", cpus="0"))
+    outbox = UpdateQueue(runtime, at_once=1)
+    lost = outbox.enqueue_update(ContainerUpdate("a", cpus="0"))
     runtime.open("a")
     failed = await lost
     assert failed is not None
     assert (failed.unknown, failed.message) == (False, "no answer")
-    under_way = outbox.put(ContainerUpdate("b", cpus="0"))
+    under_way = outbox.enqueue_update(ContainerUpdate("b", cpus="0"))
     await turns()
-    waiting = [outbox.put(ContainerUpdate(name, cpus="0")) for name in "bc"]
+    waiting = [outbox.enqueue_update(ContainerUpdate(name, cpus="0")) for name in "bc"]
     await outbox.close()
     for one in (under_way, *waiting):
         failed = await one
@@ -467,43 +470,46 @@ def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Resources:
     )
 
 
-def live(resources: Resources) -> Live:
-    return Live(cri_pb2.CONTAINER_RUNNING, Size.of(resources))
+def live(resources: Resources) -> LiveContainer:
+    return LiveContainer(cri_pb2.CONTAINER_RUNNING, ResourceValues.from_resources(resources))
 
 
-def change(of: Change | None) -> tuple[Size, Size]:
+def change(of: ResourceChange | None) -> tuple[ResourceValues, ResourceValues]:
     assert of is not None
-    return Size.of(of.requested), Size.of(of.before)
+    return ResourceValues.from_resources(of.requested), ResourceValues.from_resources(of.previous)
 
 
 def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
     one = live(sized(1024, 100_000, 5))
-    assert one.changed(sized(1024, 100_000, 5)) is None
-    found = one.changed(sized(2048, 200_000, 5))
-    assert change(found) == (Size(2048, 200_000, 100_000), Size(1024, 100_000, 100_000, 5))
+    assert one.detect_change(sized(1024, 100_000, 5)) is None
+    found = one.detect_change(sized(2048, 200_000, 5))
+    assert change(found) == (
+        ResourceValues(2048, 200_000, 100_000),
+        ResourceValues(1024, 100_000, 100_000, 5),
+    )
     assert found is not None
-    assert found.before.cpus == "0-3"
-    assert change(one.changed(sized(2048, 200_000, 7)))[0] == Size(limit=7)
-    assert one.changed(sized(2048, 200_000, 7)) is None
+    assert found.previous.cpus == "0-3"
+    assert change(one.detect_change(sized(2048, 200_000, 7)))[0] == ResourceValues(limit=7)
+    assert one.detect_change(sized(2048, 200_000, 7)) is None
     assert one.changes == 2
 
 
 def test_a_quota_of_ours_is_no_change_and_what_is_asked_over_it_is() -> None:
     one = live(sized(1024, 100_000))
     one.sent = -1
-    assert one.changed(sized(1024, -1)) is None
-    assert change(one.changed(sized(2048, 200_000)))[0].quota == 200_000
+    assert one.detect_change(sized(1024, -1)) is None
+    assert change(one.detect_change(sized(2048, 200_000)))[0].quota == 200_000
     # Given back to what it was: ours as well, when a container loses CPUs of its own.
     one.sent = 100_000
-    assert one.changed(sized(2048, 100_000)) is None
+    assert one.detect_change(sized(2048, 100_000)) is None
 
 
 def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_lifted() -> None:
     """So that it is lifted again at once, and not by the next search for drift."""
     one = live(sized(1024, 100_000, 5))
     one.sent = -1
-    asked, before = change(one.changed(sized(1024, 100_000, 7)))
-    assert asked == Size(0, 100_000, 100_000, 7)
-    assert before == Size(1024, 100_000, 100_000, 5)
+    asked, before = change(one.detect_change(sized(1024, 100_000, 7)))
+    assert asked == ResourceValues(0, 100_000, 100_000, 7)
+    assert before == ResourceValues(1024, 100_000, 100_000, 5)
     # Where it stays, it is not asked for again.
-    assert change(one.changed(sized(1024, 100_000, 9)))[0] == Size(limit=9)
+    assert change(one.detect_change(sized(1024, 100_000, 9)))[0] == ResourceValues(limit=9)

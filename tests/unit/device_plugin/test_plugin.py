@@ -13,14 +13,21 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, Pace
+from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, PluginTiming
 from nri_numa.device_plugin.slots import SlotList
 from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
 from tests.beds.link_bed import eventually
 
 RESOURCE = "numa.example.com/exclusive-cpu"
-QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3, waits=(0.02,))
+QUICK = PluginTiming(
+    agent_interval_s=0.02,
+    poll=0.02,
+    agent_timeout_s=0.1,
+    settle=0.01,
+    watched=0.3,
+    retry_delays_s=(0.02,),
+)
 
 
 class FakeAgent:
@@ -54,7 +61,10 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(
-    directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set, pace: Pace = QUICK
+    directory: Path,
+    agent: FakeAgent,
+    allocated: Callable[[], set[str]] = set,
+    pace: PluginTiming = QUICK,
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
         str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=pace
@@ -199,7 +209,7 @@ async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Pat
 async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
     directory: Path,
 ) -> None:
-    async with running(directory, FakeAgent(), pace=replace(QUICK, waits=(3600.0,))):
+    async with running(directory, FakeAgent(), pace=replace(QUICK, retry_delays_s=(3600.0,))):
         async with FakeKubelet(directory, refuses="not now") as refusing:
             await eventually(lambda: refusing.refused > 0)
         async with FakeKubelet(directory) as kubelet:

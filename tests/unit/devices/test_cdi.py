@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.cdi import MAX_BYTES, CDIDevice, CDIRegistry
+from nri_numa.devices.cdi import MAX_SPEC_BYTES, CDIDevice, CDIRegistry
 from nri_numa.model.workload import DeviceNode
 
 
@@ -41,7 +41,7 @@ def late(tmp_path: Path) -> Path:
 
 def registry(*directories: Path) -> CDIRegistry:
     made = CDIRegistry(tuple(map(str, directories)))
-    assert made.refresh()
+    assert made.refresh_specs()
     return made
 
 
@@ -78,7 +78,7 @@ def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
     (late / "b.json").write_text(spec("example.com/x", two={"deviceNodes": [node(3, 3)]}))
     (late / "c.json").write_text(spec("example.com/x", two={"deviceNodes": [node(4, 4)]}))
     found = CDIRegistry((f"{early}/", str(late)))
-    found.refresh()
+    found.refresh_specs()
     assert found.devices["example.com/x=one"].nodes == (DeviceNode("c", 2, 2),)
     assert "example.com/x=two" not in found.devices
     assert "example.com/x=three" in found.devices
@@ -130,7 +130,7 @@ def test_what_concerns_nobody_within_a_file_is_passed_over(early: Path) -> None:
 
 
 def test_what_is_huge_no_file_or_not_utf8_is_not_read(early: Path) -> None:
-    (early / "huge.json").write_bytes(b" " * (MAX_BYTES + 1))
+    (early / "huge.json").write_bytes(b" " * (MAX_SPEC_BYTES + 1))
     (early / "bytes.yaml").write_bytes(b"\xff\xfe\xfd")
     (early / "note.txt").write_text("no CDI file")
     os.mkfifo(early / "pipe.json")
@@ -142,11 +142,11 @@ def test_what_is_huge_no_file_or_not_utf8_is_not_read(early: Path) -> None:
 
 def test_files_are_read_again_when_they_changed_and_only_then(early: Path, late: Path) -> None:
     found = registry(early, late / "not there yet")
-    assert not found.refresh()
+    assert not found.refresh_specs()
     (early / "a.json").write_text(spec("example.com/x", a={"deviceNodes": [node(1, 1)]}))
-    assert found.refresh()
+    assert found.refresh_specs()
     assert found.devices
-    assert not found.refresh()
+    assert not found.refresh_specs()
     (early / "a.json").unlink()
-    assert found.refresh()
+    assert found.refresh_specs()
     assert not found.devices

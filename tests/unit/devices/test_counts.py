@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nri_numa.devices.counts import FRESH, NOT_YET, OLD, DeviceCounts
+from nri_numa.devices.counts import EXPIRE_AFTER_S, NO_ANSWER_YET, REFRESH_AFTER_S, DeviceCounts
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.kubelet.pod_resources import DeviceCount
 from tests.beds.fake_kubelet import pod_resources
@@ -25,9 +25,9 @@ class Kubelet:
     def told(self, later: float = 0.0) -> object:
         """What is known once it has been asked."""
         self.now += later
-        self.counts.known()
-        self.counts.settle()
-        return self.counts.known()
+        self.counts.cached_counts()
+        self.counts.wait_for_query()
+        return self.counts.cached_counts()
 
     def every(self, request: Any, context: Any) -> Any:
         self.asked += 1
@@ -55,13 +55,13 @@ def kubelet(directory: Path) -> Iterator[Kubelet]:
 
 
 def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> None:
-    assert kubelet.counts.known() == NOT_YET
+    assert kubelet.counts.cached_counts() == NO_ANSWER_YET
     # Our own CPUs are no devices.
     assert kubelet.told() == kubelet.told() == gpus(2)
     assert kubelet.asked == 1
     kubelet.gpus = 1
-    kubelet.now += FRESH
-    assert kubelet.counts.known() == gpus(2)
+    kubelet.now += REFRESH_AFTER_S
+    assert kubelet.counts.cached_counts() == gpus(2)
     assert kubelet.told() == gpus(1)
     assert kubelet.asked == 2
 
@@ -69,9 +69,9 @@ def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> No
 def test_an_answer_that_nobody_renewed_and_a_refusal_are_not_no_devices(kubelet: Kubelet) -> None:
     assert kubelet.told() == gpus(2)
     kubelet.silent = True
-    assert kubelet.told(later=FRESH) == "the kubelet refused: UNKNOWN: not today"
+    assert kubelet.told(later=REFRESH_AFTER_S) == "the kubelet refused: UNKNOWN: not today"
     kubelet.silent = False
-    assert kubelet.told(later=FRESH) == gpus(2)
-    kubelet.now += OLD
-    assert kubelet.counts.known() == NOT_YET
+    assert kubelet.told(later=REFRESH_AFTER_S) == gpus(2)
+    kubelet.now += EXPIRE_AFTER_S
+    assert kubelet.counts.cached_counts() == NO_ANSWER_YET
     assert kubelet.told() == gpus(2)

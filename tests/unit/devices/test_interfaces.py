@@ -67,7 +67,7 @@ def test_the_cards_of_a_namespace_are_told_and_ours_are_not(namespace: str) -> N
     def look() -> None:
         import pyroute2
 
-        interfaces._enter(namespace)
+        interfaces._enter_namespace(namespace)
         with pyroute2.IPRoute() as route:
             seen.extend(link.get_attr("IFLA_IFNAME") for link in route.get_links())
 
@@ -119,7 +119,7 @@ def test_a_card_with_a_device_is_told_by_its_name_on_the_bus() -> None:
         pytest.skip("needs a network card with a device, which this machine has none of")
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14):
         pytest.skip("needs Linux 5.14, where the kernel tells the device of an interface")
-    assert {tuple(parent) for parent in interfaces._parents()} == expected
+    assert {tuple(parent) for parent in interfaces._list_parent_devices()} == expected
 
 
 WHAT = ["gone", "a file", "a pipe", "a directory"]

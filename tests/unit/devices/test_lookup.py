@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from nri_numa.config.sections import Devices
-from nri_numa.devices.lookup import MOST_NOTES, GPUs, Lookup, Missed, hints, read_gpus
-from nri_numa.devices.sysfs import Found
+from nri_numa.devices.lookup import (
+    MOST_NOTES,
+    GPUs,
+    Lookup,
+    UnlocatedDevices,
+    build_hints,
+    read_gpus,
+)
+from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.workload import MOST_DEVICES, Mentions
+from nri_numa.model.workload import MAX_CONTAINER_DEVICES, Mentions
 from tests.beds.device_tree import DeviceTree
 
 FIRST, SECOND = "0000:3b:00.0", "0000:d8:00.0"
@@ -47,13 +54,13 @@ def gpus(tmp_path: Path) -> GPUs:
 def test_a_name_is_the_gpu_that_it_names_or_none(
     gpus: GPUs, name: str, address: str | None
 ) -> None:
-    assert gpus.of_name(name) == address
+    assert gpus.address_of_name(name) == address
 
 
 def test_a_device_file_is_its_gpu_and_control_files_are_none(gpus: GPUs) -> None:
-    assert gpus.of_minor(0) == SECOND
-    assert gpus.of_minor(1) == FIRST
-    assert gpus.of_minor(9) is gpus.of_minor(255) is None
+    assert gpus.address_of_minor(0) == SECOND
+    assert gpus.address_of_minor(1) == FIRST
+    assert gpus.address_of_minor(9) is gpus.address_of_minor(255) is None
 
 
 def test_what_is_not_as_expected_is_passed_over(tmp_path: Path) -> None:
@@ -74,10 +81,12 @@ PLACES = NUMASet((0, 1))
 
 
 def test_too_many_are_none_and_notes_are_few() -> None:
-    many = [Found("GPU", f"{i:04}", frozenset({0})) for i in range(MOST_DEVICES + 1)]
-    assert hints(many, PLACES).requests == ()
-    assert "more than" in hints(many, PLACES).notes[0]
-    noted = hints([Found("GPU", str(i)) for i in range(100)], PLACES).notes
+    many = [
+        LocatedDevice("GPU", f"{i:04}", frozenset({0})) for i in range(MAX_CONTAINER_DEVICES + 1)
+    ]
+    assert build_hints(many, PLACES).requests == ()
+    assert "more than" in build_hints(many, PLACES).notes[0]
+    noted = build_hints([LocatedDevice("GPU", str(i)) for i in range(100)], PLACES).notes
     assert len(noted) == MOST_NOTES
     assert noted[-1] == "and 93 more such devices"
 
@@ -87,9 +96,9 @@ def test_too_many_are_none_and_notes_are_few() -> None:
 
 def notes(root: Path, sources: Devices | None = None, **variables: str) -> list[str]:
     """What is said of variables on a machine that has none of the devices."""
-    missed = Missed()
+    missed = UnlocatedDevices()
     lookup = Lookup(sources or Devices(), root=str(root), own_resource="")
-    assert not list(lookup.mentioned(Mentions(variables=variables), missed))
+    assert not list(lookup.find_mentioned(Mentions(variables=variables), missed))
     return missed.notes
 
 

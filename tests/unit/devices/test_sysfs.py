@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.sysfs import Found, SysfsDevices
+from nri_numa.devices.sysfs import LocatedDevice, SysfsDevices
 from tests.beds.device_tree import GPU_CLASS, NVME_CLASS, DeviceTree
 
 GPU_AT, NIC_AT, DISK_AT = "0000:3b:00.0", "0000:af:00.1", "0000:5e:00.0"
@@ -35,7 +35,7 @@ def over(volume: Path, *below: Path) -> None:
 
 def test_a_partition_is_where_its_disk_is(tree: DeviceTree) -> None:
     tree.number("block", "8:1", tree.child(disk(tree, DISK_AT, 1, "sda"), "sda1"))
-    assert look(tree).by_number("b", 8, 1) == (Found("disk", DISK_AT, frozenset({1})),)
+    assert look(tree).by_number("b", 8, 1) == (LocatedDevice("disk", DISK_AT, frozenset({1})),)
 
 
 def test_an_nvme_disk_of_several_paths_is_where_all_its_controllers_are(tree: DeviceTree) -> None:
@@ -46,8 +46,8 @@ def test_an_nvme_disk_of_several_paths_is_where_all_its_controllers_are(tree: De
         (subsystem / name).symlink_to(controller)
     tree.number("block", "259:4", tree.child(subsystem, "nvme0n1", "nvme0n1p1"))
     assert look(tree).by_number("b", 259, 4) == (
-        Found("NVMe disk", DISK_AT, frozenset({0})),
-        Found("NVMe disk", "0000:d8:00.0", frozenset({1})),
+        LocatedDevice("NVMe disk", DISK_AT, frozenset({0})),
+        LocatedDevice("NVMe disk", "0000:d8:00.0", frozenset({1})),
     )
 
 
@@ -57,7 +57,7 @@ def test_a_volume_over_several_disks_is_on_the_numa_nodes_of_all(tree: DeviceTre
     over(lower, *disks)
     over(upper, lower)
     tree.number("block", "253:1", upper)
-    assert look(tree).by_number("b", 253, 1) == (Found("disk", "dm-1", frozenset({0, 1})),)
+    assert look(tree).by_number("b", 253, 1) == (LocatedDevice("disk", "dm-1", frozenset({0, 1})),)
 
 
 def test_volumes_that_stand_on_each_other_come_to_an_end(tree: DeviceTree) -> None:
@@ -81,14 +81,16 @@ def test_a_vfio_group_is_all_devices_in_it(tree: DeviceTree) -> None:
 def test_an_rdma_device_is_called_one(tree: DeviceTree) -> None:
     verbs = tree.child(tree.pci(NIC_AT, 1), "infiniband_verbs", "uverbs0")
     tree.number("char", "231:192", verbs)
-    assert look(tree).by_number("c", 231, 192) == (Found("RDMA device", NIC_AT, frozenset({1})),)
+    assert look(tree).by_number("c", 231, 192) == (
+        LocatedDevice("RDMA device", NIC_AT, frozenset({1})),
+    )
 
 
 def test_a_card_is_found_by_its_name_on_a_bus_and_by_its_interface(tree: DeviceTree) -> None:
     card = tree.pci(NIC_AT, 1)
     tree.link("sys/bus/virtio/devices/virtio3", tree.child(card, "virtio3"))
     tree.link("sys/class/net/ens1", tree.child(card, "net", "ens1"))
-    expected = (Found("NIC", NIC_AT, frozenset({1})),)
+    expected = (LocatedDevice("NIC", NIC_AT, frozenset({1})),)
     assert look(tree).by_bus("virtio", "virtio3") == expected
     assert look(tree).by_bus("pci", NIC_AT) == expected
     assert look(tree).by_interface("ens1") == expected
@@ -124,11 +126,11 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     shutil.rmtree(gpu)
     assert devices.by_pci(GPU_AT), "nothing is read for what is known"
-    devices.refresh()
+    devices.refresh_links()
     assert devices.by_pci(GPU_AT) == ()
     # Another card in its place, on another NUMA node.
     tree.pci(GPU_AT, 0)
-    assert devices.by_pci(GPU_AT) == (Found("NIC", GPU_AT, frozenset({0})),)
+    assert devices.by_pci(GPU_AT) == (LocatedDevice("NIC", GPU_AT, frozenset({0})),)
 
 
 def test_more_links_than_are_remembered_are_read_again(tree: DeviceTree) -> None:
@@ -147,5 +149,5 @@ def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> No
     devices = look(tree)
     assert devices.by_number("b", 253, 0) == ()
     over(volume, disk(tree, DISK_AT, 1, "sda"))
-    devices.refresh()
-    assert devices.by_number("b", 253, 0) == (Found("disk", "dm-0", frozenset({1})),)
+    devices.refresh_links()
+    assert devices.by_number("b", 253, 0) == (LocatedDevice("disk", "dm-0", frozenset({1})),)

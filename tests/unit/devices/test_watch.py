@@ -55,7 +55,7 @@ class Bed:
         )
         self.watches.append(made)
         made.start()
-        made.settle()
+        made.wait_for_tasks()
         return made
 
 
@@ -82,7 +82,7 @@ def has(found: Container) -> dict[str, dict[str, set[int]]]:
 
 def seen(watch: DeviceWatch, of: PodSandbox, made: Container, mentions: Mentions) -> Container:
     """The container with the devices that are known at this moment."""
-    return watch.known(of.id, made.name, mentions).on(made)
+    return watch.known_devices(of.id, made.name, mentions).apply_to(made)
 
 
 ON_GPU = {"GPU": {GPU_AT: {1}}}
@@ -120,8 +120,8 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     edits = {"deviceNodes": [node], "netDevices": [{"hostInterfaceName": "ens1"}]}
     device = {"name": "g0", "containerEdits": edits}
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
-    watch.began(POD)
-    watch.settle()
+    watch.prepare_pod(POD)
+    watch.wait_for_tasks()
     found = seen(watch, POD, container(POD), wanted)
     assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
 
@@ -146,7 +146,7 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
     by_file = Mentions(nodes=(DeviceNode("c", 195, 1),))
     for mentions in (by_file, by_uuid, by_file):
         assert seen(watch, POD, container(POD), mentions).devices == ()
-    watch.settle()
+    watch.wait_for_tasks()
     for mentions in (by_file, by_uuid, by_file):
         assert has(seen(watch, POD, container(POD), mentions)) == {"GPU": {other: {0}}}
 
@@ -161,8 +161,8 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
     )
-    watch.began(replace(POD, network_namespace=NETWORK))
-    assert watch.known(POD.id, "app", mentions) == KnownDevices()
+    watch.prepare_pod(replace(POD, network_namespace=NETWORK))
+    assert watch.known_devices(POD.id, "app", mentions) == KnownDevices()
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
@@ -200,8 +200,8 @@ def answer(*devices: tuple[str, str, str, tuple[int, ...]]) -> pb.GetPodResource
 def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> DeviceWatch:
     with pod_resources(bed.root, lambda request, context: message, lambda request, context: None):
         watch = bed.watch(ASKED, **kwargs)
-        watch.began(POD)
-        watch.settle()
+        watch.prepare_pod(POD)
+        watch.wait_for_tasks()
     return watch
 
 
@@ -235,7 +235,7 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
     watch = asked(bed, answer())
-    assert watch.known(POD.id, "app", NO_MENTIONS) == KnownDevices()
+    assert watch.known_devices(POD.id, "app", NO_MENTIONS) == KnownDevices()
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
@@ -245,8 +245,8 @@ def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
 
 def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
     watch = bed.watch(ASKED)
-    watch.began(POD)
-    watch.settle()
+    watch.prepare_pod(POD)
+    watch.wait_for_tasks()
     found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
     assert len(found.device_notes) == 1
@@ -262,12 +262,12 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 
     with pod_resources(bed.root, hang, lambda request, context: None):
         watch = bed.watch(ASKED)
-        watch.began(POD)
+        watch.prepare_pod(POD)
         found = seen(watch, POD, container(POD), NO_MENTIONS)
         assert found.devices == ()
         assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
         held.set()
-        watch.settle()
+        watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
 
 
@@ -276,8 +276,8 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 
 def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
-    watch.began(replace(POD, network_namespace=str(bed.root / "gone")))
-    watch.settle()
+    watch.prepare_pod(replace(POD, network_namespace=str(bed.root / "gone")))
+    watch.wait_for_tasks()
     (note,) = seen(watch, POD, container(POD), NO_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")
 
@@ -285,21 +285,21 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
 def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/fpga", "f1", (1,))))
     other = pod("other")
-    watch.kept([POD, other])
-    watch.settle()
+    watch.retain_pods([POD, other])
+    watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
     assert "the kubelet" in seen(watch, other, container(other), NO_MENTIONS).device_notes[0]
-    watch.removed(POD.id)
-    watch.removed(POD.id)
-    assert watch.known(POD.id, "app", NO_MENTIONS) == KnownDevices()
-    watch.kept([])
-    assert watch.known(other.id, "app", NO_MENTIONS) == KnownDevices()
+    watch.forget_pod(POD.id)
+    watch.forget_pod(POD.id)
+    assert watch.known_devices(POD.id, "app", NO_MENTIONS) == KnownDevices()
+    watch.retain_pods([])
+    assert watch.known_devices(other.id, "app", NO_MENTIONS) == KnownDevices()
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
-    watch.began(POD)
+    watch.prepare_pod(POD)
     found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
@@ -316,9 +316,9 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
 def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: Mentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(places=lambda: places[0])
-    assert watch.known(POD.id, "app", mentions).devices
+    assert watch.known_devices(POD.id, "app", mentions).devices
     places[0] = NUMASet((0,))
-    assert not watch.known(POD.id, "app", mentions).devices
+    assert not watch.known_devices(POD.id, "app", mentions).devices
 
 
 def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
@@ -327,6 +327,6 @@ def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
     (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
-    watch.began(POD)
-    watch.settle()
+    watch.prepare_pod(POD)
+    watch.wait_for_tasks()
     assert has(seen(watch, POD, container(POD), mentions)) == {}

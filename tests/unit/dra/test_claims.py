@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.dra.claims import (
-    BadClaim,
-    claim_from,
-    claim_of,
-    document_of,
-    pruned,
-    results_named,
-    variable,
+    InvalidClaim,
+    claim_variable,
+    decode_record,
+    encode_record,
+    parse_claim,
+    parse_claim_variables,
+    prune_claim,
 )
 
 DRIVER = "dra.example.com"
@@ -60,14 +60,14 @@ def claim(*results: dict[str, Any], configs: list[dict[str, Any]] | None = None)
 
 
 def read(document: object) -> Any:
-    return claim_from(document, driver=DRIVER, pool="n1")
+    return parse_claim(document, driver=DRIVER, pool="n1")
 
 
 def test_what_a_claim_says() -> None:
-    found = read(pruned(claim(result(request="cpus/small"), result(driver="gpu.example.com"))))
+    found = read(prune_claim(claim(result(request="cpus/small"), result(driver="gpu.example.com"))))
     assert (found.full_name, found.uid, found.pods) == ("shop/four", UID, frozenset({"pod-1"}))
     (one,) = found.results
-    assert (one.request, one.numa_node, one.cpus, one.share) == ("cpus", 1, 4, "s-1")
+    assert (one.request, one.numa_node, one.cpus, one.share_id) == ("cpus", 1, 4, "s-1")
     assert one.capacity == {"cpu": 4, "memory": 1 << 30}
 
 
@@ -120,7 +120,7 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("document", "words"), WRONG, ids=[words for _, words in WRONG])
 def test_what_is_wrong_is_said(document: Any, words: str) -> None:
-    with pytest.raises(BadClaim) as caught:
+    with pytest.raises(InvalidClaim) as caught:
         read(document)
     assert words in str(caught.value)
 
@@ -156,15 +156,15 @@ def test_whatever_is_there_it_is_read_or_refused(place: tuple[Any, ...], value: 
     at[place[-1]] = value
     try:
         found = read(document)
-    except BadClaim:
+    except InvalidClaim:
         return
-    assert claim_of(document_of(found)) == found
+    assert decode_record(encode_record(found)) == found
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":2}', "[" * 100_000, '{"version":1}'])
 def test_records_of_others_are_refused(text: str) -> None:
-    with pytest.raises(BadClaim):
-        claim_of(text)
+    with pytest.raises(InvalidClaim):
+        decode_record(text)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_records_of_others_are_refused(text: str) -> None:
         "NRI_NUMA_CLAIM_",
         "NRI_NUMA_CLAIM_0_X=1",
         f"NRI_NUMA_CLAIM_999_{UID.upper().replace('-', '_')}=1",
-        f"X{variable(UID, 0)}=1",
+        f"X{claim_variable(UID, 0)}=1",
     ],
 )
 def test_other_variables_name_nothing(item: str) -> None:
-    assert results_named([item]) == []
+    assert parse_claim_variables([item]) == []
 
 
 def test_no_more_results_are_looked_for_than_a_claim_can_have() -> None:
-    names = [variable(UID, number) for number in range(99)]
-    assert len(results_named(names)) == 32
+    names = [claim_variable(UID, number) for number in range(99)]
+    assert len(parse_claim_variables(names)) == 32

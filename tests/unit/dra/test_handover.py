@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.dra import handover
-from nri_numa.dra.claims import BadClaim
+from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.handover import HandoverClient, HandoverServer
 
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"
@@ -20,10 +20,10 @@ def asker(directory: Path, answer: object, patience: float = 60.0) -> HandoverCl
     teller = HandoverServer(str(directory))
 
     def pause(seconds: float) -> None:
-        for id, question in teller.questions():
+        for id, question in teller.pending_requests():
             assert question == {"namespace": "shop", "name": "four", "uid": UID}
             if isinstance(answer, dict):
-                teller.answer(id, answer)
+                teller.write_answer(id, answer)
             elif answer is not None:
                 (directory / f"answer-{id}.json").write_text(str(answer))
 
@@ -31,7 +31,7 @@ def asker(directory: Path, answer: object, patience: float = 60.0) -> HandoverCl
 
 
 def test_a_claim_is_handed_over_and_nothing_stays(tmp_path: Path) -> None:
-    found = asker(tmp_path, {"claim": {"metadata": {}}}).ask("shop", "four", UID)
+    found = asker(tmp_path, {"claim": {"metadata": {}}}).fetch_claim("shop", "four", UID)
     assert found == {"metadata": {}}
     assert list(tmp_path.iterdir()) == []
 
@@ -46,20 +46,20 @@ def test_a_claim_is_handed_over_and_nothing_stays(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_claim_is_said(tmp_path: Path, answer: object, words: str) -> None:
-    with pytest.raises(BadClaim, match=words):
-        asker(tmp_path, answer).ask("shop", "four", UID)
+    with pytest.raises(InvalidClaim, match=words):
+        asker(tmp_path, answer).fetch_claim("shop", "four", UID)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_publisher_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(BadClaim, match="nri-numa publish did not hand it over in 0 s"):
-        asker(tmp_path, None, patience=0).ask("shop", "four", UID)
+    with pytest.raises(InvalidClaim, match="nri-numa publish did not hand it over in 0 s"):
+        asker(tmp_path, None, patience=0).fetch_claim("shop", "four", UID)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadClaim, match=r"dra\.handover: .*No such file"):
-        asker(tmp_path / "none", None).ask("shop", "four", UID)
+    with pytest.raises(InvalidClaim, match=r"dra\.handover: .*No such file"):
+        asker(tmp_path / "none", None).fetch_claim("shop", "four", UID)
 
 
 def test_what_a_killed_process_left_is_taken_away(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path: Path) -> None:
     for name in ("ask-0000000000000000", "answer-0000000000000000", "registered"):
         (tmp_path / f".{name}.json.0a1b2c3d.new").write_text("{")
     (tmp_path / "registered.json").write_text("{}")
-    HandoverClient(str(tmp_path)).clean()
+    HandoverClient(str(tmp_path)).remove_leftovers()
     assert [one.name for one in tmp_path.iterdir()] == ["registered.json"]
     (tmp_path / "registered.json").unlink()
     assert list(tmp_path.iterdir()) == []
-    HandoverClient(str(tmp_path / "none")).clean()
+    HandoverClient(str(tmp_path / "none")).remove_leftovers()
 
 
 def test_an_answer_to_a_question_that_is_taken_back_meanwhile_does_not_stay(
@@ -80,14 +80,14 @@ def test_an_answer_to_a_question_that_is_taken_back_meanwhile_does_not_stay(
 ) -> None:
     """The agent was killed, or waited long enough, between our look and our write."""
     (tmp_path / "ask-0000000000000000.json").write_text("{}")
-    real = handover.write
+    real = handover.write_file_atomically
 
     def slow(path: str, text: str) -> None:
-        HandoverClient(str(tmp_path)).clean()
+        HandoverClient(str(tmp_path)).remove_leftovers()
         real(path, text)
 
-    monkeypatch.setattr(handover, "write", slow)
-    HandoverServer(str(tmp_path)).answer("0" * 16, {})
+    monkeypatch.setattr(handover, "write_file_atomically", slow)
+    HandoverServer(str(tmp_path)).write_answer("0" * 16, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,25 +98,25 @@ def test_questions_that_are_none_are_left(tmp_path: Path) -> None:
     (tmp_path / "ask-0000000000000002.json").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "ask-0000000000000003.json")
     (tmp_path / "other.json").write_text("{}")
-    assert teller.questions() == []
+    assert teller.pending_requests() == []
 
 
 def test_an_answer_that_nobody_waits_for_is_not_written(tmp_path: Path) -> None:
     teller = HandoverServer(str(tmp_path))
     (tmp_path / "ask-0000000000000000.json").write_text("{}")
-    ((id, _),) = teller.questions()
+    ((id, _),) = teller.pending_requests()
     (tmp_path / "ask-0000000000000000.json").unlink()
-    teller.answer(id, {"claim": {}})
+    teller.write_answer(id, {"claim": {}})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_each_registration_is_another_text(tmp_path: Path) -> None:
     teller, asking = HandoverServer(str(tmp_path)), HandoverClient(str(tmp_path))
-    said = [teller.registered()]
+    said = [teller.read_registration_marker()]
     for _ in range(2):
-        asking.registered()
-        said.append(teller.registered())
+        asking.record_registration()
+        said.append(teller.read_registration_marker())
     assert len(set(said)) == 3
     assert said[0] == ""
     assert json.loads(said[2])["times"] == 2
-    HandoverClient(str(tmp_path / "none")).registered()
+    HandoverClient(str(tmp_path / "none")).record_registration()

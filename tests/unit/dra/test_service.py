@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from nri_numa.dra.claims import BadClaim
+from nri_numa.dra.claims import InvalidClaim
 from nri_numa.dra.pb import dra_pb2 as dra
 from nri_numa.dra.pb import pluginregistration_pb2 as registration
-from nri_numa.dra.service import HEALTH, KubeletPlugin, Prepared
+from nri_numa.dra.service import HEALTH_SERVICES, KubeletPlugin, PreparedDevice
 from nri_numa.errors import RuntimeUnavailable
 
 DRIVER = "dra.example.com"
@@ -30,17 +30,21 @@ class Book:
     registered: int = 0
     problem: str = ""
 
-    def prepare(self, namespace: str, name: str, uid: str) -> list[Prepared]:
+    def prepare_claim(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
         if name == "bad":
-            raise BadClaim("it is bad")
-        return [Prepared("cpus", "n1", "numa1", f"kind={uid}", "share" if name == "shared" else "")]
+            raise InvalidClaim("it is bad")
+        return [
+            PreparedDevice(
+                "cpus", "n1", "numa1", f"kind={uid}", "share" if name == "shared" else ""
+            )
+        ]
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare_claim(self, uid: str) -> None:
         if uid == "stuck":
             raise OSError("the disk is full")
         self.unprepared.append(uid)
 
-    def health(self) -> tuple[str, dict[str, str]]:
+    def device_health(self) -> tuple[str, dict[str, str]]:
         return "n1", {"numa0": "", "numa1": self.problem}
 
     def taken(self) -> None:
@@ -89,10 +93,10 @@ def test_the_kubelet_finds_it(bed: Bed) -> None:
     asked = registration.InfoRequest()
     info = bed.call(bed.registry, REGISTRATION + "GetInfo", asked, registration.PluginInfo)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(bed.endpoint))
-    assert list(info.supported_versions) == ["v1.DRAPlugin", *HEALTH]
+    assert list(info.supported_versions) == ["v1.DRAPlugin", *HEALTH_SERVICES]
 
 
-@pytest.mark.parametrize("service", HEALTH)
+@pytest.mark.parametrize("service", HEALTH_SERVICES)
 def test_the_health_of_devices_is_said_at_once_and_when_it_changes(bed: Bed, service: str) -> None:
     with grpc.insecure_channel(f"unix:{bed.endpoint}") as channel:
         stream = channel.unary_stream(

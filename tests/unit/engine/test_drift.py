@@ -6,23 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.resync import plan_corrections, resync
-from nri_numa.engine.state import Kind, NodeState, violations
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import Admitted, NodeModel
+from nri_numa.engine.resync import plan_corrections, rebuild_node_state
+from nri_numa.engine.state import Kind, NodeState, check_invariants
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import Observed
+from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
-TOPOLOGY = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)  # 0-3, 4-7
+TOPOLOGY = build_synthetic_topology(
+    sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1
+)  # 0-3, 4-7
 
 
-def seen(cpus: str = "", mems: str = "", effective: str = "", effective_mems: str = "") -> Observed:
+def seen(
+    cpus: str = "", mems: str = "", effective: str = "", effective_mems: str = ""
+) -> ActualCgroup:
     """A cgroup of version 2 unless the effective sets are given: everything where empty."""
-    return Observed(
+    return ActualCgroup(
         cpus=CPUSet.parse(cpus),
         mems=NUMASet.parse(mems),
         effective_cpus=CPUSet.parse(effective or cpus or "0-7"),
@@ -43,16 +47,16 @@ def node(*, owner: bool = True) -> World:
     return world
 
 
-def as_meant(world: World) -> dict[str, Observed]:
+def as_meant(world: World) -> dict[str, ActualCgroup]:
     """What the cgroups say when nobody touched them."""
     return {i: seen(*world.has(i)) for i in world.live}
 
 
-def plan(world: World, observed: dict[str, Observed]) -> tuple[tuple[str, str, str, bool], ...]:
+def plan(world: World, observed: dict[str, ActualCgroup]) -> tuple[tuple[str, str, str, bool], ...]:
     corrections = plan_corrections(
         world.agent.machine, world.agent.state, observed, world.agent.narrowed_at
     )
-    return tuple((c.container_id, str(c.cpus), str(c.mems), c.blocked) for c in corrections)
+    return tuple((c.container_id, str(c.cpus), str(c.mems), c.is_report_only) for c in corrections)
 
 
 def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> None:
@@ -63,10 +67,10 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     assert plan(world, observed) == (("listed-app", "", "0", False),)
     observed["listed-app"] = seen("", "")
     (correction,) = plan_corrections(world.agent.machine, world.agent.state, observed)
-    assert correction.found == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
+    assert correction.finding == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
     assert correction.name == "default/listed/app"
-    assert (str(correction.meant_cpus), str(correction.meant_mems)) == ("1", "0")
-    update = correction.update
+    assert (str(correction.desired_cpus), str(correction.desired_mems)) == ("1", "0")
+    update = correction.to_update
     assert (update.container_id, update.cpus, update.mems) == ("listed-app", "1", "0")
     assert update.ignore_failure, "a container that exits meanwhile fails nobody else's repair"
 
@@ -88,11 +92,11 @@ def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None
 
 
 def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
-    smt = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
+    smt = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
     world = World(smt)
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.state.allocations["owner-app"]
-    everything = str(allocation.cpus | allocation.idle)
+    everything = str(allocation.cpus | allocation.idle_siblings)
     (correction,) = plan_corrections(
         world.agent.machine, world.agent.state, {"owner-app": seen(everything)}
     )
@@ -105,9 +109,9 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
     above = "kubepods.slice has 3"
     listed = replace(seen("1", "0", effective="3", effective_mems="1"), above=above)
     (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
-    assert correction.blocked
-    assert correction.update.empty
-    assert correction.found == (
+    assert correction.is_report_only
+    assert correction.to_update.is_empty
+    assert correction.finding == (
         "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it "
         "(kubepods.slice has 3); "
         "cpuset.mems is 0 as meant, but a cgroup above leaves 1 of it"
@@ -118,25 +122,25 @@ def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_sa
     world = node()
     observed = {"listed-app": seen("0", "1")}
     (one,) = plan_corrections(world.agent.machine, world.agent.state, observed)
-    assert one.kept_from("", "") is one
-    half = one.kept_from("", "pods has 1")
-    assert (str(half.cpus), str(half.mems), half.blocked) == ("1", "", False)
-    none = one.kept_from("pods has 0", "pods has 1")
-    assert (none.blocked, none.obstacle) == (True, "pods has 0; pods has 1")
-    assert none.found == (
+    assert one.without_blocked_lists("", "") is one
+    half = one.without_blocked_lists("", "pods has 1")
+    assert (str(half.cpus), str(half.mems), half.is_report_only) == ("1", "", False)
+    none = one.without_blocked_lists("pods has 0", "pods has 1")
+    assert (none.is_report_only, none.obstacle) == (True, "pods has 0; pods has 1")
+    assert none.finding == (
         "cpuset.cpus is 0, meant 1; cpuset.mems is 1, meant 0; pods has 0; pods has 1"
     )
-    assert (str(none.meant_cpus), str(none.meant_mems)) == ("1", "0")
+    assert (str(none.desired_cpus), str(none.desired_mems)) == ("1", "0")
 
 
 def test_cpus_that_are_offline_in_a_list_are_no_drift() -> None:
     """The kernel keeps them in cpuset.cpus of version 2, and out of the effective set."""
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1,5"}))
-    smaller = synthetic(
+    smaller = build_synthetic_topology(
         sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
     )
-    world.agent.retopology(Machine(topology=smaller, settings=world.settings))
+    world.agent.update_topology(NodeModel(topology=smaller, settings=world.settings))
     assert plan(world, {"listed-app": seen("1,5", effective="1")}) == ()
 
 
@@ -153,7 +157,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     late = pod("late", qos=QoSClass.BEST_EFFORT)
     world.place(late)
     machine, state = world.agent.machine, world.agent.state
-    since = state.allocations["late-app"].since
+    since = state.allocations["late-app"].assigned_at
     corrections = plan_corrections(machine, state, {"late-app": seen("2-3")}, since - 1)
     assert corrections == (), "it never knew the narrow pool"
 
@@ -167,8 +171,8 @@ def test_strangers_and_foreign_containers_are_nobodys_business() -> None:
 def test_a_memory_node_that_went_away_is_no_drift() -> None:
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1", "numamem": "1"}))
-    one = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
-    world.agent.retopology(Machine(topology=one, settings=world.settings))
+    one = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    world.agent.update_topology(NodeModel(topology=one, settings=world.settings))
     assert plan(world, {"listed-app": seen("1", "0")}) == ()
 
 
@@ -182,7 +186,7 @@ def test_corrections_one_by_one_put_nobody_onto_owned_cpus_and_end(
 ) -> None:
     """However a plan is cut off: what is left of it is planned again."""
     world = node()
-    (owner,) = (i for i, a in world.agent.state.allocations.items() if a.owned)
+    (owner,) = (i for i, a in world.agent.state.allocations.items() if a.exclusive)
     real = {i: seen(*found) for i, found in zip(sorted(world.live), drift, strict=True)}
 
     def intruders() -> set[str]:
@@ -210,33 +214,37 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
     meant = as_meant(world)
     limited = {i: replace(one, quota=200_000) for i, one in meant.items()}
     (correction,) = plan_corrections(world.agent.machine, world.agent.state, limited)
-    assert (correction.container_id, correction.update.cpu_quota) == ("owner-app", -1)
-    assert (correction.cpus, correction.mems, correction.blocked) == (NO_CPUS, NO_NUMA_NODES, False)
+    assert (correction.container_id, correction.to_update.cpu_quota) == ("owner-app", -1)
+    assert (correction.cpus, correction.mems, correction.is_report_only) == (
+        NO_CPUS,
+        NO_NUMA_NODES,
+        False,
+    )
     for none in (None, -1, 0):
         free = {i: replace(one, quota=none) for i, one in meant.items()}
         assert plan_corrections(world.agent.machine, world.agent.state, free) == ()
 
 
 def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
-    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
     of = pod("twice")
-    told = resync(
+    told = rebuild_node_state(
         machine, NodeState(), [of], [container(of, id="a"), container(of, id="b")], now=7.0
     )
     assert list(told.state.allocations) == ["b"]
-    assert told.state.allocations["b"].kind is Kind.UNBOUND
-    assert violations(told.state, machine.topology, machine.settings) == []
+    assert told.state.allocations["b"].kind is Kind.UNPINNED
+    assert check_invariants(told.state, machine.topology, machine.settings) == []
 
 
 def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster() -> None:
     """A state is made for each stranger; all of them at once would be megabytes."""
-    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
     kept = []
     for count in (50, 200, 800):
         pods = [pod(f"asks-{n}", {"policy": "best-effort"}) for n in range(count)]
         live = [container(p, wants=resources(0.001)) for p in pods]
-        told = resync(machine, NodeState(), pods, live, now=7.0)
-        assert len(told.gap) == len(told.decisions) == count
+        told = rebuild_node_state(machine, NodeState(), pods, live, now=7.0)
+        assert len(told.missed_starts) == len(told.decisions) == count
         states = {id(d.state): d.state for d in told.decisions if isinstance(d, Admitted)}
         kept.append(sum(len(state.allocations) for state in states.values()))
     assert kept == [0, 0, 0]

@@ -6,8 +6,8 @@ import pytest
 
 from nri_numa.model.workload import (
     CLAIM_VARIABLE,
+    MAX_CONTAINER_DEVICES,
     MOST_CHARACTERS,
-    MOST_DEVICES,
     NO_MENTIONS,
     ContainerUpdate,
     DeviceNode,
@@ -52,22 +52,22 @@ def test_nothing_that_tells_of_devices_is_no_mention() -> None:
 
 
 def test_what_is_read_is_bounded() -> None:
-    claims = [f"{CLAIM_VARIABLE}{number}=x" for number in range(MOST_DEVICES + 1)]
+    claims = [f"{CLAIM_VARIABLE}{number}=x" for number in range(MAX_CONTAINER_DEVICES + 1)]
     variables = [f"PCIDEVICE_{i}=x" for i in range(500)]
     found = mentions_in(
-        nodes=[DeviceNode("c", 240, minor) for minor in range(MOST_DEVICES + 5)],
+        nodes=[DeviceNode("c", 240, minor) for minor in range(MAX_CONTAINER_DEVICES + 5)],
         environment=[*variables, "PCIDEVICE_LONG=" + "x" * MOST_CHARACTERS, *claims],
         annotations={
             "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
             "cdi.k8s.io/b": "x" * (MOST_CHARACTERS + 1),
         },
     )
-    assert len(found.nodes) == len(found.variables) == len(found.cdi) == MOST_DEVICES
-    assert len(found.claims) == MOST_DEVICES
-    assert found.unread == 5 + 100 - MOST_DEVICES
+    assert len(found.nodes) == len(found.variables) == len(found.cdi) == MAX_CONTAINER_DEVICES
+    assert len(found.claims) == MAX_CONTAINER_DEVICES
+    assert found.unread == 5 + 100 - MAX_CONTAINER_DEVICES
 
 
 def test_a_later_update_counts_where_both_change_something() -> None:
     first = ContainerUpdate("a", cpus="0-3", mems="0", cpu_shares=2, ignore_failure=True)
     later = ContainerUpdate("a", cpus="0-1", cpu_quota=-1)
-    assert later.over(first) == ContainerUpdate("a", "0-1", "0", cpu_quota=-1, cpu_shares=2)
+    assert later.merge_onto(first) == ContainerUpdate("a", "0-1", "0", cpu_quota=-1, cpu_shares=2)

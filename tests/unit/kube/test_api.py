@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from nri_numa.kube.api import GATHERED, OPENED, KubeAPI, refused
+from nri_numa.kube.api import WATCH_COALESCE_S, WATCH_OPENED, KubeAPI, error_from_response
 from nri_numa.kube.requests import KubeError
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 from tests.beds.watch_clients import NAMES, event_line, watch_of
@@ -39,7 +39,7 @@ async def made(tmp_path: Path) -> AsyncIterator[KubeAPI]:
 
 
 async def events(made: KubeAPI, **parameters: str) -> list[tuple[str, Any]]:
-    return [one async for one in made.events(PODS, parameters, 300) if one[0] != OPENED]
+    return [one async for one in made.watch_events(PODS, parameters, 300) if one[0] != WATCH_OPENED]
 
 
 async def test_a_renewed_token_is_read_when_the_old_one_is_denied(
@@ -51,11 +51,11 @@ async def test_a_renewed_token_is_read_when_the_old_one_is_denied(
 
     server.answer = answer
     with pytest.raises(KubeError) as denied:
-        await made.ask("POST", PATH, {})
+        await made.request_json("POST", PATH, {})
     assert denied.value.code == 401
     (tmp_path / "token").write_text("second\n")
     for _ in range(2):
-        assert await made.ask("POST", PATH, {}) == {}
+        assert await made.request_json("POST", PATH, {}) == {}
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
 
@@ -64,7 +64,7 @@ async def test_credentials_that_are_written_anew_end_no_request(
     made: KubeAPI, server: FakeAPIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet writes all files anew with each token, which is once an hour."""
-    monkeypatch.setattr("nri_numa.kube.api._CHECKED", -1.0)
+    monkeypatch.setattr("nri_numa.kube.api._CA_CHECK_INTERVAL_S", -1.0)
     asked_it, over = threading.Event(), threading.Event()
 
     def answer(asked: Asked) -> Said:
@@ -73,20 +73,20 @@ async def test_credentials_that_are_written_anew_end_no_request(
         return Said(201, {})
 
     server.answer = answer
-    post = asyncio.create_task(made.ask("POST", PATH, {}))
+    post = asyncio.create_task(made.request_json("POST", PATH, {}))
     await asyncio.to_thread(asked_it.wait, 60)
     for name, text in (("ca.crt", (tmp_path / "ca.crt").read_text()), ("token", "second")):
         (tmp_path / "new").write_text(text)
         (tmp_path / "new").replace(tmp_path / name)
     try:
-        await made.ask("GET", PODS)
+        await made.request_json("GET", PODS)
     finally:
         over.set()
     assert await post == {}
     assert server.asked[-1].authorization == "Bearer second"
     with (tmp_path / "ca.crt").open("a") as file:
         file.write("\n")  # another authority, which two requests see at once
-    assert await asyncio.gather(*(made.ask("GET", PODS) for _ in range(2))) == [{}, {}]
+    assert await asyncio.gather(*(made.request_json("GET", PODS) for _ in range(2))) == [{}, {}]
 
 
 async def test_a_request_that_was_given_up_leaves_no_connection(
@@ -100,7 +100,7 @@ async def test_a_request_that_was_given_up_leaves_no_connection(
         return Said(201, {})
 
     server.answer = answer
-    post = asyncio.create_task(made.ask("POST", PATH, {}))
+    post = asyncio.create_task(made.request_json("POST", PATH, {}))
     try:
         await asyncio.to_thread(asked_it.wait, 60)
         (connection,) = made._sockets
@@ -133,11 +133,11 @@ class Gated(KubeAPI):
 
     sent: threading.Event
 
-    async def events(self, *asked: Any, **how: Any) -> AsyncGenerator[tuple[str, Any]]:
-        async with aclosing(super().events(*asked, **how)) as followed:
+    async def watch_events(self, *asked: Any, **how: Any) -> AsyncGenerator[tuple[str, Any]]:
+        async with aclosing(super().watch_events(*asked, **how)) as followed:
             async for one in followed:
                 yield one
-                if one[0] == OPENED:
+                if one[0] == WATCH_OPENED:
                     assert await asyncio.to_thread(self.sent.wait, 60)
 
 
@@ -181,7 +181,7 @@ async def test_events_that_wait_are_read_without_a_pause(
     await asyncio.wait([task])
     await watch._api.close()
     assert "resourceVersion=999" in watched[1], "all were read"
-    assert pauses.count(GATHERED) <= 3
+    assert pauses.count(WATCH_COALESCE_S) <= 3
 
 
 async def test_little_waits_for_a_client_that_is_slow(made: KubeAPI, server: FakeAPIServer) -> None:
@@ -191,7 +191,7 @@ async def test_little_waits_for_a_client_that_is_slow(made: KubeAPI, server: Fak
     most = 0
     tracemalloc.start()
     try:
-        async for _ in made.events(PODS, {}, 300):
+        async for _ in made.watch_events(PODS, {}, 300):
             await asyncio.sleep(0)
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -209,7 +209,7 @@ async def test_what_is_no_watch_is_said(made: KubeAPI, server: FakeAPIServer, te
 
 
 def test_an_answer_of_something_in_between_is_shown() -> None:
-    found = refused(502, b"<html>Bad Gateway\xff")
+    found = error_from_response(502, b"<html>Bad Gateway\xff")
     assert found.code == 502
     assert "Bad Gateway" in str(found)
 
@@ -220,4 +220,4 @@ async def test_an_answer_that_is_no_list_is_an_error(
 ) -> None:
     server.answer = lambda asked: Said(200, body)
     with pytest.raises(KubeError, match="cannot read the answer"):
-        await made.objects(PODS)
+        await made.list_objects(PODS)

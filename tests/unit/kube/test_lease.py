@@ -11,7 +11,7 @@ import pytest
 
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.lease import Lease, own_address
-from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind
 from tests.beds.fake_api_server import LeaseServer, fake
 
 
@@ -28,11 +28,11 @@ class Replicas:
 
     def _made(self, name: str, api: KubeAPI) -> Lease:
         lease = Lease(
-            "l", "ns", api.do, identity=name,
+            "l", "ns", api.execute, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
         )  # fmt: skip
         lease.limit = 60.0
-        lease.changed = lambda: self.said.append((name, lease.leads))
+        lease.changed = lambda: self.said.append((name, lease.is_leader))
         return lease
 
     async def run(self, seconds: float, *replicas: Lease) -> None:
@@ -40,8 +40,8 @@ class Replicas:
         end = self.now + seconds
         while self.now < end:
             for one in replicas:
-                await one.step()
-                assert not (self.one.leads and self.other.leads)
+                await one.run_step()
+                assert not (self.one.is_leader and self.other.is_leader)
             self.now += 0.5
 
 
@@ -65,26 +65,26 @@ async def test_one_leads_and_another_takes_over_what_is_not_renewed(
     made: Replicas, server: LeaseServer
 ) -> None:
     await made.run(8, made.one, made.other)
-    assert (made.one.leads, made.other.leads, server.holder) == (True, False, "one")
+    assert (made.one.is_leader, made.other.is_leader, server.holder) == (True, False, "one")
     assert made.other.holder == "one"
     began = made.now
     await made.run(10.5, made.other)
-    assert not made.one.leads, "it stops by itself before anybody takes over"
-    assert not made.other.leads
+    assert not made.one.is_leader, "it stops by itself before anybody takes over"
+    assert not made.other.is_leader
     await made.run(8, made.other)
-    assert (made.other.leads, server.holder) == (True, "other")
+    assert (made.other.is_leader, server.holder) == (True, "other")
     assert began + 12 < made.other.since < made.now
     assert server.lease is not None
     assert server.lease["spec"]["leaseTransitions"] == 1
     await made.run(4, made.one, made.other)
-    assert not made.one.leads, "who comes back does not take it again"
+    assert not made.one.is_leader, "who comes back does not take it again"
     assert made.said == [
         ("one", True), ("other", True), ("one", False),
     ]  # fmt: skip
     await made.other.release()
-    assert (made.other.leads, server.holder) == (False, "")
+    assert (made.other.is_leader, server.holder) == (False, "")
     await made.run(4, made.one)
-    assert made.one.leads, "what is given back is taken at once"
+    assert made.one.is_leader, "what is given back is taken at once"
     await made.other.release()
     assert server.holder == "one", "nobody gives back what is another's"
 
@@ -96,22 +96,22 @@ async def test_of_two_that_write_one_fails(made: Replicas, server: LeaseServer) 
             server.write(server.lease)  # another replica writes in between
 
     await made.run(4, made.one)
-    assert made.one.leads
+    assert made.one.is_leader
     await made.one.release()
     server.between = overtaken
     await made.run(30, made.one, made.other)
-    assert not made.one.leads
-    assert not made.other.leads
+    assert not made.one.is_leader
+    assert not made.other.is_leader
 
 
 async def test_of_two_that_make_it_one_fails(made: Replicas, server: LeaseServer) -> None:
-    await asyncio.gather(made.one.step(), made.other.step())  # neither finds a Lease
+    await asyncio.gather(made.one.run_step(), made.other.run_step())  # neither finds a Lease
     made.now += 3
-    await asyncio.gather(made.one.step(), made.other.step())
-    assert made.one.leads != made.other.leads
+    await asyncio.gather(made.one.run_step(), made.other.run_step())
+    assert made.one.is_leader != made.other.is_leader
     await made.run(8, made.one, made.other)
-    assert made.one.leads == (server.holder == "one")
-    assert made.other.leads == (server.holder == "other")
+    assert made.one.is_leader == (server.holder == "one")
+    assert made.other.is_leader == (server.holder == "other")
 
 
 async def test_after_an_outage_it_leads_again_within_seconds(
@@ -121,26 +121,26 @@ async def test_after_an_outage_it_leads_again_within_seconds(
     await made.run(4, made.one)
     server.down = True
     await made.run(300, made.one)
-    assert not made.one.leads
+    assert not made.one.is_leader
     server.down = False
     await made.run(5, made.one)
-    assert made.one.leads
+    assert made.one.is_leader
 
 
 async def test_a_server_that_never_answers_is_given_up() -> None:
     """A renewal that comes too late is none, and the next attempt needs its time too."""
-    told: list[Result] = []
+    told: list[OutcomeKind] = []
 
-    async def never(request: Request) -> Outcome:
+    async def never(request: APIRequest) -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError(request)
 
     lease = Lease("l", "ns", never, identity="one")
     lease.limit = 0.01
     lease.answered = lambda request, outcome: told.append(outcome.result)
-    await lease.step()
-    assert not lease.leads
-    assert told == [Result.UNREACHABLE]
+    await lease.run_step()
+    assert not lease.is_leader
+    assert told == [OutcomeKind.UNREACHABLE]
 
 
 @pytest.mark.parametrize(
@@ -156,20 +156,20 @@ async def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
 ) -> None:
     """Or after ours, where it has none that makes sense; its times say nothing."""
     server.lease = {"metadata": {"name": "l", "resourceVersion": "0"}, "spec": spec}
-    while not made.one.leads:
+    while not made.one.is_leader:
         await made.run(0.5, made.one)
     assert after <= made.now < after + 4
     assert server.lease is not None
     assert server.lease["spec"]["renewTime"].partition(".")[2].endswith("Z")
     server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000001Z"
     await made.run(3, made.one, made.other)
-    assert made.one.leads, "times of another machine are not compared"
+    assert made.one.is_leader, "times of another machine are not compared"
     server.lease = None
     await made.run(30, made.other)
-    assert made.other.leads, "one that is deleted is made again, once its holder has ended"
+    assert made.other.is_leader, "one that is deleted is made again, once its holder has ended"
     server.lease = None
     await made.run(30, made.one, made.other)
-    assert made.one.leads != made.other.leads, "one that is deleted is made again"
+    assert made.one.is_leader != made.other.is_leader, "one that is deleted is made again"
 
 
 @pytest.mark.parametrize(

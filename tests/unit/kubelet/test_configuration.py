@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
-from nri_numa.config.layers import Gathered, build
-from nri_numa.engine.cpus.index import index
-from nri_numa.kubelet.adoption import Adopted, adopt
+from nri_numa.config.layers import LayeredDocument, build_config
+from nri_numa.engine.cpus.index import build_allocator_index
+from nri_numa.kubelet.adoption import InheritedSettings, inherit_settings
 from nri_numa.kubelet.configuration import (
+    DiscoveredConfig,
     Flags,
-    Found,
     KubeletFacts,
     command_line,
-    facts,
+    decode_kubelet_facts,
     hostname_override,
-    merged,
-    read,
+    merge_documents,
+    read_kubelet_config,
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -59,7 +59,7 @@ def test_drop_ins_are_merge_patches() -> None:
         reservedSystemCPUs=None,
         cpuManagerPolicyOptions={"align-by-socket": "true"},
     )
-    whole, problems = merged([("a", base), ("b", drop_in)])
+    whole, problems = merge_documents([("a", base), ("b", drop_in)])
     assert problems == ()
     assert whole["systemReserved"] == {"cpu": "2", "memory": "1Gi"}
     assert whole["reservedMemory"] == [{"numaNode": 1, "limits": {"memory": "2Gi"}}]
@@ -77,17 +77,17 @@ def test_drop_ins_are_merge_patches() -> None:
     ],
 )
 def test_what_is_no_configuration_is_left_out_and_told(content: object, words: str) -> None:
-    whole, (problem,) = merged([("a", document(reservedSystemCPUs="0")), ("b", content)])
+    whole, (problem,) = merge_documents([("a", document(reservedSystemCPUs="0")), ("b", content)])
     assert words in problem
     assert whole["reservedSystemCPUs"] == "0"
 
 
 def test_facts_have_the_kubelets_defaults() -> None:
-    assert facts({}, {}) == KubeletFacts()
+    assert decode_kubelet_facts({}, {}) == KubeletFacts()
 
 
 def test_facts_of_a_whole_document() -> None:
-    found = facts(
+    found = decode_kubelet_facts(
         document(
             cpuManagerPolicy="static",
             cpuManagerPolicyOptions={"strict-cpu-reservation": "true"},
@@ -119,7 +119,9 @@ def test_flags_beat_the_file() -> None:
     ]  # fmt: skip
     flags = command_line(words)
     assert (flags.config, flags.config_dir, flags.root_dir) == ("/etc/k.yaml", "/etc/k.d", "/data")
-    found = facts(document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values)
+    found = decode_kubelet_facts(
+        document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values
+    )
     assert (str(found.reserved_cpus), found.reserved_milli) == ("1", 2000)
     assert found.cpu_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
     assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}, 2: {0: GIB}}
@@ -141,19 +143,19 @@ def test_flags_beat_the_file() -> None:
 )
 def test_what_no_kubelet_starts_with_is_told(keys: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError)) as caught:
-        facts(document(**keys), {})
+        decode_kubelet_facts(document(**keys), {})
     assert words in str(caught.value)
 
 
 def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
     write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0", systemReserved="all")
-    found = read(str(tmp_path / "kubelet.yaml"), "", str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), "", str(tmp_path))
     assert found.facts is None
     assert "kubelet.yaml: Expected" in found.problems[0]
     write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "10.conf").write_text("half: [")
-    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert found.facts is None
     assert "10.conf: " in found.problems[0]
 
@@ -161,10 +163,18 @@ def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
 # --- beside ours ----------------------------------------------------------------------------------
 
 
-def beside(ours: dict[str, Any], theirs: KubeletFacts, topology: Topology | None = None) -> Adopted:
+def beside(
+    ours: dict[str, Any], theirs: KubeletFacts, topology: Topology | None = None
+) -> InheritedSettings:
     topology = topology or machines.dual_smt()
-    config = build(Gathered(document=ours), "test")
-    return adopt(configuration.settings(config), config, theirs, topology, index(topology))
+    config = build_config(LayeredDocument(document=ours), "test")
+    return inherit_settings(
+        configuration.derive_settings(config),
+        config,
+        theirs,
+        topology,
+        build_allocator_index(topology),
+    )
 
 
 def test_reserved_cpus_become_ours_unless_set() -> None:
@@ -191,7 +201,7 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
     every = beside({}, KubeletFacts(reserved_milli=1_000_000), topology)
     assert every.settings.reserved_cpus == topology.online
     assert beside({}, KubeletFacts(), topology).settings == Settings(
-        kept_seconds=600.0, room_moves=2
+        reservation_seconds=600.0, rebalance_moves=2
     )
 
 
@@ -250,7 +260,7 @@ def write(path: Path, **keys: Any) -> None:
     path.write_text(json.dumps(document(**keys)), encoding="utf-8")
 
 
-def reserved(found: Found) -> str:
+def reserved(found: DiscoveredConfig) -> str:
     assert found.facts is not None
     return str(found.facts.reserved_cpus)
 
@@ -261,22 +271,24 @@ def test_drop_ins_are_read_in_lexical_order(tmp_path: Path) -> None:
     write(tmp_path / "d" / "20-b" / "x.conf", reservedSystemCPUs="3")
     write(tmp_path / "d" / "20-b.conf", reservedSystemCPUs="2")
     write(tmp_path / "d" / "99-d.yaml", reservedSystemCPUs="4")  # not a .conf file
-    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert reserved(found) == "2"
-    again = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    again = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert again.signature == found.signature
     write(tmp_path / "d" / "30.conf", reservedSystemCPUs="5")
-    changed = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    changed = read_kubelet_config(
+        str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path)
+    )
     assert changed.signature != found.signature
     assert reserved(changed) == "5"
 
 
 def test_off_reads_nothing_and_auto_finds_the_file_of_kubeadm(tmp_path: Path) -> None:
     nobody = str(tmp_path / "proc")
-    assert read("auto", "", str(tmp_path), nobody) == Found()
+    assert read_kubelet_config("auto", "", str(tmp_path), nobody) == DiscoveredConfig()
     write(tmp_path / "config.yaml", reservedSystemCPUs="1")
-    assert reserved(read("auto", "", str(tmp_path), nobody)) == "1"
-    assert read("off", "", str(tmp_path), nobody) == Found()
+    assert reserved(read_kubelet_config("auto", "", str(tmp_path), nobody)) == "1"
+    assert read_kubelet_config("off", "", str(tmp_path), nobody) == DiscoveredConfig()
 
 
 @pytest.mark.parametrize(
@@ -292,23 +304,26 @@ def test_off_reads_nothing_and_auto_finds_the_file_of_kubeadm(tmp_path: Path) ->
 def test_a_file_that_says_nothing_is_told(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "kubelet.yaml"
     file.write_bytes(content)
-    found = read(str(file), "", str(tmp_path))
+    found = read_kubelet_config(str(file), "", str(tmp_path))
     assert words in found.problems[0]
     assert found.facts is None or found.facts.reserved_cpus is None
 
 
 def test_files_that_are_not_there_and_too_many_are_told(tmp_path: Path) -> None:
-    found = read(str(tmp_path / "no"), str(tmp_path / "none"), str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "no"), str(tmp_path / "none"), str(tmp_path))
     assert len(found.problems) == 2
     os.mkfifo(tmp_path / "pipe")
-    assert "is no regular file" in read(str(tmp_path / "pipe"), "", str(tmp_path)).problems[0]
+    assert (
+        "is no regular file"
+        in read_kubelet_config(str(tmp_path / "pipe"), "", str(tmp_path)).problems[0]
+    )
     for number in range(200):
         write(tmp_path / "d" / f"{number:03}.conf")
     write(tmp_path / "kubelet.yaml")
-    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert found.problems == ()
     write(tmp_path / "d" / "200.conf")
-    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert "has 201 drop-ins, expected at most 200" in found.problems[0]
 
 
@@ -333,19 +348,22 @@ def test_the_command_line_of_the_kubelet_that_uses_our_directory(
 ) -> None:
     """Others on the machine (nested clusters) have another directory."""
     write(tmp_path / "k.yaml", reservedSystemCPUs="1", cpuManagerPolicy="static")
-    found = read("auto", "", str(tmp_path))
+    found = read_kubelet_config("auto", "", str(tmp_path))
     assert reserved(found) == "3"
     assert found.path == str(tmp_path / "k.yaml")
     (tmp_path / "other").mkdir()
-    assert read("auto", "", str(tmp_path / "other")) == Found()
-    assert read("auto", "", str(tmp_path / "nowhere")) == Found()
+    assert read_kubelet_config("auto", "", str(tmp_path / "other")) == DiscoveredConfig()
+    assert read_kubelet_config("auto", "", str(tmp_path / "nowhere")) == DiscoveredConfig()
     # A container's program may call itself kubelet, and have a link to what looks like ours.
     root = tmp_path / "proc" / "7" / "root"
     root.mkdir(parents=True)
     (root / "x").symlink_to(tmp_path)
     for directory in ("x", "x/"):
         (root / "../cmdline").write_bytes(f"kubelet\0--root-dir=/{directory}\0".encode())
-        assert read("auto", "", str(tmp_path), str(tmp_path / "proc")) == Found()
+        assert (
+            read_kubelet_config("auto", "", str(tmp_path), str(tmp_path / "proc"))
+            == DiscoveredConfig()
+        )
     # The Node is called what that kubelet was told to call it, unless the configuration says so.
     here = AgentConfig(kubelet_root=str(tmp_path))
     assert configuration.node_name(here, hostname_override) == "kube-node"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from nri_numa.kubelet.adoption import KubeletWatch
+from nri_numa.kubelet.adoption import KubeletPinningMonitor
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 
@@ -15,20 +15,20 @@ def gauge(metrics: Metrics, manager: str) -> float | None:
 
 def test_a_static_policy_is_said_once_and_its_end_too() -> None:
     stream, metrics = io.StringIO(), Metrics("test")
-    logs.setup("info", stream=stream)
-    watch = KubeletWatch(metrics, "/var/lib/kubelet")
+    logs.setup_logging("info", stream=stream)
+    watch = KubeletPinningMonitor(metrics, "/var/lib/kubelet")
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
-    watch.judge({})
+    watch.update_policies({})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
     assert stream.getvalue() == ""
     for _ in range(3):
-        watch.judge({"cpu": "static", "memory": "None"})
+        watch.update_policies({"cpu": "static", "memory": "None"})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (1, 0)
     (line,) = stream.getvalue().splitlines()
     assert "level=warning" in line
     assert "/var/lib/kubelet/cpu_manager_state" in line
     assert "cpuManagerPolicy: none" in line
-    watch.judge({"cpu": "none", "memory": "Static"})
+    watch.update_policies({"cpu": "none", "memory": "Static"})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 1)
     assert "memoryManagerPolicy: None" in stream.getvalue()
     assert "does not pin" in stream.getvalue()

@@ -12,13 +12,13 @@ import pytest
 from nri_numa.cli import explain
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.kubelet.pod_resources import (
+    AllocatedDevices,
+    AllocatedMemory,
+    ContainerResources,
     DeviceCount,
-    Given,
-    GivenDevices,
-    GivenMemory,
     device_counts,
     device_ids,
-    given_to,
+    query_pod,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.fake_kubelet import pod_resources
@@ -55,39 +55,39 @@ def failing(code: grpc.StatusCode, words: str) -> Any:
 
 GATED = failing(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
 WEB = (
-    Given(
+    ContainerResources(
         container="main",
         cpus=CPUSet([4, 5]),
-        memory=(GivenMemory(kind="memory", size=1 << 30, numa_nodes=NUMASet([0])),),
+        memory=(AllocatedMemory(kind="memory", size=1 << 30, numa_nodes=NUMASet([0])),),
         devices=(
-            GivenDevices(resource="a/gpu", by_id={"g1": NUMASet([0, 1])}),
-            GivenDevices(resource="a/slot", by_id={"slot-0": NUMASet(), "slot-1": NUMASet()}),
+            AllocatedDevices(resource="a/gpu", by_id={"g1": NUMASet([0, 1])}),
+            AllocatedDevices(resource="a/slot", by_id={"slot-0": NUMASet(), "slot-1": NUMASet()}),
         ),
         claims=("d/n/a", "d/n/b"),
     ),
-    Given(container="helper"),
+    ContainerResources(container="helper"),
 )
 
 
 def test_what_a_pod_was_given(directory: Path) -> None:
     with pod_resources(directory, answered, failing(grpc.StatusCode.INTERNAL, "not to be called")):
-        assert given_to(str(directory), "shop", "web") == WEB
+        assert query_pod(str(directory), "shop", "web") == WEB
 
 
 def test_an_older_kubelet_is_asked_for_all_pods(directory: Path) -> None:
     with pod_resources(directory, GATED, everything):
-        assert given_to(str(directory), "shop", "web") == WEB
-        assert given_to(str(directory), "shop", "other") == "the kubelet knows no such pod"
+        assert query_pod(str(directory), "shop", "web") == WEB
+        assert query_pod(str(directory), "shop", "other") == "the kubelet knows no such pod"
         assert device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
         assert device_ids(str(directory), "a/other") == set()
 
 
 def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
-    assert "is not there" in str(given_to(str(directory), "shop", "web"))
+    assert "is not there" in str(query_pod(str(directory), "shop", "web"))
     assert device_ids(str(directory), "a/slot") == set()
     (directory / "pod-resources").mkdir()
     (directory / "pod-resources/kubelet.sock").touch()
-    assert "no answer at" in str(given_to(str(directory), "shop", "web"))
+    assert "no answer at" in str(query_pod(str(directory), "shop", "web"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_errors_are_sentences(
 ) -> None:
     fail = failing(code, words)
     with pod_resources(directory, fail, fail):
-        assert said in str(given_to(str(directory), "shop", "web"))
+        assert said in str(query_pod(str(directory), "shop", "web"))
         assert device_ids(str(directory), "a/slot") == set()
 
 
@@ -117,7 +117,7 @@ def test_a_kubelet_that_hangs(directory: Path) -> None:
 
     with pod_resources(directory, hang, hang):
         assert "did not answer within 0.05 s" in str(
-            given_to(str(directory), "shop", "web", timeout_s=0.05)
+            query_pod(str(directory), "shop", "web", timeout_s=0.05)
         )
         over.set()
 

@@ -12,10 +12,10 @@ from nri_numa.machine.cgroups import (
     NO_CGROUP,
     CgroupPlace,
     CgroupReader,
+    CgroupWrite,
     CgroupWriter,
-    Wanted,
-    Written,
-    in_the_way,
+    WriteOutcome,
+    blocking_cgroup_text,
     observe_all,
     relative_path,
 )
@@ -32,7 +32,7 @@ __all__ = ["real", "tree"]  # fixtures
 
 def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:
     """What is observed of a container: its CPUs, those in effect, memory nodes, those in effect."""
-    found = reader.observe(place)
+    found = reader.read_actual_cgroup(place)
     assert found is not None
     return (
         str(found.cpus), str(found.effective_cpus), str(found.mems), str(found.effective_mems),
@@ -117,21 +117,21 @@ def test_a_path_nobody_told_is_asked_of_the_kernel(
     # As with a runtime whose cgroup namespace is another than ours.
     for place in (CgroupPlace("", 42), CgroupPlace("/kubepods/elsewhere", 42)):
         assert seen(reader, place)[0] == "3"
-    assert reader.observe(CgroupPlace("", 43)) is None
+    assert reader.read_actual_cgroup(CgroupPlace("", 43)) is None
     (process / "cgroup").write_text(lines.replace("/found", "/../../found"))
-    assert reader.observe(CgroupPlace("", 42)) is None, "outside of our cgroup namespace"
+    assert reader.read_actual_cgroup(CgroupPlace("", 42)) is None, "outside of our cgroup namespace"
     (process / "cgroup").write_text(lines.replace("/found", "/"))
-    assert reader.observe(CgroupPlace("", 42)) is None, "the root is nobody's container"
+    assert reader.read_actual_cgroup(CgroupPlace("", 42)) is None, "the root is nobody's container"
 
 
 def test_no_cgroup_file_system_is_told_apart_from_no_containers(tmp_path: Path) -> None:
     reader = CgroupReader(str(tmp_path / "nowhere"))
-    assert not reader.available()
+    assert not reader.detect_hierarchy()
     tree = CgroupTree(tmp_path / "nowhere", 2, CPUS, MEMS)
-    assert reader.available(), "mounted later"
+    assert reader.detect_hierarchy(), "mounted later"
     assert reader.unified
     tree.write(POD, "5")
-    assert reader.observe(CgroupPlace(POD)) is not None
+    assert reader.read_actual_cgroup(CgroupPlace(POD)) is not None
 
 
 def test_another_error_is_not_taken_for_a_container_that_is_gone(tmp_path: Path) -> None:
@@ -140,22 +140,22 @@ def test_another_error_is_not_taken_for_a_container_that_is_gone(tmp_path: Path)
     (tree.directory(POD) / "cpuset.cpus").unlink()
     (tree.directory(POD) / "cpuset.cpus").mkdir()
     with pytest.raises(IsADirectoryError):
-        CgroupReader(str(tree.root)).observe(CgroupPlace(POD))
+        CgroupReader(str(tree.root)).read_actual_cgroup(CgroupPlace(POD))
 
 
-def put(writer: CgroupWriter, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-    return writer.write({"one": Wanted(place, cpus, mems)})["one"]
+def put(writer: CgroupWriter, place: CgroupPlace, cpus: str, mems: str = "") -> WriteOutcome:
+    return writer.write_cpusets({"one": CgroupWrite(place, cpus, mems)})["one"]
 
 
 def test_a_cpuset_is_written_where_it_differs(tree: CgroupTree) -> None:
     tree.write(POD, "0-7", "0-1")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    assert put(writer, CgroupPlace(POD), "1-3") == Written(changed=True)
+    assert put(writer, CgroupPlace(POD), "1-3") == WriteOutcome(changed=True)
     assert (tree.cpus_of(POD), tree.mems_of(POD)) == ("1-3", "0-1")
-    assert put(writer, CgroupPlace(POD), "1-3", "0") == Written(changed=True)
+    assert put(writer, CgroupPlace(POD), "1-3", "0") == WriteOutcome(changed=True)
     assert tree.mems_of(POD) == "0"
-    assert put(writer, CgroupPlace(POD), "1-3", "0") == Written()
-    assert put(writer, CgroupPlace(POD), "") == Written()
+    assert put(writer, CgroupPlace(POD), "1-3", "0") == WriteOutcome()
+    assert put(writer, CgroupPlace(POD), "") == WriteOutcome()
 
 
 def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tree: CgroupTree) -> None:
@@ -169,16 +169,16 @@ def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tree: CgroupTree) ->
         assert put(writer, a, "2", "1").problem == "a write of cpusets takes longer than 0.5 s"
         assert tree.cpus_of("/pods/a") == "2", "CPUs first"
         assert tree.mems_of("/pods/a") == "0-1"
-        assert writer.busy
+        assert writer.is_blocked
         assert put(writer, b, "0-7", "0-1").problem, "nobody looks meanwhile"
         assert put(writer, b, "3").problem
         assert tree.cpus_of("/pods/b") == "0-7"
         # Who waits for a lease sleeps, and nothing says that the kernel is at work.
         assert held == 3 * [(["one"], False)]
-    while writer.busy:
+    while writer.is_blocked:
         pass
     assert tree.mems_of("/pods/a") == "1"
-    assert put(writer, b, "3") == Written(changed=True)
+    assert put(writer, b, "3") == WriteOutcome(changed=True)
 
 
 def test_a_container_without_a_cgroup_is_not_written(tree: CgroupTree) -> None:
@@ -197,21 +197,21 @@ def test_a_file_that_cannot_be_written_is_named(
     path.unlink()
     path.symlink_to("/dev/full")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    monkeypatch.setattr(cgroups, "text", lambda path: "0-7")
+    monkeypatch.setattr(cgroups, "read_text", lambda path: "0-7")
     written = put(writer, CgroupPlace(POD), "1")
     assert written.problem == f"{path}: No space left on device"
 
 
 def test_a_quota_is_read_where_there_is_one(tree: CgroupTree) -> None:
     reader = CgroupReader(str(tree.root))
-    assert reader.quota(CgroupPlace(POD)) is None
+    assert reader.read_cfs_quota(CgroupPlace(POD)) is None
     tree.write(POD, "1")
-    reader.available()
-    assert reader.quota(CgroupPlace(POD)) is None  # without the cpu controller
+    reader.detect_hierarchy()
+    assert reader.read_cfs_quota(CgroupPlace(POD)) is None  # without the cpu controller
     tree.limit(POD, 150_000)
-    assert reader.quota(CgroupPlace(POD)) == 150_000
+    assert reader.read_cfs_quota(CgroupPlace(POD)) == 150_000
     tree.limit(POD, -1)
-    assert reader.quota(CgroupPlace(POD)) == -1
+    assert reader.read_cfs_quota(CgroupPlace(POD)) == -1
 
 
 @pytest.mark.parametrize(("of_root", "left"), [("1", "0"), ("0", "1")])
@@ -224,7 +224,7 @@ def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
     flag = Path(writer.reader.directory_of(CgroupPlace(POD)), "cpuset.sched_load_balance")
     flag.write_text("1")
     Path(writer.reader.hierarchy, flag.name).write_text(of_root)
-    assert writer.put(Wanted(CgroupPlace(POD), "1-2")).changed
+    assert writer.write_one(CgroupWrite(CgroupPlace(POD), "1-2")).changed
     assert flag.read_text() == left
 
 
@@ -302,12 +302,12 @@ def unified(tmp_path: Path) -> Path:
 def test_of_crun_the_cgroup_with_the_programs_counts(unified: Path) -> None:
     scope = v2(unified / SCOPE, "2-3", "2-3", mems="1")
     reader = CgroupReader(str(unified))
-    assert reader.observe(SYSTEMD) is not None
+    assert reader.read_actual_cgroup(SYSTEMD) is not None
     child = v2(scope / "container", "", "2-3")
     assert seen(reader, SYSTEMD)[::2] == ("2-3", "1"), "it has the scope's"
     v2(child, "3", "3", mems="0", mems_effective="0")  # somebody rewrote it
     assert seen(reader, SYSTEMD)[:3] == ("3", "3", "0")
-    assert put(CgroupWriter(reader), SYSTEMD, "2-3", "1") == Written(changed=True)
+    assert put(CgroupWriter(reader), SYSTEMD, "2-3", "1") == WriteOutcome(changed=True)
     assert (child / "cpuset.cpus").read_text() == "2-3"
     assert (child / "cpuset.mems").read_text() == "1"
     assert (scope / "cpuset.cpus").read_text().strip() == "2-3"
@@ -376,8 +376,8 @@ def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
     cpus, effective_cpus, _, effective_mems = seen(reader, place)
     assert (cpus, effective_cpus, effective_mems) == ("3", "3", "0-1")
     writer = CgroupWriter(reader)
-    assert put(writer, place, "0-1", "0") == Written(changed=True)
-    assert put(writer, place, "0-1", "0") == Written(changed=False)
+    assert put(writer, place, "0-1", "0") == WriteOutcome(changed=True)
+    assert put(writer, place, "0-1", "0") == WriteOutcome(changed=False)
     written = {file for file, text in before.items() if file.read_text() != text}
     assert written == {one / f"cpuset.{name}" for one in must_have for name in ("cpus", "mems")}
     for one in must_have:
@@ -422,7 +422,7 @@ def test_why_a_container_has_less_than_was_written_is_said(
     v2(unified / SCOPE, "2-5", "2-3", state)
     if gone:
         (unified / gone).unlink()
-    found = CgroupReader(str(unified)).observe(SYSTEMD)
+    found = CgroupReader(str(unified)).read_actual_cgroup(SYSTEMD)
     assert found is not None
     assert found.above == said
 
@@ -434,7 +434,7 @@ def test_what_keeps_a_list_out_on_version_1_is_named(tmp_path: Path) -> None:
     made(tmp_path / "pods/a/app/nested", cpus="0", mems="0")
 
     def way(wanted: str, name: str = "cpuset.cpus") -> str:
-        return in_the_way(str(tmp_path), str(tmp_path / "pods/a/app"), name, wanted)
+        return blocking_cgroup_text(str(tmp_path), str(tmp_path / "pods/a/app"), name, wanted)
 
     assert way("0-1") == ""
     assert way("0,2") == "the cgroup above, pods/a, has cpuset.cpus 0-1"
@@ -465,7 +465,7 @@ def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
     last = str(max(cpus))
     (real / "cpuset.cpus").write_text(last)
     assert seen(reader, place)[:2] == (last, last)
-    assert put(CgroupWriter(reader), place, str(cpus)) == Written(changed=True)
+    assert put(CgroupWriter(reader), place, str(cpus)) == WriteOutcome(changed=True)
     assert (real / "cpuset.cpus").read_text().strip() == str(cpus)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.reload import no_kernel_events
+from nri_numa.agent.reload import report_polling
 from nri_numa.machine import hotplug
-from nri_numa.machine.hotplug import concerns_cpus, differences, reread
-from nri_numa.machine.synthetic import synthetic, sysfs_files
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.hotplug import changed_fields, concerns_cpus, rediscover_topology
+from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.observe import logs
 from tests.machines import named as machines
@@ -30,12 +30,14 @@ NODE = "sys/devices/system/node"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two NUMA nodes of 8 GiB."""
-    return write_sysfs(tmp_path, synthetic(sockets=2, numa_per_socket=1, memory_gib=8))
+    return write_sysfs(
+        tmp_path, build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
+    )
 
 
 def test_nothing_changed_is_the_same_object(root: Path) -> None:
-    machine = discover(root)
-    assert reread(root, machine) is machine
+    machine = discover_topology(root)
+    assert rediscover_topology(root, machine) is machine
 
 
 PAGES = f"{NODE}/node1/hugepages/hugepages-2048kB"
@@ -70,50 +72,50 @@ def test_case_16_what_comes_and_goes_is_seen(
 ) -> None:
     pods = {f"{PODS}/cpuset.{name}.effective": "0-31\n" for name in ("cpus", "mems")}
     none = {f"{PAGES}/{name}_hugepages": "0\n" for name in ("nr", "free")}
-    machine = discover(write_tree(root, pods | none))
+    machine = discover_topology(write_tree(root, pods | none))
     before = {name: (root / name).read_text() for name in files}
-    after = reread(write_tree(root, files), machine)
-    assert differences(machine, after) == changed
+    after = rediscover_topology(write_tree(root, files), machine)
+    assert changed_fields(machine, after) == changed
     assert (after is machine) is (not changed)
-    assert reread(root, after) is after
-    assert differences(after, reread(write_tree(root, before), after)) == back
+    assert rediscover_topology(root, after) is after
+    assert changed_fields(after, rediscover_topology(write_tree(root, before), after)) == back
 
 
 def test_case_16_a_numa_node_that_gets_its_first_memory_is_discovered(tmp_path: Path) -> None:
     root = write_sysfs(tmp_path, machines.cpu_only())
-    machine = discover(root)
+    machine = discover_topology(root)
     write_tree(root, {f"{NODE}/node0/meminfo": "Node 0 MemTotal: 1048576 kB\n"})
-    assert reread(root, machine).numa_nodes[0].memory_bytes == GIB
+    assert rediscover_topology(root, machine).numa_nodes[0].memory_bytes == GIB
 
 
 def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> None:
-    both = synthetic(sockets=2, numa_per_socket=1, memory_gib=8)
+    both = build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
     files = sysfs_files(both)
     files[f"{NODE}/online"] = "0\n"
     files[f"{NODE}/node0/distance"] = "10\n"
-    machine = discover(write_tree(tmp_path, files))
+    machine = discover_topology(write_tree(tmp_path, files))
     assert str(machine.numa_ids) == "0"
     write_sysfs(tmp_path, both)
-    after = reread(tmp_path, machine)
-    assert differences(machine, after) == {"numa_nodes": "0-1"}
+    after = rediscover_topology(tmp_path, machine)
+    assert changed_fields(machine, after) == {"numa_nodes": "0-1"}
 
 
 @pytest.mark.parametrize("text", ["", "x\n"])
 def test_a_machine_without_numa_nodes_stays_as_it_is(tmp_path: Path, text: str) -> None:
     files = {n: t for n, t in sysfs_files(machines.single_smt()).items() if not n.startswith(NODE)}
     root = write_tree(tmp_path, files)
-    machine = discover(root)
-    assert reread(root, machine) is machine
+    machine = discover_topology(root)
+    assert rediscover_topology(root, machine) is machine
     if text:
         write_tree(root, {f"{NODE}/online": text})
-        assert reread(root, machine).numa_ids == machine.numa_ids
+        assert rediscover_topology(root, machine).numa_ids == machine.numa_ids
 
 
 def test_what_discovery_would_read_the_same_way_is_no_change(root: Path) -> None:
     """Somebody else's idea of the machine: discovered anew, and found to be equal."""
-    machine = replace(discover(root), isolated=CPUSet())
+    machine = replace(discover_topology(root), isolated=CPUSet())
     write_tree(root, {f"{NODE}/online": "0-1,7\n"})
-    assert reread(root, machine) is machine
+    assert rediscover_topology(root, machine) is machine
 
 
 def uevent(action: str = "offline", subsystem: str = "cpu", path: str = "/devices/cpu3") -> bytes:
@@ -179,7 +181,7 @@ async def watched(open_: Callable[[], Any]) -> AsyncIterator[asyncio.Queue[None]
     async def changed() -> None:
         looks.put_nowait(None)
 
-    task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, open_))
+    task = asyncio.create_task(hotplug.watch_cpu_events(changed, report_polling, open_))
     await asyncio.sleep(0)
     try:
         yield looks
@@ -225,7 +227,7 @@ async def test_without_a_socket_that_is_said_and_polling_goes_on(
     kernel: FakeKernel, breaks: bool
 ) -> None:
     stream = io.StringIO()
-    logs.setup("info", stream=stream)
+    logs.setup_logging("info", stream=stream)
 
     def opened() -> FakeKernel:
         if not breaks:

@@ -15,8 +15,8 @@ __all__ = ["real", "tree"]  # fixtures
 
 
 def written(watch: CpusetWatch, places: dict[str, CgroupPlace]) -> set[str]:
-    watch.follow(places)
-    return watch.written()
+    watch.watch_containers(places)
+    return watch.pop_written()
 
 
 def test_a_write_of_another_process_into_a_cgroup_is_seen(real: Path) -> None:
@@ -58,5 +58,5 @@ def test_without_inotify_it_says_why(tree: CgroupTree) -> None:
             assert watch.problem == "Too many open files (fs.inotify.max_user_instances)"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    watch.follow({"one": CgroupPlace("/one")})
+    watch.watch_containers({"one": CgroupPlace("/one")})
     assert watch.fd < 0

@@ -53,9 +53,9 @@ def test_a_process_that_ends_meanwhile_stops_nobodys_move(
         return [0] * len(addresses)  # type: ignore[arg-type]
 
     monkeypatch.setattr(migration, "_move_pages", move)
-    steps = migration.migrate(reader, HERE, NUMASet([1]), 0)
+    steps = migration.migrate_pages(reader, HERE, NUMASet([1]), 0)
     if ends:
-        assert all(step.left == 0 for step in steps)
+        assert all(step.unmoved_bytes == 0 for step in steps)
         assert {*asked} == {each.pid for each in processes}
     else:
         with pytest.raises(OSError, match="Invalid argument"):
@@ -64,10 +64,10 @@ def test_a_process_that_ends_meanwhile_stops_nobodys_move(
 
 def test_a_right_that_is_missing_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """Another user's page map is closed to root without CAP_DAC_READ_SEARCH."""
-    if problem := migration.hindrance(CgroupReader("/nowhere")):
+    if problem := migration.find_migration_problem(CgroupReader("/nowhere")):
         pytest.skip(f"no memory moves here: {problem}")
     look = "from nri_numa.machine import migration as m, cgroups as c; "
-    look += "print(m.hindrance(c.CgroupReader('/nowhere')))"
+    look += "print(m.find_migration_problem(c.CgroupReader('/nowhere')))"
     keep = "--bounding-set=-all,+sys_ptrace,+sys_nice"
     subprocess.run(["setpriv", keep, "--inh-caps=-all", sys.executable, "-c", look], check=True)
     assert capfd.readouterr().out == "CAP_DAC_READ_SEARCH missing\n"

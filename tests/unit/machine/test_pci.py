@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cli.machine import pack as capture
+from nri_numa.cli.machine import write_capture as capture
 from nri_numa.machine.pci import PCIDevice, kind_of_class, pci_devices, pcie_roots
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.machines.named import write_sysfs
@@ -21,7 +21,7 @@ EXPECTED = (
 
 
 def machine(root: Path) -> DeviceTree:
-    tree = DeviceTree(write_sysfs(root, synthetic()))
+    tree = DeviceTree(write_sysfs(root, build_synthetic_topology()))
     gpu = tree.pci(GPU, 1, GPU_CLASS)
     (gpu / "vendor").write_text("0x10de\n")
     (gpu / "device").write_text("0x2331\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.machines import named as machines
 
 
@@ -33,4 +33,4 @@ def test_chiplets_share_caches_in_groups_of_cores() -> None:
 )
 def test_contradicting_numbers_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        synthetic(**wrong)
+        build_synthetic_topology(**wrong)

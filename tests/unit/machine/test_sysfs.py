@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cli.machine import pack as capture
+from nri_numa.cli.machine import write_capture as capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import sysfs_files
-from nri_numa.machine.sysfs import discover, read_memory, read_online
+from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import MemoryReading, NUMAMemory, Topology
 from tests.machines import named as machines
@@ -36,7 +36,7 @@ SAID = {
 @pytest.mark.parametrize("name", machines.MACHINES)
 def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
     machine = machines.MACHINES[name]()
-    found = discover(write_sysfs(tmp_path, machine))
+    found = discover_topology(write_sysfs(tmp_path, machine))
     assert replace(found, warnings=()) == machine
     assert found.warnings == SAID.get(name, ())
 
@@ -44,7 +44,7 @@ def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
 def _discover(tmp_path: Path, machine: Topology, change: Change) -> Topology:
     files = sysfs_files(machine)
     change(files)
-    return discover(write_tree(tmp_path, files))
+    return discover_topology(write_tree(tmp_path, files))
 
 
 def _without(*parts: str) -> Change:
@@ -275,7 +275,7 @@ def test_the_kernels_own_link_decides_between_empty_numa_nodes(tmp_path: Path) -
     (tmp_path / NODE / "node1/cpulist").write_text("4-15\n")
     for i in (4, 5, 6):
         (tmp_path / CPU / f"cpu{i}/node1").symlink_to("../../node/node1")
-    machine = discover(tmp_path)
+    machine = discover_topology(tmp_path)
     assert str(machine.numa_nodes[0].cpus) == "0-3,7"
     assert str(machine.numa_nodes[1].cpus) == "4-6,8-15"
     assert "the core of CPU 6 has threads on several NUMA nodes" in machine.warnings[-1]
@@ -531,7 +531,7 @@ def test_limits_without_any_online_cpu_are_ignored_and_said(tmp_path: Path) -> N
 def test_without_online_cpus_there_is_no_machine(text: str, found: str, tmp_path: Path) -> None:
     write_tree(tmp_path, {f"{CPU}/online": text})
     with pytest.raises(TopologyError) as caught:
-        discover(tmp_path)
+        discover_topology(tmp_path)
     assert str(caught.value).startswith(str(tmp_path))
     assert found in str(caught.value)
     with pytest.raises(TopologyError):
@@ -541,11 +541,11 @@ def test_without_online_cpus_there_is_no_machine(text: str, found: str, tmp_path
 def test_a_cpu_directory_without_cpus_is_no_machine(tmp_path: Path) -> None:
     (tmp_path / CPU).mkdir(parents=True)
     with pytest.raises(TopologyError, match="no CPU is listed in it"):
-        discover(tmp_path)
+        discover_topology(tmp_path)
 
 
 def test_only_the_list_of_online_cpus_is_needed(tmp_path: Path) -> None:
-    machine = discover(write_tree(tmp_path, {f"{CPU}/online": "0-1,4\n"}))
+    machine = discover_topology(write_tree(tmp_path, {f"{CPU}/online": "0-1,4\n"}))
     assert str(machine.numa_nodes[0].cpus) == "0-1,4"
     assert str(machine.present) == "0-1,4"
     assert len(machine.cores) == 3
@@ -630,7 +630,7 @@ def test_memory_without_numa_is_the_machines(tmp_path: Path) -> None:
     files = sysfs_files(machines.single_smt())
     _without(NODE)(files)
     files["sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"] = "5\n"
-    machine = discover(write_tree(tmp_path, files))
+    machine = discover_topology(write_tree(tmp_path, files))
     reading = read_memory(tmp_path, machine)
     assert reading.numa_nodes[0].free_bytes == 16 * GIB
     assert reading.numa_nodes[0].free_hugepages == {2 * MIB: 10 * MIB}
@@ -638,7 +638,7 @@ def test_memory_without_numa_is_the_machines(tmp_path: Path) -> None:
 
 def test_this_machine_can_be_read() -> None:
     """Whatever runs the tests has CPUs and memory."""
-    machine = discover("/")
+    machine = discover_topology("/")
     assert machine.online == read_online("/")
     assert machine.memory_nodes
     reading = read_memory("/", machine)
@@ -657,15 +657,15 @@ def test_initiators_and_tiers_are_read_and_survive_a_capture(tmp_path: Path) -> 
     }
     machine = replace(base, numa_nodes=nodes)
     root = write_sysfs(tmp_path / "root", machine)
-    assert discover(root).numa_nodes == nodes
+    assert discover_topology(root).numa_nodes == nodes
     # As the kernel has it: a link to the NUMA node's directory.
     link = root / "sys/devices/system/node/node2/access1/initiators/node0"
     link.unlink()
     link.symlink_to("../../../node0")
-    assert discover(root).numa_nodes == nodes
+    assert discover_topology(root).numa_nodes == nodes
     report = capture(root, tmp_path / "machine.tar.gz")
     assert "sys/devices/system/node/node2/access1/initiators/node0" in report.files
-    packed = discover(tmp_path / "machine.tar.gz")
+    packed = discover_topology(tmp_path / "machine.tar.gz")
     assert packed.numa_nodes[2].initiators == NUMASet([0])
     assert packed.numa_nodes[2].tier == 22
 
@@ -674,6 +674,6 @@ def test_access0_is_believed_where_there_is_no_access1(tmp_path: Path) -> None:
     files = sysfs_files(machines.memory_only())
     files["sys/devices/system/node/node2/access0/initiators/node1"] = ""
     files["sys/devices/virtual/memory_tiering/uevent"] = ""
-    read = discover(write_tree(tmp_path, files))
+    read = discover_topology(write_tree(tmp_path, files))
     assert read.numa_nodes[2].initiators == NUMASet([1])
     assert read.numa_nodes[2].tier is None

@@ -15,7 +15,7 @@ import pytest
 from nri_numa.errors import TopologyError
 from nri_numa.machine import tree
 from nri_numa.machine.synthetic import sysfs_files
-from nri_numa.machine.sysfs import discover, read_memory, read_online
+from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.machine.tree import CPU_DIR, open_tree
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
@@ -64,7 +64,7 @@ def test_an_archive_is_read_as_the_directory_it_came_from(
 ) -> None:
     machine = machines.sparse_ids()
     (tmp_path / name).write_bytes(compress(_tar(sysfs_files(machine), prefix)))
-    assert discover(tmp_path / name) == machine
+    assert discover_topology(tmp_path / name) == machine
     assert read_online(str(tmp_path / name)) == machine.online
     (tmp_path / "unpacked").mkdir()
     write_sysfs(tmp_path / "unpacked", machine)
@@ -74,9 +74,9 @@ def test_an_archive_is_read_as_the_directory_it_came_from(
 def test_a_replaced_archive_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar(sysfs_files(machines.single_smt())))
-    assert discover(path) == machines.single_smt()
+    assert discover_topology(path) == machines.single_smt()
     path.write_bytes(_tar(sysfs_files(machines.dual_smt())))
-    assert discover(path) == machines.dual_smt()
+    assert discover_topology(path) == machines.dual_smt()
 
 
 def test_links_in_an_archive_decide_between_overlapping_numa_nodes(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_links_in_an_archive_decide_between_overlapping_numa_nodes(tmp_path: Pat
         files[f"sys/devices/system/cpu/cpu{i}/node{i // 8}"] = _link(f"../../node/node{i // 8}")
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar(files))
-    machine = discover(path)
+    machine = discover_topology(path)
     assert machine.numa_nodes == machines.dual_no_smt().numa_nodes
 
 
 def test_a_capture_may_be_unpacked_one_directory_down(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     write_sysfs(tmp_path / "captured", machines.single_smt())
-    assert discover(tmp_path) == machines.single_smt()
+    assert discover_topology(tmp_path) == machines.single_smt()
 
 
 def test_two_machines_in_one_place_are_refused(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_damaged_archives_are_errors_that_name_the_file(name: str, tmp_path: Pat
     path = tmp_path / "machine.tar.gz"
     path.write_bytes(DAMAGED[name])
     with pytest.raises(TopologyError) as caught:
-        discover(path)
+        discover_topology(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 
@@ -153,7 +153,7 @@ def test_an_archive_of_something_else_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "home.tar"
     path.write_bytes(_tar({"home/notes.txt": "hello"}))
     with pytest.raises(TopologyError, match="there is no sys/devices/system/cpu in the archive"):
-        discover(path)
+        discover_topology(path)
 
 
 def test_members_that_point_outside_are_ignored(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_members_that_point_outside_are_ignored(tmp_path: Path) -> None:
     }
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar(files))
-    machine = discover(path)
+    machine = discover_topology(path)
     assert str(machine.possible) == "0"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["machine.tar"]  # nothing was unpacked
 
@@ -188,56 +188,56 @@ def test_archives_that_are_too_large_are_refused(
             path = tmp_path / f"{limit}.tar.gz"
             path.write_bytes(gzip.compress(_tar({**files, "sys/bomb": "\0" * (4 << 20)})))
             with pytest.raises(TopologyError, match=found):
-                discover(path)
+                discover_topology(path)
 
 
 def test_a_file_larger_than_any_of_the_kernel_is_cut(tmp_path: Path) -> None:
     long = "0\n" + "\0" * tree.FILE_LIMIT + "x"
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar({**sysfs_files(machines.one_cpu()), f"{CPU_DIR}/present": long}))
-    assert discover(path) == machines.one_cpu()
+    assert discover_topology(path) == machines.one_cpu()
     root = write_sysfs(tmp_path / "unpacked", machines.one_cpu())
     (root / CPU_DIR / "present").write_text("0," * tree.FILE_LIMIT)
-    assert len(open_tree(root).read(f"{CPU_DIR}/present") or "") <= 2 * tree.FILE_LIMIT
+    assert len(open_tree(root).read_file(f"{CPU_DIR}/present") or "") <= 2 * tree.FILE_LIMIT
 
 
 def test_files_longer_than_a_page_are_read_whole(tmp_path: Path) -> None:
     text = ",".join(str(i) for i in range(0, 8192, 2))
     root = write_tree(tmp_path, {f"{CPU_DIR}/online": text + "\n"})
     assert len(text) > 4 * 4096
-    assert open_tree(root).read(f"{CPU_DIR}/online") == text
+    assert open_tree(root).read_file(f"{CPU_DIR}/online") == text
     exact = ("0," * 4096)[:4096]
     (root / CPU_DIR / "online").write_text(exact)
-    assert open_tree(root).read(f"{CPU_DIR}/online") == exact
+    assert open_tree(root).read_file(f"{CPU_DIR}/online") == exact
     # Of a file of many records the kernel gives at once what fits into a page.
-    assert "[stack]" in (open_tree("/").read("proc/self/maps") or "")
+    assert "[stack]" in (open_tree("/").read_file("proc/self/maps") or "")
 
 
 def test_a_directory_in_place_of_a_file_is_no_file(tmp_path: Path) -> None:
     root = write_sysfs(tmp_path, machines.one_cpu())
     (root / "proc/self/status").mkdir(parents=True)
-    assert open_tree(root).read("proc/self/status") is None
-    assert open_tree(root).entries("proc/absent") == []
-    assert discover(root) == machines.one_cpu()
+    assert open_tree(root).read_file("proc/self/status") is None
+    assert open_tree(root).list_directory("proc/absent") == []
+    assert discover_topology(root) == machines.one_cpu()
 
 
 def test_an_archive_lists_and_finds_directories(tmp_path: Path) -> None:
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar(sysfs_files(machines.hybrid())))
     found = open_tree(path)
-    assert found.where == str(path)
-    assert found.entries(f"{CPU_DIR}/cpu7") == ["cache", "topology"]
-    assert found.entries("absent") == []
+    assert found.source == str(path)
+    assert found.list_directory(f"{CPU_DIR}/cpu7") == ["cache", "topology"]
+    assert found.list_directory("absent") == []
     assert found.exists(f"{CPU_DIR}/cpu7")
     assert found.exists(f"{CPU_DIR}/cpu7/topology/core_id")
     assert not found.exists(f"{CPU_DIR}/cpu77")
-    assert f"{CPU_DIR}/offline" in list(found.walk())  # seen, although not kept
-    assert found.read(f"{CPU_DIR}/offline") is None
+    assert f"{CPU_DIR}/offline" in list(found.walk_files())  # seen, although not kept
+    assert found.read_file(f"{CPU_DIR}/offline") is None
 
 
 def test_every_written_file_that_discovery_reads_is_on_the_list() -> None:
     written = {name for f in machines.MACHINES.values() for name in sysfs_files(f())}
-    extra = {name for name in written if not tree.NEEDED.fullmatch(name)}
+    extra = {name for name in written if not tree.CAPTURED_PATHS.fullmatch(name)}
     assert extra == {
         f"{CPU_DIR}/offline",
         "sys/devices/system/node/has_memory",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.hotplug import differences, reread
-from nri_numa.machine.sysfs import discover
+from nri_numa.machine.hotplug import changed_fields, rediscover_topology
+from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.machine.usable import is_partition, sentence
+from nri_numa.machine.usable import is_partition, partition_sentence
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Partition, PartitionKind, Topology
 from tests.machines import named as machines
@@ -51,17 +51,17 @@ def _told(machine: Topology) -> list[str]:
 
 
 def test_nobody_took_anything(root: Path) -> None:
-    machine = discover(root)
+    machine = discover_topology(root)
     assert machine == machines.dual_smt_16()
     assert machine.partitions == ()
 
 
 @pytest.mark.parametrize("kind", ["root", "isolated"])
 def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: str) -> None:
-    before = discover(root)
+    before = discover_topology(root)
     _v2(root, "rt.slice", "6-7", kind)
     _v2(root, "kubepods.slice", "0-5,8-15")
-    during = reread(root, before)
+    during = rediscover_topology(root, before)
     assert str(during.allowed) == "0-5,8-15"
     assert during.partitions == (
         Partition(cgroup="rt.slice", kind=PartitionKind(kind), cpus=CPUSet.parse("6-7")),
@@ -69,13 +69,13 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     assert _told(during) == [
         f"CPUs 6-7 belong to the cpuset partition rt.slice ({kind}), containers cannot have them"
     ]
-    assert differences(before, during) == {"allowed": "0-5,8-15", "partitions": "rt.slice"}
-    assert reread(root, during) is during
+    assert changed_fields(before, during) == {"allowed": "0-5,8-15", "partitions": "rt.slice"}
+    assert rediscover_topology(root, during) is during
     _v2(root, "rt.slice", "0-15")
     _v2(root, "kubepods.slice", "0-15")
-    after = reread(root, during)
+    after = rediscover_topology(root, during)
     assert after == before
-    assert differences(during, after) == {"allowed": "0-15", "partitions": "none"}
+    assert changed_fields(during, after) == {"allowed": "0-15", "partitions": "none"}
 
 
 def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones(
@@ -85,7 +85,7 @@ def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones
     _v2(root, "machine.slice", "4-5", "root", **{"exclusive.effective": "4-7"})
     _v2(root, "machine.slice/vm.scope", "6-7", "isolated", **{"exclusive.effective": "6-7"})
     _v2(root, "kubepods.slice", "0-3,8-15")
-    assert [(p.cgroup, p.kind.value, str(p.cpus)) for p in discover(root).partitions] == [
+    assert [(p.cgroup, p.kind.value, str(p.cpus)) for p in discover_topology(root).partitions] == [
         ("machine.slice", "root", "4-7"),
         ("machine.slice/vm.scope", "isolated", "6-7"),
     ]
@@ -101,19 +101,19 @@ def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones
 def test_an_invalid_partition_takes_nothing_and_is_told(root: Path, state: str, why: str) -> None:
     _v2(root, "rt.slice", "0-15", state)
     write_tree(root, {f"{V2}/rt.slice/cpuset.cpus": "6-7\n"})
-    machine = discover(root)
+    machine = discover_topology(root)
     assert machine.allowed == machine.online
     assert str(machine.partitions[0].cpus) == "6-7"
     (told,) = _told(machine)
     assert told.startswith(
         f"the cgroup rt.slice is meant to be a partition (isolated) and is none: {why}"
     )
-    assert differences(machines.dual_smt_16(), machine) == {"partitions": "none"}
+    assert changed_fields(machines.dual_smt_16(), machine) == {"partitions": "none"}
 
 
 def test_one_cpu_is_one_cpu() -> None:
     one = Partition(cgroup="rt", kind=PartitionKind.EXCLUSIVE, cpus=CPUSet([3]))
-    assert sentence(one) == (
+    assert partition_sentence(one) == (
         "CPU 3 belongs to the cpuset partition rt (cpu_exclusive), containers cannot have them"
     )
 
@@ -122,31 +122,31 @@ def test_a_pod_that_is_a_partition_is_found_where_nobody_else_explains_it(root: 
     inner = "kubepods.slice/kubepods-pod1.slice/cri-1.scope"
     _v2(root, "kubepods.slice/kubepods-pod1.slice", "0-3,6-15")
     _v2(root, inner, "4-5", "isolated")
-    assert discover(root).partitions == (), "nothing is missing, so nobody looks there"
+    assert discover_topology(root).partitions == (), "nothing is missing, so nobody looks there"
     _v2(root, "kubepods.slice", "0-3,6-15")
-    machine = discover(root)
+    machine = discover_topology(root)
     assert [one.cgroup for one in machine.partitions] == [inner]
     assert str(machine.allowed) == "0-3,6-15"
 
 
 def test_pods_that_are_a_partition_have_its_cpus(root: Path) -> None:
     _v2(root, "kubepods.slice", "4-15", "root")
-    machine = discover(root)
+    machine = discover_topology(root)
     assert (str(machine.allowed), machine.partitions) == ("4-15", ())
 
 
 def test_files_that_make_no_sense_are_no_partition(root: Path) -> None:
     _v2(root, "odd.slice", "x", "rooty")
     _v2(root, "odder.slice", "x", "root")
-    machine = discover(root)
+    machine = discover_topology(root)
     assert [(p.cgroup, str(p.cpus)) for p in machine.partitions] == [("odder.slice", "")]
 
 
 def test_a_tree_without_end_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.machine.usable.MOST", 3)
+    monkeypatch.setattr("nri_numa.machine.usable.MAX_CGROUPS", 3)
     for n in range(9):
         _v2(root, f"a{n}.slice", f"{n}", "root")
-    assert len(discover(root).partitions) == 3
+    assert len(discover_topology(root).partitions) == 3
 
 
 # -- without a cgroup of the pods -----------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_our_own_partition_is_not_what_pods_will_have(root: Path) -> None:
     _v2(root, "agents.slice", "0-3", "root")
     _v2(root, "agents.slice/nri-numa.service", "0-3")
     _without_pods(root, "/agents.slice/nri-numa.service")
-    machine = discover(root)
+    machine = discover_topology(root)
     assert str(machine.allowed) == "4-15"
     assert machine.warnings[0] == (
         "the cgroup / (ours, /agents.slice/nri-numa.service, is in a partition) allows only "
@@ -175,7 +175,7 @@ def test_isolated_cpus_that_a_partition_has_are_not_added_to_our_affinity(tmp_pa
     _v2(tmp_path, "", "0-2,4-9,11-15")
     _v2(tmp_path, "rt.slice", "3,10", "isolated")
     write_tree(tmp_path, {"proc/self/status": "Cpus_allowed_list:\t0-1,4-9,12-15\n"})
-    assert str(discover(tmp_path).allowed) == "0-2,4-9,11-15"
+    assert str(discover_topology(tmp_path).allowed) == "0-2,4-9,11-15"
 
 
 # -- version 1 ------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def test_version_1_lets_nobody_have_what_is_exclusive_to_another(
     _v1(tmp_path, "rt", "6-7", "1", prefix)
     _v1(tmp_path, "system.slice", "0-5", "0", prefix)
     write_tree(tmp_path, {"proc/self/cpuset": "/\n"})
-    machine = discover(tmp_path)
+    machine = discover_topology(tmp_path)
     assert str(machine.allowed) == "0-5,8-15"
     assert _told(machine) == [
         "CPUs 6-7 belong to the cpuset partition rt (cpu_exclusive), containers cannot have them"
     ]
-    assert reread(tmp_path, machine) is machine
+    assert rediscover_topology(tmp_path, machine) is machine
     _v1(tmp_path, "rt", "6-7", "0", prefix)
-    assert reread(tmp_path, machine).allowed == machine.online
+    assert rediscover_topology(tmp_path, machine).allowed == machine.online
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_version_1_what_an_exclusive_cpuset_leaves(
     _v1(tmp_path, name, cpus, "1")
     if own:
         write_tree(tmp_path, {"proc/self/cpuset": f"{own}\n"})
-    machine = discover(tmp_path)
+    machine = discover_topology(tmp_path)
     assert str(machine.allowed) == allowed
     assert "kubepods.slice" not in [one.cgroup for one in machine.partitions]
 
@@ -251,7 +251,7 @@ def test_what_is_no_cgroup_is_no_partition(tmp_path: Path) -> None:
 def test_cpus_without_a_tick_are_known(tmp_path: Path, text: str, found: str, warned: bool) -> None:
     write_sysfs(tmp_path, machines.dual_smt_16())
     write_tree(tmp_path, {"sys/devices/system/cpu/nohz_full": text})
-    machine = discover(tmp_path)
+    machine = discover_topology(tmp_path)
     assert str(machine.nohz_full) == found
     assert any("nohz_full is ignored" in one for one in machine.warnings) is warned
 
@@ -259,4 +259,4 @@ def test_cpus_without_a_tick_are_known(tmp_path: Path, text: str, found: str, wa
 def test_a_kernel_that_cannot_stop_the_tick_has_no_file(tmp_path: Path) -> None:
     write_sysfs(tmp_path, machines.nohz_full_cpus())
     (tmp_path / "sys/devices/system/cpu/nohz_full").unlink()
-    assert str(discover(tmp_path).nohz_full) == ""
+    assert str(discover_topology(tmp_path).nohz_full) == ""

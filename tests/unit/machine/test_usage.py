@@ -12,18 +12,18 @@ import pytest
 from nri_numa.errors import TopologyError
 from nri_numa.machine import migration
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import (
     NUMA_MAPS,
     NUMA_STAT,
+    ContainerMemoryNodes,
     ContainerUsage,
-    MemoryPlaces,
     cpu_times,
     local_bytes,
     mapped_by_numa_node,
     memory_by_numa_node,
-    memory_places,
     read_container,
+    read_container_memory,
     read_usage,
 )
 from nri_numa.model.cpuset import NUMASet
@@ -49,7 +49,7 @@ def test_what_is_no_stat_tells_nothing(text: str) -> None:
 
 
 def test_a_machine(tmp_path: Path) -> None:
-    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=2, cores_per_numa=1)
     numastat = "numa_hit 10\nlocal_node 7\nother_node 3\n"
     files = {"proc/stat": STAT, "sys/devices/system/node/node1/numastat": numastat}
     write_tree(write_sysfs(tmp_path, topology), files)
@@ -121,10 +121,12 @@ class Tree(ContainerTree):
         if data is not None:
             (self.proc / str(pid) / NUMA_MAPS).write_bytes(data)
 
-    def look(self, limit: float = 10**6, clock: Callable[[], float] | None = None) -> MemoryPlaces:
+    def look(
+        self, limit: float = 10**6, clock: Callable[[], float] | None = None
+    ) -> ContainerMemoryNodes:
         reader = CgroupReader(str(self.root), proc=str(self.proc))
         ticks = iter(range(10**9))
-        return memory_places(
+        return read_container_memory(
             reader, PLACE, str(self.root), proc=str(self.proc), page_size=4096, limit=limit,
             clock=clock or (lambda: float(next(ticks))),
         )  # fmt: skip
@@ -134,7 +136,7 @@ def test_the_cgroup_of_version_2_tells_bytes(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 2)
     (tree.home / NUMA_STAT).write_text("anon N0=4096 N1=8192\nfile N0=0 N1=4096\n")
     found = tree.look()
-    assert found == MemoryPlaces({0: 4096, 1: 12288}, NUMA_STAT)
+    assert found == ContainerMemoryNodes({0: 4096, 1: 12288}, NUMA_STAT)
     assert local_bytes(found.by_numa_node, {1}) == 12288
 
 
@@ -147,7 +149,7 @@ def test_version_1_tells_pages_and_a_hybrid_may_have_the_file_in_either(
     text = "anon N0=4096 N1=8192\n" if unified_controller else V1
     (tree.root / where / "pods/a").mkdir(parents=True)
     (tree.root / where / "pods/a" / NUMA_STAT).write_text(text)
-    assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_STAT)
+    assert tree.look() == ContainerMemoryNodes({0: 4096, 1: 8192}, NUMA_STAT)
 
 
 def test_lines_of_numa_maps_count_pages_of_the_size_they_name() -> None:
@@ -174,21 +176,21 @@ def test_without_that_file_the_processes_are_asked_those_of_inner_cgroups_too(
     (tree.home / "inner/cgroup.procs").write_text("11\n")
     tree.maps(10, b"a default anon=1 N0=1 kernelpagesize_kB=4\n")
     tree.maps(11, b"a default anon=2 N1=2 kernelpagesize_kB=4")  # cut off before the line feed
-    assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_MAPS)
+    assert tree.look() == ContainerMemoryNodes({0: 4096, 1: 8192}, NUMA_MAPS)
     # Their pages move, too.
     monkeypatch.setattr(migration, "_of_process", lambda pid, *_: iter([pid]))
     reader = CgroupReader(str(tree.root))
-    assert list(migration.migrate(reader, PLACE, NUMASet([0]), 1)) == [10, 11]
+    assert list(migration.migrate_pages(reader, PLACE, NUMASet([0]), 1)) == [10, 11]
     tree.processes(0)
     with pytest.raises(OSError, match="not seen from here"):
-        next(migration.migrate(reader, PLACE, NUMASet([0]), 1))
+        next(migration.migrate_pages(reader, PLACE, NUMASet([0]), 1))
 
 
 def test_a_hundred_thousand_lines_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 2)
     tree.processes(10)
     tree.maps(10, b"7f0000000000 default anon=1 dirty=1 N1=1 kernelpagesize_kB=4\n" * 100_000)
-    assert tree.look() == MemoryPlaces({1: 4096 * 100_000}, NUMA_MAPS)
+    assert tree.look() == ContainerMemoryNodes({1: 4096 * 100_000}, NUMA_MAPS)
     # The clock of this test goes on by one with each piece that was read.
     found = tree.look(limit=5)
     assert found.by_numa_node == {}
@@ -220,7 +222,7 @@ def test_a_number_that_became_somebody_elses_is_left_out(tmp_path: Path) -> None
             tree.processes(10)
         return 0.0
 
-    assert tree.look(clock=leaving) == MemoryPlaces({0: 4096}, NUMA_MAPS)
+    assert tree.look(clock=leaving) == ContainerMemoryNodes({0: 4096}, NUMA_MAPS)
 
 
 def test_each_reason_is_told_and_no_zero(tmp_path: Path) -> None:
@@ -242,7 +244,7 @@ def test_each_reason_is_told_and_no_zero(tmp_path: Path) -> None:
     assert tree.look().because.startswith("memory.numa_stat cannot be read: Is a directory")
     tree.processes(*range(1, 2000))
     assert "1999 processes are more than" in tree.look().because
-    gone = memory_places(
+    gone = read_container_memory(
         CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root), page_size=4096
     )
     assert gone.because == "it has no cgroup that can be read"
@@ -264,7 +266,7 @@ def test_a_real_process(tmp_path: Path) -> None:
         try:
             tree.processes(process.pid, os.getpid())
             reader = CgroupReader(str(tree.root))
-            found = memory_places(
+            found = read_container_memory(
                 reader, PLACE, str(tree.root), page_size=os.sysconf("SC_PAGE_SIZE"), limit=60
             )
         finally:

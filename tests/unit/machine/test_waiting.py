@@ -11,19 +11,19 @@ import pytest
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.tree import DirectoryTree
 from nri_numa.machine.waiting import (
-    MOST,
-    PRESSURE,
-    SCHEDSTAT,
+    MAX_CPUS_READ,
+    PRESSURE_FILE,
+    SCHEDSTAT_FILE,
     CPUTimes,
-    Smoothed,
-    Waits,
+    CPUWaits,
+    SmoothedFactors,
     cpu_times,
-    frequencies,
     pressure_in,
-    stolen,
+    read_cpu_waits,
+    read_frequency_by_node,
+    runqueue_by_node,
+    steal_by_node,
     tasks_waiting,
-    waiting,
-    waits,
 )
 from tests.beds.cgroup_tree import ContainerTree
 from tests.machines import named as machines
@@ -43,13 +43,13 @@ class Tree(ContainerTree):
         task.mkdir(parents=True)
         (task / "stat").touch()
         if text is not None:
-            (task / SCHEDSTAT).write_text(text)
+            (task / SCHEDSTAT_FILE).write_text(text)
         return task
 
-    def look(self, limit: float = 10**6) -> Waits:
+    def look(self, limit: float = 10**6) -> CPUWaits:
         reader = CgroupReader(str(self.root), proc=str(self.proc))
         ticks = iter(range(10**9))
-        return waits(
+        return read_cpu_waits(
             reader,
             PLACE,
             str(self.root),
@@ -65,20 +65,20 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_pressure_is_the_part_of_the_last_minute_in_which_something_waited(tree: Tree) -> None:
-    (tree.home / PRESSURE).write_text(TEXT)
+    (tree.home / PRESSURE_FILE).write_text(TEXT)
     found = tree.look()
     assert (found.pressure, found.no_pressure) == (0.1234, "")
 
 
 def test_a_pressure_of_nothing_is_a_zero_that_is_known(tree: Tree) -> None:
-    (tree.home / PRESSURE).write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    (tree.home / PRESSURE_FILE).write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
     assert tree.look().pressure == 0
 
 
 @pytest.mark.parametrize("text", ["", "some", "full avg10=1 avg60=1 avg300=1 total=0", "\x00"])
 def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
     assert pressure_in(text) is None
-    (tree.home / PRESSURE).write_text(text)
+    (tree.home / PRESSURE_FILE).write_text(text)
     assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
 
@@ -88,13 +88,13 @@ def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_hierarchy(
     tree = Tree(tmp_path, 1)
     assert tree.look().no_pressure == "cgroup v1 has no cpu.pressure"
     (tree.root / "unified/pods/a").mkdir(parents=True)
-    (tree.root / "unified/pods/a" / PRESSURE).write_text(TEXT)
+    (tree.root / "unified/pods/a" / PRESSURE_FILE).write_text(TEXT)
     assert tree.look().pressure == 0.1234
 
 
 def test_a_kernel_without_pressure_and_one_that_withholds_it_are_told_apart(tree: Tree) -> None:
     assert "this kernel has no pressure stall information" in tree.look().no_pressure
-    (tree.home / PRESSURE).mkdir()  # cannot be read as a file
+    (tree.home / PRESSURE_FILE).mkdir()  # cannot be read as a file
     assert tree.look().no_pressure == "cpu.pressure cannot be read: Is a directory"
 
 
@@ -135,12 +135,12 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
     tree.processes(10)
     task = tree.thread(10, 10, None)
     assert tree.look().no_threads == "this kernel has no schedstat of threads"
-    (task / SCHEDSTAT).write_text("0 0 0\n")
+    (task / SCHEDSTAT_FILE).write_text("0 0 0\n")
     assert tree.look().no_threads == "schedstat of its threads counts nothing"
-    (task / SCHEDSTAT).write_text("words\n")
+    (task / SCHEDSTAT_FILE).write_text("words\n")
     assert tree.look().threads is None
-    (task / SCHEDSTAT).unlink()
-    (task / SCHEDSTAT).mkdir()
+    (task / SCHEDSTAT_FILE).unlink()
+    (task / SCHEDSTAT_FILE).mkdir()
     assert "schedstat of a thread cannot be read: Is a directory" in tree.look().no_threads
     shutil.rmtree(tree.proc / "10")
     (tree.proc / "10").mkdir()
@@ -150,9 +150,9 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
     for tid in range(20, 24):
         tree.thread(10, tid, "1 1 1\n")
     assert "took too long" in tree.look(limit=2).no_threads
-    monkeypatch.setattr("nri_numa.machine.waiting.THREADS", 3)
+    monkeypatch.setattr("nri_numa.machine.waiting.MAX_THREADS_READ", 3)
     assert tree.look().no_threads == "it has more than the 3 threads that are read"
-    gone = waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root))
+    gone = read_cpu_waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root))
     assert gone.no_threads == gone.no_pressure == "it has no cgroup that can be read"
 
 
@@ -161,7 +161,7 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
 )
 def test_a_real_process(tree: Tree) -> None:
     tree.processes(os.getpid())
-    found = waits(CgroupReader(str(tree.root)), PLACE, str(tree.root), limit=60)
+    found = read_cpu_waits(CgroupReader(str(tree.root)), PLACE, str(tree.root), limit=60)
     assert found.threads is not None
     assert os.getpid() in found.threads
 
@@ -180,13 +180,13 @@ def test_the_mean_of_those_that_tell_it(tmp_path: Path) -> None:
     for cpu, text in {0: "1000000\n", 1: "3000000\n", 2: "<unknown>\n", 8: "", 9: "-1"}.items():
         cpufreq(tmp_path, cpu, text)
     (tmp_path / "sys/devices/system/cpu/cpu10/cpufreq/scaling_cur_freq").mkdir(parents=True)
-    assert frequencies(DirectoryTree(tmp_path), machines.dual_no_smt()) == {0: 2e9}
+    assert read_frequency_by_node(DirectoryTree(tmp_path), machines.dual_no_smt()) == {0: 2e9}
 
 
 def test_a_number_that_no_cpu_runs_at_is_none(tmp_path: Path) -> None:
     cpufreq(tmp_path, 0, "9" * 5000)
     cpufreq(tmp_path, 1, "٣٤\n")
-    assert frequencies(DirectoryTree(tmp_path), machines.dual_no_smt()) == {}
+    assert read_frequency_by_node(DirectoryTree(tmp_path), machines.dual_no_smt()) == {}
 
 
 def test_of_many_cpus_some_are_read() -> None:
@@ -196,13 +196,13 @@ def test_of_many_cpus_some_are_read() -> None:
         def __init__(self) -> None:
             self.names: list[str] = []
 
-        def read(self, name: str) -> str:
+        def read_file(self, name: str) -> str:
             self.names.append(name)
             return "2000000"
 
     asked, big = Asked(), machines.eight_by_32()
-    assert frequencies(asked, big) == dict.fromkeys(big.numa_nodes, 2e9)
-    assert len(asked.names) <= MOST * len(big.numa_nodes) < len(big.online)
+    assert read_frequency_by_node(asked, big) == dict.fromkeys(big.numa_nodes, 2e9)
+    assert len(asked.names) <= MAX_CPUS_READ * len(big.numa_nodes) < len(big.online)
 
 
 STAT = """cpu  1 1 1 1 1 1 1 1 0 0
@@ -234,53 +234,53 @@ def test_a_numa_node_of_which_nothing_is_known_is_left_out() -> None:
         {0: (50, 100), 1: (0, 100), 2: (40, 200), 3: (0, 100), 8: (0, 100), 9: (0, 1)},
         {0: 2.0, 1: 8.0, 2: 1.0, 9: 1.0},
     )
-    assert stolen(before, after, topology) == {0: 0.25}, "2 went back, 3 and 8 stood still"
-    assert waiting(before, after, topology, 2.0) == {0: 0.5}
-    assert waiting(before, after, topology, 0.0) == {}
+    assert steal_by_node(before, after, topology) == {0: 0.25}, "2 went back, 3 and 8 stood still"
+    assert runqueue_by_node(before, after, topology, 2.0) == {0: 0.5}
+    assert runqueue_by_node(before, after, topology, 0.0) == {}
 
 
-def smoothed(floor: float = 0.5) -> Smoothed:
-    return Smoothed(half_life=10, step=0.1, floor=floor)
+def smoothed(floor: float = 0.5) -> SmoothedFactors:
+    return SmoothedFactors(half_life=10, step=0.1, floor=floor)
 
 
 def test_a_factor_follows_slowly_and_in_steps() -> None:
     made = smoothed()
-    assert not made.take({0: 0.16, 1: 0.0}, 10), "half of it has arrived: 0.08"
-    assert made.take({0: 0.16, 1: 0.0}, 10)
+    assert not made.update_steal({0: 0.16, 1: 0.0}, 10), "half of it has arrived: 0.08"
+    assert made.update_steal({0: 0.16, 1: 0.0}, 10)
     assert made.factors == {0: 0.88}
-    assert not made.take({0: 0.16}, 1000), "0.84 is no step from 0.88"
-    assert not made.take({}, 10), "not known is not whole"
-    assert not made.take({0: 0.07}, 1000)
-    assert made.take({0: 0.0}, 1000)
+    assert not made.update_steal({0: 0.16}, 1000), "0.84 is no step from 0.88"
+    assert not made.update_steal({}, 10), "not known is not whole"
+    assert not made.update_steal({0: 0.07}, 1000)
+    assert made.update_steal({0: 0.0}, 1000)
     assert made.factors == {}
 
 
 def test_no_factor_is_lower_than_the_floor() -> None:
     made = smoothed()
-    assert made.take({0: 1.0}, 1000)
+    assert made.update_steal({0: 1.0}, 1000)
     assert made.factors == {0: 0.5}
-    assert not made.take({0: 1.0}, 1000)
+    assert not made.update_steal({0: 1.0}, 1000)
     drained = smoothed(floor=0)
-    assert drained.take({0: 1.0}, 10_000)
+    assert drained.update_steal({0: 1.0}, 10_000)
     assert drained.factors == {0: 0}
 
 
 def test_one_bad_moment_is_no_reason() -> None:
     made = smoothed()
     for _ in range(20):
-        assert not made.take({0: 0.5}, 1)
-        assert not made.take({0: 0.0}, 9)
+        assert not made.update_steal({0: 0.5}, 1)
+        assert not made.update_steal({0: 0.0}, 9)
 
 
 def test_steal_that_goes_up_and_down_around_a_step_changes_nothing_again_and_again() -> None:
     made = smoothed()
-    changes = sum(made.take({0: 0.14 if n % 2 else 0.07}, 5) for n in range(200))
+    changes = sum(made.update_steal({0: 0.14 if n % 2 else 0.07}, 5) for n in range(200))
     assert changes <= 1
 
 
 @pytest.mark.parametrize("gone", [{0}, {0, 1}])
 def test_numa_nodes_that_go_are_forgotten(gone: set[int]) -> None:
     made = smoothed()
-    made.take({0: 0.4, 1: 0.4}, 1000)
-    made.keep({0, 1} - gone)
+    made.update_steal({0: 0.4, 1: 0.4}, 1000)
+    made.retain_nodes({0, 1} - gone)
     assert set(made.factors) == {0, 1} - gone

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.measure.plan import MIB, Comparison, NotShown, Planned, plan
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.measure.plan import (
+    MIB,
+    Comparison,
+    ImpossibleComparison,
+    PlannedComparison,
+    plan_comparisons,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 
@@ -19,26 +25,31 @@ def planned(
     usable: CPUSet | None = None,
     available: Mapping[int, int] = PLENTY,
     l3_bytes: int = 32 * MIB,
-) -> dict[str, Planned]:
+) -> dict[str, PlannedComparison]:
     cpus = topology.online if usable is None else usable
-    return {one.name: one for one in plan(topology, cpus, available=available, l3_bytes=l3_bytes)}
+    return {
+        one.name: one
+        for one in plan_comparisons(topology, cpus, available=available, l3_bytes=l3_bytes)
+    }
 
 
-def shown(one: Planned) -> Comparison:
+def shown(one: PlannedComparison) -> Comparison:
     assert isinstance(one, Comparison), one
     return one
 
 
-def because(one: Planned) -> str:
-    assert isinstance(one, NotShown), one
+def because(one: PlannedComparison) -> str:
+    assert isinstance(one, ImpossibleComparison), one
     return one.because
 
 
 def test_a_machine_with_everything_shows_everything() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, cores_per_l3=2)
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=2, cores_per_numa=4, cores_per_l3=2
+    )
     found = planned(topology)
     memory = shown(found["memory-bandwidth"])
-    (good,), (bad,) = memory.good.workers, memory.bad.workers
+    (good,), (bad,) = memory.good_side.workers, memory.bad.workers
     assert good.cpu == bad.cpu
     assert good.numa_node == topology.cpus[good.cpu].numa_node
     assert bad.numa_node is not None
@@ -48,12 +59,12 @@ def test_a_machine_with_everything_shows_everything() -> None:
     assert good.size == bad.size == 4 * 32 * MIB
     assert f"at distance {farthest}" in memory.bad.placed
     siblings = shown(found["siblings"])
-    (first, second), (same, sibling) = siblings.good.workers, siblings.bad.workers
+    (first, second), (same, sibling) = siblings.good_side.workers, siblings.bad.workers
     assert first == same
     assert topology.cpus[first.cpu].core == topology.cpus[sibling.cpu].core
     assert topology.cpus[first.cpu].core != topology.cpus[second.cpu].core
     caches = shown(found["shared-l3"])
-    (first, second), (same, other) = caches.good.workers, caches.bad.workers
+    (first, second), (same, other) = caches.good_side.workers, caches.bad.workers
     assert first == same
     assert topology.cpus[first.cpu].l3 == topology.cpus[other.cpu].l3
     assert topology.cpus[first.cpu].l3 != topology.cpus[second.cpu].l3
@@ -62,7 +73,7 @@ def test_a_machine_with_everything_shows_everything() -> None:
 
 
 def test_a_plain_machine_says_why_not_and_shows_the_rest() -> None:
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1)
     found = planned(topology)
     assert because(found["memory-latency"]) == (
         "this machine has one NUMA node with memory, NUMA node 0"
@@ -75,30 +86,30 @@ def test_a_plain_machine_says_why_not_and_shows_the_rest() -> None:
 
 
 def test_only_cpus_that_may_be_used_are_used() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
     core = next(iter(topology.cores.values()))
     found = planned(topology, usable=core.cpus)
     assert "two cores" in because(found["siblings"])
     assert "share one L3 cache" in because(found["shared-l3"])
-    assert shown(found["memory-bandwidth"]).good.workers[0].cpu in core.cpus
+    assert shown(found["memory-bandwidth"]).good_side.workers[0].cpu in core.cpus
     nothing = planned(topology, usable=NO_CPUS)
-    assert all(isinstance(one, NotShown) for one in nothing.values())
+    assert all(isinstance(one, ImpossibleComparison) for one in nothing.values())
     assert because(nothing["busy-neighbour"]) == "no CPU may be used here"
     assert because(nothing["memory-bandwidth"]).startswith("no CPU that may be used here")
 
 
 def test_buffers_leave_memory_to_others_and_are_larger_than_the_cache() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
     scarce = planned(topology, available={0: GIB, 1: 64 * GIB})
-    assert shown(scarce["memory-bandwidth"]).good.workers[0].size == GIB // 8
+    assert shown(scarce["memory-bandwidth"]).good_side.workers[0].size == GIB // 8
     none = planned(topology, available={0: 100 * MIB, 1: 64 * GIB})
     assert because(none["memory-bandwidth"]).endswith("512 MiB on each are needed")
     large = planned(topology, l3_bytes=384 * MIB)
-    assert shown(large["memory-bandwidth"]).good.workers[0].size == GIB
+    assert shown(large["memory-bandwidth"]).good_side.workers[0].size == GIB
     assert "L3 cache of 384 MiB" in because(large["memory-latency"])
 
 
 def test_caches_that_are_not_told_or_lie_on_other_numa_nodes() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2)
     assert "the kernel reports no L3" in because(planned(topology, l3_bytes=0)["shared-l3"])
     assert "no NUMA node has two L3 caches" in because(planned(topology)["shared-l3"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from nri_numa.cli.measure import lines
-from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
-from nri_numa.measure.results import Measured, document, noisy, svg
+from nri_numa.cli.measure import measurement_lines
+from nri_numa.measure.plan import Comparison, ImpossibleComparison, Side, Worker
+from nri_numa.measure.results import Measured, noise_sentences, render_results_svg, results_document
 
 WORKERS = (Worker(loop="compute", cpu=0),)
 
@@ -18,31 +18,31 @@ def measured(
         name="n",
         title="<Local> & remote",
         unit="GB/s",
-        more_is_better=more_is_better,
-        good=Side(placed="CPU 1", workers=WORKERS),
+        higher_is_better=more_is_better,
+        good_side=Side(placed="CPU 1", workers=WORKERS),
         bad=Side(placed="CPU 2", workers=WORKERS),
     )
     return Measured(comparison, good, bad)
 
 
 def test_the_gain_is_of_the_medians_whichever_way_is_better() -> None:
-    assert measured((4, 10, 11), (5, 5, 5)).gain == 2
-    assert measured((5, 5, 5), (4, 10, 11), more_is_better=False).gain == 2
-    assert measured((5,), (0,)).gain == float("inf")
+    assert measured((4, 10, 11), (5, 5, 5)).gain_factor == 2
+    assert measured((5, 5, 5), (4, 10, 11), more_is_better=False).gain_factor == 2
+    assert measured((5,), (0,)).gain_factor == float("inf")
 
 
 def test_a_difference_is_clear_when_no_round_contradicts_it() -> None:
-    assert measured((10, 11), (5, 6)).clear
-    assert measured((5, 6), (10, 11)).clear, "for the worse too"
-    assert not measured((10, 5), (6, 4)).clear
+    assert measured((10, 11), (5, 6)).is_conclusive
+    assert measured((5, 6), (10, 11)).is_conclusive, "for the worse too"
+    assert not measured((10, 5), (6, 4)).is_conclusive
 
 
 def test_what_disturbs_is_said_and_nothing_when_nothing_did() -> None:
     calm = measured((10, 10.1), (5, 5.1))
-    assert noisy(load=0.1, cpus=2, steal=0.0, outcomes=[calm], busy=0.01) == ()
-    assert noisy(load=0.1, cpus=2, steal=None, outcomes=[], busy=None) == ()
+    assert noise_sentences(load=0.1, cpus=2, steal=0.0, outcomes=[calm], busy=0.01) == ()
+    assert noise_sentences(load=0.1, cpus=2, steal=None, outcomes=[], busy=None) == ()
     wild = measured((10, 20), (5, 5))
-    told = noisy(load=3.0, cpus=2, steal=0.05, outcomes=[wild], busy=0.5)
+    told = noise_sentences(load=3.0, cpus=2, steal=0.05, outcomes=[wild], busy=0.5)
     assert told == (
         "the CPUs that were used were 50% busy with something else before",
         "the load average was 3.0 on 2 CPUs when it began",
@@ -52,25 +52,25 @@ def test_what_disturbs_is_said_and_nothing_when_nothing_did() -> None:
 
 
 def test_a_document_is_told_as_a_table_and_drawn() -> None:
-    made = document(
+    made = results_document(
         [
             measured((10, 11, 12), (5, 5, 5)),
             measured((10, 5), (6, 4)),
-            NotShown(name="x", title="X", because="there is one"),
+            ImpossibleComparison(name="x", title="X", because="there is one"),
         ],
         ["the load"],
         "2026-11-22",
     )
     assert made["comparisons"][0]["good"]["rounds"] == [10, 11, 12]
     assert made["comparisons"][0]["gain"] == 2.2
-    text = "\n".join(lines(made))
+    text = "\n".join(measurement_lines(made))
     assert "2.20 times as much" in text
     assert "no clear difference" in text
     assert "Not shown here: X, because there is one." in text
     assert "  - the load" in text
-    quiet = "\n".join(lines({**made, "noise": []}))
+    quiet = "\n".join(measurement_lines({**made, "noise": []}))
     assert quiet.endswith("The machine was quiet meanwhile.")
-    drawn = ElementTree.fromstring(svg(made))
+    drawn = ElementTree.fromstring(render_results_svg(made))
     words = " ".join(drawn.itertext())
     assert "<Local> & remote" in words
     assert "2.20 times as much" in words
@@ -79,6 +79,6 @@ def test_a_document_is_told_as_a_table_and_drawn() -> None:
 
 
 def test_a_time_that_is_less_is_faster() -> None:
-    made = document([measured((5, 5), (10, 11), more_is_better=False)], [], "now")
-    assert "2.10 times as fast" in "\n".join(lines(made))
-    assert "2.10 times as fast" in svg(made)
+    made = results_document([measured((5, 5), (10, 11), more_is_better=False)], [], "now")
+    assert "2.10 times as fast" in "\n".join(measurement_lines(made))
+    assert "2.10 times as fast" in render_results_svg(made)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.measure import rounds, worker
-from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
+from nri_numa.measure.plan import Comparison, ImpossibleComparison, Side, Worker
 from nri_numa.measure.results import Measured
 
 REPOSITORY = Path(__file__).parents[3]
@@ -27,41 +27,43 @@ def comparison(*bad: Worker) -> Comparison:
         name="n",
         title="t",
         unit="u",
-        good=Side(placed="a", workers=(Worker(loop="busy", cpu=CPU),)),
+        good_side=Side(placed="a", workers=(Worker(loop="busy", cpu=CPU),)),
         bad=Side(placed="b", workers=bad),
     )
 
 
 @pytest.mark.slow
 def test_a_comparison_gives_a_figure_for_each_round() -> None:
-    found = rounds.run(
+    found = rounds.run_comparison(
         comparison(Worker(loop="latency", cpu=CPU, size=4096), Worker(loop="busy", cpu=CPU)),
         rounds=3,
         seconds=0.01,
     )
     assert isinstance(found, Measured)
-    assert found.good == (0, 0, 0), "a busy loop has no figure"
+    assert found.good_values == (0, 0, 0), "a busy loop has no figure"
     assert len(found.bad) == 3
     assert all(figure > 0 for figure in found.bad)
 
 
 @pytest.mark.slow
 def test_what_a_process_cannot_do_is_said_with_its_reason() -> None:
-    found = rounds.run(
+    found = rounds.run_comparison(
         comparison(Worker(loop="latency", cpu=CPU, numa_node=1000, size=4096)),
         rounds=3,
         seconds=0.01,
     )
-    assert isinstance(found, NotShown)
+    assert isinstance(found, ImpossibleComparison)
     assert "memory cannot be tied to NUMA node 1000" in found.because
-    missing = rounds.run(comparison(Worker(loop="busy", cpu=8000)), rounds=3, seconds=0.01)
-    assert isinstance(missing, NotShown)
+    missing = rounds.run_comparison(
+        comparison(Worker(loop="busy", cpu=8000)), rounds=3, seconds=0.01
+    )
+    assert isinstance(missing, ImpossibleComparison)
     assert missing.because
 
 
 @pytest.mark.parametrize("loop", ["bandwidth", "cache", "compute", "latency", "busy"])
 def test_every_loop_runs(loop: str) -> None:
-    figure = worker.LOOPS[loop](1 << 16)(0.0)
+    figure = worker.LOOPS_BY_NAME[loop](1 << 16)(0.0)
     assert figure > 0 or loop == "busy"
 
 

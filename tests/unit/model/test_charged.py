@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from nri_numa.model.charged import mark, marks
+from nri_numa.model.charged import container_mark, encode_marks
 
 
 def test_a_container_has_one_mark_on_every_machine() -> None:
     """Publisher and scheduler are two processes, perhaps of two versions."""
-    assert mark("3f0f7c1e-2a55-4f7b-9d3a-6d0f5f1f0c11", "main") == "JylKd6DUriM"
+    assert container_mark("3f0f7c1e-2a55-4f7b-9d3a-6d0f5f1f0c11", "main") == "JylKd6DUriM"
 
 
 def test_pods_of_one_name_and_containers_of_one_pod_differ() -> None:
     found = {
-        mark(uid, name) for uid in ("a", "b", "ab") for name in ("main", "b", "helper", "é\ud800")
+        container_mark(uid, name)
+        for uid in ("a", "b", "ab")
+        for name in ("main", "b", "helper", "é\ud800")
     }
     assert len(found) == 12
     assert {len(one) for one in found} == {11}
@@ -20,6 +22,6 @@ def test_pods_of_one_name_and_containers_of_one_pod_differ() -> None:
 
 def test_the_same_containers_make_the_same_text() -> None:
     both = [("a", "main"), ("b", "main")]
-    assert marks(both) == marks([*reversed(both), *both])
-    assert marks(both).split() == sorted(mark(*one) for one in both)
-    assert marks([]) == ""
+    assert encode_marks(both) == encode_marks([*reversed(both), *both])
+    assert encode_marks(both).split() == sorted(container_mark(*one) for one in both)
+    assert encode_marks([]) == ""

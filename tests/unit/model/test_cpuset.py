@@ -54,9 +54,9 @@ def test_numa_nodes_have_their_own_limit_and_noun() -> None:
 
 
 def test_first_is_the_lowest_id() -> None:
-    assert CPUSet([9, 4, 70]).first == 4
+    assert CPUSet([9, 4, 70]).first_id == 4
     with pytest.raises(ValueError, match="no first id"):
-        _ = NO_CPUS.first
+        _ = NO_CPUS.first_id
 
 
 def test_repr_can_be_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from tests.machines import named as machines
 
@@ -34,7 +34,7 @@ def test_cpus_of_numa_nodes_and_back() -> None:
 
 
 def test_cpus_of_more_sets_of_numa_nodes_than_are_remembered() -> None:
-    machine = synthetic(sockets=2, numa_per_socket=5, cores_per_numa=1)
+    machine = build_synthetic_topology(sockets=2, numa_per_socket=5, cores_per_numa=1)
     alone = {i: machine.numa_nodes[i].cpus for i in machine.numa_ids}
     for _ in range(2):
         for bits in range(1 << 10):
@@ -78,10 +78,19 @@ def test_unknown_distances_are_the_kernels_defaults() -> None:
 
 def test_id_changes_with_ids_siblings_and_membership_only() -> None:
     machine = machines.dual_smt()
-    assert machine.id == machines.dual_smt().id
+    assert machine.fingerprint == machines.dual_smt().fingerprint
     assert machine != machines.chiplets()  # other caches and distances
-    assert machine.id == machines.chiplets().id
-    assert machine.id != machines.snc_smt().id
-    assert synthetic(memory_gib=1).id == synthetic(memory_gib=2).id
-    assert synthetic(numbering="split").id != synthetic(numbering="adjacent").id
-    assert synthetic(threads=1, cores_per_numa=8).id != synthetic(threads=2).id
+    assert machine.fingerprint == machines.chiplets().fingerprint
+    assert machine.fingerprint != machines.snc_smt().fingerprint
+    assert (
+        build_synthetic_topology(memory_gib=1).fingerprint
+        == build_synthetic_topology(memory_gib=2).fingerprint
+    )
+    assert (
+        build_synthetic_topology(numbering="split").fingerprint
+        != build_synthetic_topology(numbering="adjacent").fingerprint
+    )
+    assert (
+        build_synthetic_topology(threads=1, cores_per_numa=8).fingerprint
+        != build_synthetic_topology(threads=2).fingerprint
+    )

@@ -7,26 +7,26 @@ import math
 import pytest
 
 from nri_numa.model.offline_capacity import (
-    LONGEST,
+    MAX_DOCUMENT_BYTES,
     BadCapacity,
     OfflineCapacity,
+    format_capacity,
     list_of,
     numa_nodes,
-    parsed,
-    text_of,
-    zone,
-    zones,
+    parse_capacity,
+    parse_zone,
+    parse_zones,
 )
 
 GOOD = '{"zones":{"0":0.5,"1":1},"until":"2026-11-22T15:00:00Z","source":"put"}'
 
 
 def test_what_is_written_is_read() -> None:
-    found = parsed(GOOD)
+    found = parse_capacity(GOOD)
     assert found == OfflineCapacity({0: 0.5, 1: 1.0}, 1795359600.0, "put")
-    assert text_of(found) == GOOD.replace("1}", "1.0}")
-    assert parsed(text_of(found)) == found
-    assert parsed("") == OfflineCapacity()
+    assert format_capacity(found) == GOOD.replace("1}", "1.0}")
+    assert parse_capacity(format_capacity(found)) == found
+    assert parse_capacity("") == OfflineCapacity()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_is_written_is_read() -> None:
         ("[]", "expected a JSON object"),
         ("nonsense", "is no JSON"),
         ("[" * 30_000, "is no JSON"),
-        ("x" * (LONGEST + 1), "expected 65536 at most"),
+        ("x" * (MAX_DOCUMENT_BYTES + 1), "expected 65536 at most"),
         ('{"zones":{"0":NaN},"until":"2026-11-22T15:00:00Z"}', "NaN"),
         ('{"zones":{"0":-0.1},"until":"2026-11-22T15:00:00Z"}', "-0.1, expected a number"),
         ('{"zones":{"0":1.1},"until":"2026-11-22T15:00:00Z"}', "1.1, expected a number"),
@@ -54,18 +54,18 @@ def test_what_is_written_is_read() -> None:
 )
 def test_what_is_no_such_document_says_why(text: str, said: str) -> None:
     with pytest.raises(BadCapacity) as refused:
-        parsed(text)
+        parse_capacity(text)
     assert said in str(refused.value)
     assert str(refused.value).isprintable()
 
 
 def test_zones_are_bounded_and_may_be_numbers() -> None:
-    assert zones({0: 1, "node-3": 0}) == {0: 1.0, 3: 0.0}
+    assert parse_zones({0: 1, "node-3": 0}) == {0: 1.0, 3: 0.0}
     with pytest.raises(BadCapacity, match="1025 entries"):
-        zones(dict.fromkeys(range(1025), 1))
+        parse_zones(dict.fromkeys(range(1025), 1))
     for name in (True, 1024, -1, None, math.nan):
         with pytest.raises(BadCapacity, match="names no NUMA node"):
-            zone(name)
+            parse_zone(name)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_lists_of_numa_nodes(text: str, ids: set[int], shortest: str) -> None:
     assert list_of(ids) == shortest
 
 
-@pytest.mark.parametrize("text", ["a", "2-1", "1024", "0,,1", "-1", "0-99999", "1" * (LONGEST + 1)])
+@pytest.mark.parametrize(
+    "text", ["a", "2-1", "1024", "0,,1", "-1", "0-99999", "1" * (MAX_DOCUMENT_BYTES + 1)]
+)
 def test_what_is_no_list_says_why(text: str) -> None:
     with pytest.raises(BadCapacity, match="expected"):
         numa_nodes(text)

@@ -21,7 +21,7 @@ from nri_numa.nri.conversion import (
     add_updates,
     container_from,
     create_response,
-    mentions_of,
+    device_mentions,
     pod_from,
     resources_from,
     synchronize_response,
@@ -184,7 +184,7 @@ def update_messages(updates: list[ContainerUpdate]) -> list[pb.ContainerUpdate]:
 
 def test_no_change_is_the_empty_message() -> None:
     empty = ContainerUpdate(container_id="x", ignore_failure=True)
-    assert empty.empty
+    assert empty.is_empty
     assert create_response(NO_ADJUSTMENT).SerializeToString() == b""
     assert update_messages([empty]) == []
 
@@ -282,7 +282,7 @@ def test_device_files_variables_and_cdi_names_are_read() -> None:
         },
         CDI_devices=[pb.CDIDevice(name="example.com/b=1"), pb.CDIDevice(name="example.com/a=1")],
     )
-    found = mentions_of(made)
+    found = device_mentions(made)
     assert found.nodes == (DeviceNode("c", 240, 0),)
     assert found.variables == {"PCIDEVICE_A": "0000:3b:00.0", "NVIDIA_VISIBLE_DEVICES": "0"}
     assert found.cdi == ("example.com/b=1", "example.com/a=1", "example.com/a=2")
@@ -293,7 +293,7 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     for type in ("", "a"):
         made = container(3)
         made.linux.resources.devices.add(allow=True, type=type, access="rwm")
-        assert mentions_of(made) is NO_MENTIONS
+        assert device_mentions(made) is NO_MENTIONS
     made = container(3)
     made.linux.resources.devices.add(allow=False, access="rwm")
     made.linux.resources.devices.add(allow=True, type="c", access="m")
@@ -301,15 +301,15 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     for some in (rule.major, rule.minor):
         for number in (0, 240):
             some.value = number
-            assert len(mentions_of(made).nodes) == 3
+            assert len(device_mentions(made).nodes) == 3
         some.value = -1
-        assert mentions_of(made) is NO_MENTIONS
+        assert device_mentions(made) is NO_MENTIONS
 
 
 def test_the_variables_of_a_privileged_container_count() -> None:
     made = container(3, env=["PCIDEVICE_A=0000:3b:00.0"])
     made.linux.resources.devices.add(allow=True, access="rwm")
-    found = mentions_of(made)
+    found = device_mentions(made)
     assert (found.nodes, found.variables) == ((), {"PCIDEVICE_A": "0000:3b:00.0"})
 
 

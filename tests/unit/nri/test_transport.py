@@ -44,7 +44,7 @@ async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> 
         late = golden("register-plugin")
         connection.get_buffer(-1)[: len(late)] = late
         connection.buffer_updated(len(late))
-        connection.flush()
+        connection.flush_session()
         connection.pause_writing()
         connection.resume_writing()
         ending = await asyncio.wait_for(connection.wait_closed(), 180)
@@ -53,7 +53,7 @@ async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> 
 
 async def test_a_connection_that_never_was_is_closed_at_once() -> None:
     connection = SessionTransport(RuntimeSession(), lambda _event: None)
-    await asyncio.wait_for(connection.aclose("stopped"), 180)
+    await asyncio.wait_for(connection.close_and_wait("stopped"), 180)
     assert connection.is_closing()
 
 
@@ -70,8 +70,8 @@ async def test_what_a_peer_never_read_is_given_up_on_closing() -> None:
     session = RuntimeSession()
     connection, theirs = await connected(session=session)
     with theirs:
-        session._trunk.write(2, b"x" * (3 << 20))
-        connection.flush()
-        await asyncio.wait_for(connection.aclose("enough"), 180)
+        session._trunk.queue_message(2, b"x" * (3 << 20))
+        connection.flush_session()
+        await asyncio.wait_for(connection.close_and_wait("enough"), 180)
         ending = await asyncio.wait_for(connection.wait_closed(), 180)
     assert ending.detail == "enough"

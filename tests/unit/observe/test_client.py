@@ -10,11 +10,11 @@ import pytest
 CODE = """
 import sys
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.metrics import UNUSED
-assert not [name for name in UNUSED if name in sys.modules], sorted(sys.modules)
+from nri_numa.observe.metrics import UNUSED_MODULES
+assert not [name for name in UNUSED_MODULES if name in sys.modules], sorted(sys.modules)
 metrics = Metrics("1")
 metrics.internal_errors.inc()
-assert "nri_numa_internal_errors_total 1.0" in metrics.text()
+assert "nri_numa_internal_errors_total 1.0" in metrics.render_metrics()
 # Whoever needs them all the same gets the real ones.
 import gzip, http.server, socketserver, urllib.request, wsgiref.simple_server
 assert gzip.decompress(gzip.compress(b"text")) == b"text"

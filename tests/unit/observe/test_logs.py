@@ -24,14 +24,14 @@ HOSTILE = 'a\x1b[2J\nb\r\t\x00\x9b31m‮\u2028<script>"quote" \\ \ud800'
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     yield
-    logs.defer(None)
-    logs.setup()
+    logs.defer_formatting(None)
+    logs.setup_logging()
 
 
 @pytest.fixture
 def out() -> io.StringIO:
     stream = io.StringIO()
-    logs.setup(stream=stream)
+    logs.setup_logging(stream=stream)
     return stream
 
 
@@ -122,7 +122,7 @@ def test_hostile_values_are_shown_harmlessly_in_both_forms(out: io.StringIO) -> 
     assert line.rstrip("\n").isprintable()
     assert "\\x1b[2J\\nb" in line
     stream = io.StringIO()
-    logs.setup(format="json", stream=stream)
+    logs.setup_logging(format="json", stream=stream)
     log.info(HOSTILE, pod=HOSTILE)
     text = stream.getvalue()
     assert text.rstrip("\n").isprintable()
@@ -134,7 +134,7 @@ def test_hostile_values_are_shown_harmlessly_in_both_forms(out: io.StringIO) -> 
 @given(st.text(alphabet=st.characters(), max_size=60))
 def test_any_value_stays_on_its_line_and_between_its_quotes(value: str) -> None:
     """A pod cannot forge a second field, or a second line."""
-    text = logs._value(value)
+    text = logs._logfmt_value(value)
     assert text.isprintable()
     if text.startswith('"'):
         assert re.fullmatch(r'"(?:[^"\\]|\\.)*"', text)
@@ -150,7 +150,7 @@ def test_long_values_are_cut_and_say_so(out: io.StringIO) -> None:
 
 def test_json_keeps_numbers_and_has_no_nan() -> None:
     stream = io.StringIO()
-    logs.setup(format="json", stream=stream)
+    logs.setup_logging(format="json", stream=stream)
     logs.get_logger("a").info("x", n=3, f=0.5, b=False, none=None, nan=float("nan"), p=Path("/"))
     document = json.loads(stream.getvalue(), parse_constant=lambda _: pytest.fail("not JSON"))
     assert (document["n"], document["f"], document["b"], document["none"]) == (3, 0.5, False, None)
@@ -160,7 +160,7 @@ def test_json_keeps_numbers_and_has_no_nan() -> None:
 def test_with_a_loop_the_text_is_made_in_its_next_round(out: io.StringIO) -> None:
     """So that the reply leaves first; the time and the op are those of the event."""
     loop = Loop()
-    logs.defer(loop)
+    logs.defer_formatting(loop)
     log = logs.get_logger("agent")
     with logs.operation() as op:
         log.info("one")
@@ -170,7 +170,7 @@ def test_with_a_loop_the_text_is_made_in_its_next_round(out: io.StringIO) -> Non
     loop.round()
     assert [f"op={op}" in line for line in out.getvalue().splitlines()] == [True, True]
     log.info("three")
-    logs.flush()
+    logs.flush_lines()
     assert "three" in out.getvalue()
     loop.round()
     assert out.getvalue().count("\n") == 3
@@ -180,23 +180,23 @@ def test_a_closed_stream_is_no_reason_to_fail_and_counts_each_line_once() -> Non
     reading, writing = os.pipe()
     os.close(reading)
     for stream in (closed := io.StringIO(), unread := os.fdopen(writing, "w")):
-        logs.setup(stream=stream)
+        logs.setup_logging(stream=stream)
         closed.close()
-        before = logs.dropped()
+        before = logs.count_dropped_lines()
         logs.get_logger("agent").error("nobody reads this")
-        assert logs.dropped() == before + 1
+        assert logs.count_dropped_lines() == before + 1
     unread.close()
 
 
 def test_lines_can_go_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    logs.setup(file=str(path))
+    logs.setup_logging(file=str(path))
     logs.get_logger("agent").info("one")
-    logs.setup(file=str(path))
+    logs.setup_logging(file=str(path))
     logs.get_logger("agent").info("two")
     assert [line.split()[2] for line in path.read_text().splitlines()] == ["msg=one", "msg=two"]
     with pytest.raises(OSError, match="No such file"):
-        logs.setup(file=str(tmp_path / "absent" / "log"))
+        logs.setup_logging(file=str(tmp_path / "absent" / "log"))
 
 
 def test_under_systemd_lines_carry_their_priority_and_no_time(
@@ -205,12 +205,12 @@ def test_under_systemd_lines_carry_their_priority_and_no_time(
     with (tmp_path / "journal").open("w+") as stream:
         info = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{info.st_dev}:{info.st_ino}")
-        logs.setup(stream=stream)
+        logs.setup_logging(stream=stream)
         logs.get_logger("agent").warning("odd machine")
         stream.seek(0)
         assert stream.read() == '<4>level=warning msg="odd machine" component=agent\n'
         monkeypatch.setenv("JOURNAL_STREAM", "0:0")
-        logs.setup(stream=stream)
+        logs.setup_logging(stream=stream)
         logs.get_logger("agent").error("x")
         stream.seek(0)
         assert stream.read().splitlines()[1].startswith("time=")
@@ -225,7 +225,7 @@ def test_a_plugin_without_standard_error_writes_to_the_journal(
         journal.bind(path)
         monkeypatch.setattr(logs, "_JOURNAL_SOCKET", path)
         monkeypatch.setattr(sys, "stderr", null)
-        logs.setup()
+        logs.setup_logging()
         logs.get_logger("agent").error("x")
         fields = dict(line.split("=", 1) for line in journal.recv(4096).decode().splitlines())
     assert fields == {
@@ -236,13 +236,13 @@ def test_a_plugin_without_standard_error_writes_to_the_journal(
 
 
 def test_a_field_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup()
+    logs.setup_logging()
     logs.get_logger("agent").error("x", event=1, self=2)
     assert capsys.readouterr().err.endswith(" event=1 self=2\n")
 
 
 def test_other_libraries_speak_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup()
+    logs.setup_logging()
     other = logging.getLogger("asyncio")
     other.info("nobody wants to know")
     try:

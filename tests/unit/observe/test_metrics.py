@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.engine.state import Kind, NodeState
 from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
-from nri_numa.text import harmless
+from nri_numa.text import escape_unprintable
 from tests.beds.allocations import allocation
 
 HOSTILE = 'a"b\\c\n<script>\x1b\ud800'
@@ -39,9 +39,9 @@ def state(count: int, name: str = "server") -> NodeState:
 
 def full() -> Metrics:
     metrics = Metrics("0.1.0")
-    metrics.connected("containerd", "v2.1.9")
-    metrics.request("CreateContainer", 0.0004)
-    metrics.decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_registration("containerd", "v2.1.9")
+    metrics.record_request("CreateContainer", 0.0004)
+    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
     metrics.loop_lag(0.002)
     metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: Snapshot(
@@ -59,7 +59,7 @@ def full() -> Metrics:
 def values(metrics: Metrics) -> dict[str, float]:
     """Sample with its labels to value, as a scraper reads them."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics.text()):
+    for family in text_string_to_metric_families(metrics.render_metrics()):
         for one in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(one.labels.items()))
             found[f"{one.name}{{{labels}}}" if labels else one.name] = one.value
@@ -68,8 +68,8 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 def test_what_is_counted_is_told() -> None:
     metrics = full()
-    metrics.request("CreateContainer", 3.0)
-    metrics.decision("refused", "NotEnoughCPUs", "restricted")
+    metrics.record_request("CreateContainer", 3.0)
+    metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
     told = values(metrics)
     assert told["nri_numa_requests_total{event=CreateContainer}"] == 2
     assert told["nri_numa_request_duration_seconds_bucket{event=CreateContainer,le=0.0005}"] == 1
@@ -113,7 +113,7 @@ def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
     metrics = full()
     (family,) = (
         f
-        for f in text_string_to_metric_families(metrics.text())
+        for f in text_string_to_metric_families(metrics.render_metrics())
         if f.name == "nri_numa_container_info"
     )
     labels = family.samples[0].labels
@@ -125,7 +125,7 @@ def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
 
 def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
     metrics = full()
-    metrics.connected("cri-o", "1.34")
+    metrics.record_registration("cri-o", "1.34")
     told = [name for name in values(metrics) if "runtime_info" in name]
     assert told == ["nri_numa_runtime_info{name=cri-o,version=1.34}"]
 
@@ -142,14 +142,14 @@ def test_the_longest_gap_is_kept() -> None:
 def test_hostile_names_do_not_break_the_format() -> None:
     metrics = Metrics("0")
     metrics.snapshot = lambda: Snapshot(state=state(1, HOSTILE))
-    families = {f.name: f for f in text_string_to_metric_families(metrics.text())}
+    families = {f.name: f for f in text_string_to_metric_families(metrics.render_metrics())}
     labels = families["nri_numa_container_info"].samples[0].labels
-    assert labels["container_name"] == harmless(HOSTILE)
+    assert labels["container_name"] == escape_unprintable(HOSTILE)
 
 
 def test_names_follow_the_conventions() -> None:
     """Ours begin with nri_numa_, counters end in _total, nothing else does."""
-    for family in text_string_to_metric_families(full().text()):
+    for family in text_string_to_metric_families(full().render_metrics()):
         if family.name.startswith("process_"):
             continue
         assert re.fullmatch(r"nri_numa_[a-z_0-9]+", family.name)
@@ -168,6 +168,6 @@ def test_a_large_node_is_told_in_short_pieces() -> None:
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(n) for n in range(64)], state=state(1000)
     )
-    pieces = list(metrics.chunks())
+    pieces = list(metrics.render_chunks())
     assert max(piece.count(b"\n") for piece in pieces) <= 300
     assert b"".join(pieces).count(b"nri_numa_container_info{") == 1000

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from nri_numa.observe.notices import LONGEST, MERGE, Notice, Notices, What
+from nri_numa.observe.notices import (
+    MAX_MESSAGE_CHARS,
+    MERGE_WINDOW_S,
+    Notice,
+    NoticeKind,
+    NoticeLog,
+)
 
 NOW = 1_700_000_000.0
 
@@ -17,9 +23,9 @@ class Clock:
         return self.now
 
 
-def add(notices: Notices, n: int = 0, message: str = "no room") -> Notice:
-    return notices.add(
-        What.REFUSED,
+def add(notices: NoticeLog, n: int = 0, message: str = "no room") -> Notice:
+    return notices.add_notice(
+        NoticeKind.REJECTED,
         message,
         namespace="shop",
         pod=f"pod-{n}",
@@ -31,21 +37,21 @@ def add(notices: Notices, n: int = 0, message: str = "no room") -> Notice:
 
 def test_after_a_long_silence_it_is_news() -> None:
     clock = Clock()
-    notices = Notices(clock)
+    notices = NoticeLog(clock)
     first = add(notices)
-    clock.now += MERGE
+    clock.now += MERGE_WINDOW_S
     later = add(notices)
     assert later.id != first.id
     assert later.count == 1
 
 
 def test_the_oldest_make_room_and_are_counted() -> None:
-    notices = Notices(Clock(), limit=2)
+    notices = NoticeLog(Clock(), limit=2)
     for n in range(3):
         add(notices, n)
-    assert [one.pod for one in notices.after()] == ["pod-1", "pod-2"]
+    assert [one.pod for one in notices.notices_after()] == ["pod-1", "pod-2"]
     assert notices.evicted == 1
 
 
 def test_a_message_is_not_longer_than_an_event_may_be() -> None:
-    assert len(add(Notices(Clock()), message="x" * 5000).message) == LONGEST
+    assert len(add(NoticeLog(Clock()), message="x" * 5000).message) == MAX_MESSAGE_CHARS

@@ -31,14 +31,14 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
     address, sock = manager
     notifier = Notifier({"NOTIFY_SOCKET": address})
-    assert notifier.enabled
+    assert notifier.is_enabled
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    notifier.ready("link active")
-    notifier.ready()
-    notifier.reloading()
-    notifier.status("two\nlines")
-    notifier.watchdog()
-    notifier.stopping()
+    notifier.notify_ready("link active")
+    notifier.notify_ready()
+    notifier.notify_reloading()
+    notifier.notify_status("two\nlines")
+    notifier.notify_watchdog()
+    notifier.notify_stopping()
     told = [sock.recv(4096).decode() for _ in range(6)]
     assert told[0] == "READY=1\nSTATUS=link active"
     assert told[1] == "READY=1"
@@ -55,14 +55,14 @@ def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
 )
 def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
     notifier = Notifier(environ)
-    assert not notifier.enabled
+    assert not notifier.is_enabled
     assert notifier.watchdog_seconds is None
-    notifier.ready("x")
-    notifier.stopping()
+    notifier.notify_ready("x")
+    notifier.notify_stopping()
 
 
 def test_a_manager_that_went_away_is_no_reason_to_fail(tmp_path: Path) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify_ready()
 
 
 @pytest.mark.parametrize(

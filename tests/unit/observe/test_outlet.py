@@ -59,9 +59,9 @@ def impatient(stream: io.TextIOBase) -> Outlet:
 def rest(pipe: Pipe, out: Outlet) -> str:
     """All that the reader gets when it is back."""
     text = ""
-    while out.blocked:
+    while out.has_pending_lines:
         text += pipe.read()
-        out.drain()
+        out.drain_lines()
     out.close()
     return text + pipe.read()
 
@@ -80,8 +80,8 @@ def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(
     out = impatient(pipe.stream)
     lines = [f"{n} {LINE}" for n in range(200)]
     for line in lines:
-        out.put(line)
-    assert out.blocked
+        out.write_line(line)
+    assert out.has_pending_lines
     assert rest(pipe, out) == "".join(lines)
     assert out.dropped == 0
 
@@ -89,10 +89,10 @@ def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(
 def test_beyond_the_limit_lines_are_dropped_whole(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "LIMIT", 1000)
+    monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 1000)
     out = impatient(pipe.stream)
     for _ in range(100):
-        out.put(LINE)
+        out.write_line(LINE)
     assert out.dropped > 0
     assert rest(pipe, out) == LINE * (100 - out.dropped)
 
@@ -100,7 +100,7 @@ def test_beyond_the_limit_lines_are_dropped_whole(
 def test_others_with_the_same_pipe_are_left_alone(pipe: Pipe) -> None:
     """O_NONBLOCK belongs to the open file, which the runtime that launched us may share."""
     out = impatient(pipe.stream)
-    out.put(LINE)
+    out.write_line(LINE)
     assert os.get_blocking(pipe.stream.fileno())
     out.close()
 
@@ -108,8 +108,8 @@ def test_others_with_the_same_pipe_are_left_alone(pipe: Pipe) -> None:
 def test_a_long_line_may_go_in_parts(pipe: Pipe) -> None:
     out = impatient(pipe.stream)
     long = "y" * 10_000 + "\n"
-    out.put(long)
-    out.put(LINE)
+    out.write_line(long)
+    out.write_line(LINE)
     assert rest(pipe, out) == long + LINE
 
 
@@ -118,23 +118,23 @@ def test_a_socket_that_nobody_reads_does_not_block_either() -> None:
     ours, journal = socket.socketpair()
     with ours, journal, ours.makefile("w") as stream:
         out = impatient(stream)
-        while not out.blocked:
-            out.put(LINE)
+        while not out.has_pending_lines:
+            out.write_line(LINE)
         assert ours.getblocking()
-        while out.blocked:
+        while out.has_pending_lines:
             journal.recv(1 << 20)
-            out.drain()
+            out.drain_lines()
         out.close()
 
 
 def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -> None:
     out = impatient(pipe.stream)
-    while not out.blocked:
-        out.put(LINE)
+    while not out.has_pending_lines:
+        out.write_line(LINE)
     os.close(pipe.reading)
     with pytest.raises(BrokenPipeError):
-        out.put(LINE)
-    assert (out.blocked, out.dropped > 0) == (False, True)
+        out.write_line(LINE)
+    assert (out.has_pending_lines, out.dropped > 0) == (False, True)
     out.close()
     pipe.reading = os.open(os.devnull, os.O_RDONLY)
 
@@ -142,38 +142,41 @@ def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -
 def test_a_command_waits_for_its_reader_but_not_for_ever(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "PATIENCE", 0.01)
+    monkeypatch.setattr(logs, "READER_TIMEOUT_S", 0.01)
     out = Outlet(pipe.stream)
     while out.patient:
-        out.put(LINE)
-    assert out.blocked
+        out.write_line(LINE)
+    assert out.has_pending_lines
     out.close()
 
 
 def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "LIMIT", 10_000)
-    logs.setup(stream=pipe.stream)
-    before = logs.dropped()
+    monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 10_000)
+    logs.setup_logging(stream=pipe.stream)
+    before = logs.count_dropped_lines()
     loop = Loop()
-    logs.defer(loop)
+    logs.defer_formatting(loop)
     try:
         log = logs.get_logger("agent")
         for n in range(500):
             log.info("container placed", number=n)
         loop.round()
-        lost = logs.dropped() - before
+        lost = logs.count_dropped_lines() - before
         assert lost > 0
-        assert f"nri_numa_log_lines_dropped_total {float(before + lost)}" in Metrics("0").text()
+        assert (
+            f"nri_numa_log_lines_dropped_total {float(before + lost)}"
+            in Metrics("0").render_metrics()
+        )
         text = ""
         for _ in range(50):
             text += pipe.read()
             loop.round()
         text += pipe.read()
     finally:
-        logs.defer(None)
-        logs.setup(stream=io.StringIO())
+        logs.defer_formatting(None)
+        logs.setup_logging(stream=io.StringIO())
     *kept, said = text.splitlines()
     assert [f"number={n}" in line for n, line in enumerate(kept)] == [True] * (500 - lost)
     assert "level=warning" in said

@@ -12,64 +12,64 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import Agent
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import Problem, align
-from nri_numa.engine.decision import Machine, Reading, Trace
-from nri_numa.engine.explain.explanation import Grounds
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands
+from nri_numa.engine.decision import DecisionTrace, MeasuredFree, NodeModel
+from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, QoSClass
 from nri_numa.observe import logs
-from nri_numa.observe.traces import keep, unpack
+from nri_numa.observe.traces import pack_trace, unpack_trace
 from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
-MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
+MACHINE = NodeModel(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
 
 
-def again(trace: Trace) -> Grounds:
+def again(trace: DecisionTrace) -> StoredExplanation:
     """Through the small form and back."""
     who = trace.pod.namespace, trace.pod.name, trace.container.name
-    return unpack(keep(trace), who, MACHINE.topology.distance)
+    return unpack_trace(pack_trace(trace), who, MACHINE.topology.distance)
 
 
 def test_large_machines_take_little_more() -> None:
-    machine = Machine(topology=machines.sixty_four_nodes(), settings=Settings())
-    reading = Reading(memory={i: GIB + 4096 * i for i in machine.numa_ids})
+    machine = NodeModel(topology=machines.sixty_four_nodes(), settings=Settings())
+    reading = MeasuredFree(memory={i: GIB + 4096 * i for i in machine.numa_ids})
     of = pod("web", {"policy": "restricted"})
     decision = admit.admit(
         machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
     )
-    assert len(keep(decision.trace).data) < 1300
-    assert again(decision.trace).basis.memory_left == decision.trace.memory_left
+    assert len(pack_trace(decision.trace).data) < 1300
+    assert again(decision.trace).basis.free_memory == decision.trace.free_memory
 
 
 def test_one_width_for_all_resources_is_kept() -> None:
     """Without it, memory that fits on one NUMA node was said to be wider than ideal on two."""
     of, both = pod("web"), {0: 4, 1: 4}
-    problem = Problem(
+    problem = AlignmentRequest(
         demands=(
-            ResourceDemand(resource="cpu", need=8, capacity=both, available=both),
-            ResourceDemand(resource="memory", need=1, capacity=both, available=both),
+            ResourceDemand(resource="cpu", need=8, capacity=both, free_amounts=both),
+            ResourceDemand(resource="memory", need=1, capacity=both, free_amounts=both),
         ),
         numa_ids=NUMASet([0, 1]),
         policy=Policy.RESTRICTED,
         distance=MACHINE.topology.distance,
         one_width=True,
     )
-    alignment = align(problem)
+    alignment = align_demands(problem)
     assert alignment.preferred
-    restored = again(Trace(pod=of, container=container(of), alignment=alignment)).alignment
+    restored = again(DecisionTrace(pod=of, container=container(of), alignment=alignment)).alignment
     assert restored is not None
-    assert restored.resources == alignment.resources
+    assert restored.resource_summaries == alignment.resource_summaries
 
 
 # --- in the agent ---------------------------------------------------------------------------------
 
 
 def agent(
-    machine: Machine = MACHINE,
+    machine: NodeModel = MACHINE,
     later: Callable[[Callable[[], object]], object] = lambda function: function(),
     store: MemoryStore | None = None,
 ) -> Agent:
@@ -104,9 +104,13 @@ def test_a_resident_container_costs_at_most_four_kilobytes(
     annotations: dict[str, str], budget: int
 ) -> None:
     """State and explanation together; names and ids as long as real ones."""
-    topology = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10)
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=4, cores_per_numa=16, memory_gib=64 << 10
+    )
     store = MemoryStore()
-    made = agent(Machine(topology=topology, settings=Settings(oversale=1000.0)), store=store)
+    made = agent(
+        NodeModel(topology=topology, settings=Settings(cpu_overcommit=1000.0)), store=store
+    )
 
     def create(n: int) -> None:
         of = replace(

@@ -35,10 +35,10 @@ async def answers(
     api = KubeAPI(str(credentials), "test")
     queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
     with fake(credentials, monkeypatch, server):
-        await queue.step()
-        await queue.step()
-        HandoverClient(str(handover)).registered()
-        await queue.step()
+        await queue.answer_pending()
+        await queue.answer_pending()
+        HandoverClient(str(handover)).record_registration()
+        await queue.answer_pending()
         await api.close()
     found: dict[str, object] = json.loads(
         (handover / "answer-0000000000000000.json").read_text(encoding="utf-8")

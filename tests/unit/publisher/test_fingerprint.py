@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from nri_numa.publisher.topology import fingerprint, xxh64
+from nri_numa.publisher.topology import pods_fingerprint, xxh64
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from nri_numa.publisher.topology import fingerprint, xxh64
 )
 def test_the_vectors_in_any_order(pods: list[tuple[str, str]], text: str) -> None:
     for order in permutations(pods):
-        assert fingerprint(order) == text
+        assert pods_fingerprint(order) == text
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from nri_numa.agent.view import zones_document
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import topology_document
-from nri_numa.model.offline_capacity import MOST_CPUS, numa_nodes
+from nri_numa.model.offline_capacity import MAX_CPU_ID, numa_nodes
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import numatopology
-from nri_numa.publisher.numatopology import contents
+from nri_numa.publisher.numatopology import build_spec
 from nri_numa.web.responses import Assignment
 from tests.beds.http_view import assignment
 from tests.beds.world import World, container, pod, resources
@@ -25,7 +25,8 @@ def assignments(world: World) -> list[Assignment]:
         replace(
             assignment(0, a.container),
             pod_uid=a.pod_uid, namespace=a.namespace, pod=a.pod,
-            kind=a.kind.value, cpus=str(a.cpus), idle=str(a.idle), pinned=str(a.pinned),
+            kind=a.kind.value, cpus=str(a.cpus), idle_siblings=str(a.idle_siblings),
+        foreign_cpus=str(a.foreign_cpus),
         )
         for a in world.agent.state.allocations.values()
     ]  # fmt: skip
@@ -35,11 +36,11 @@ def spec(world: World, **changes: Any) -> dict[str, Any]:
     machine = world.agent.machine
     topology = topology_document(machine.topology, reserved=machine.settings.reserved_cpus)
     found = replace(zones_document(machine, world.agent.state, None), **changes)
-    return contents(topology, assignments(world), found)
+    return build_spec(topology, assignments(world), found)
 
 
 def free(of: dict[str, Any]) -> set[int]:
-    return set(numa_nodes(of["numares"]["cpu"]["allocatable"], MOST_CPUS))
+    return set(numa_nodes(of["numares"]["cpu"]["allocatable"], MAX_CPU_ID))
 
 
 def test_an_empty_machine() -> None:
@@ -104,7 +105,7 @@ def test_what_others_were_pinned_to_comes_last() -> None:
     assert not free(spec(world, zones=two, free_exclusive_cpus=None)) & {0, 1}
 
 
-@pytest.mark.parametrize("changes", [{"ready": False}, {"shares": True}])
+@pytest.mark.parametrize("changes", [{"ready": False}, {"defaults_to_shared": True}])
 def test_nodes_that_give_no_whole_cpus_now(changes: dict[str, bool]) -> None:
     found = spec(World(machines.snc_smt()), **changes)
     assert found["policies"]["CPUManagerPolicy"] == "none"
@@ -112,7 +113,7 @@ def test_nodes_that_give_no_whole_cpus_now(changes: dict[str, bool]) -> None:
 
 def test_an_agent_that_is_silent_has_nothing_free() -> None:
     found = spec(World(machines.snc_smt()))
-    quiet = numatopology.silent(found)
+    quiet = numatopology.stale_spec(found)
     assert free(quiet) == set()
     assert quiet["policies"]["CPUManagerPolicy"] == "none"
     assert quiet["numares"]["cpu"]["capacity"] == 32

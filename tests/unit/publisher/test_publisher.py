@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import DRA, OfflineCapacity, Publish
+from nri_numa.config.sections import DRA, OfflineCapacitySection, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher import traces
 from nri_numa.publisher.publisher import Publisher
@@ -101,7 +101,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
-        self.offline_capacity, self.dra = OfflineCapacity(), DRA()
+        self.offline_capacity, self.dra = OfflineCapacitySection(), DRA()
         self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -136,11 +136,13 @@ class World:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def text(self) -> str:
-        return self.publisher.metrics.text().decode()
+        return self.publisher.metrics.render_metrics().decode()
 
     def asked(self, route: str) -> int:
         """How often the agent was."""
-        found = re.findall(f'requests_total{{.*route="{route}"}} (\\d+)', self.agent_metrics.text())
+        found = re.findall(
+            f'requests_total{{.*route="{route}"}} (\\d+)', self.agent_metrics.render_metrics()
+        )
         return sum(map(int, found))
 
 
@@ -264,8 +266,8 @@ def test_somebody_else_at_the_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [{"address": "127.0.0.1:0"}], indirect=True)
 async def test_probes_and_metrics(world: World) -> None:
-    await until(lambda: world.cluster.events and world.publisher.probes.port)
-    address = ("127.0.0.1", world.publisher.probes.port)
+    await until(lambda: world.cluster.events and world.publisher.probes.listening_port)
+    address = ("127.0.0.1", world.publisher.probes.listening_port)
     assert (await get(address, "/healthz")).status == 200
     assert (await get(address, "/readyz")).body == b"ok\n"
     metrics = (await get(address, "/metrics")).body.decode()
@@ -289,7 +291,7 @@ async def test_decisions_are_read_for_a_receiver_of_spans_when_something_changed
 ) -> None:
     await until(lambda: world.asked("/v1/requests") >= least)
     for _ in range(10):
-        await world.publisher._source.read(Assignments)
+        await world.publisher._source.read_document(Assignments)
     assert world.asked("/v1/requests") <= most
 
 
@@ -441,7 +443,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
 async def test_a_missing_definition_is_said_once(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.publisher.outbox.SLOWLY", 0.1)
+    monkeypatch.setattr("nri_numa.publisher.outbox.BLOCKED_RETRY_S", 0.1)
     world.cluster.defined = False
     await until(lambda: said(caplog, "is not written"))
     await until(lambda: re.search(r'result="unknown".*} ([3-9]|\d\d)', world.text()))
@@ -457,7 +459,7 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     """Whole or not at all, again when it differs or was taken away; a link is not followed."""
     await world.stop_publisher()
     handed = world.directory / "handover" / "capacity.json"
-    world.offline_capacity = OfflineCapacity(file=str(handed), interval="0.05s")
+    world.offline_capacity = OfflineCapacitySection(file=str(handed), interval="0.05s")
     annotations = world.cluster.node["metadata"]["annotations"]
     annotations["numa.kubernetes.io/drained"] = "0"
     world.start_publisher()

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import Outcome, Request
-from nri_numa.publisher.slices import SliceOutput, devices
+from nri_numa.kube.requests import APIRequest, Outcome
+from nri_numa.publisher.slices import SliceOutput, build_slice_devices
 from nri_numa.web.responses import NUMANodeSlots
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_outputs import World
@@ -23,16 +23,18 @@ def world_of() -> tuple[World, SliceOutput, Cluster]:
 
 def found(cpus: int = 3) -> list[dict[str, Any]]:
     view = FakeView()
-    slots = replace(view.slots(), numa_nodes=(NUMANodeSlots(id=0, held=1, free=cpus - 1),))
-    return devices(view.zones(), slots, DRIVER)
+    slots = replace(
+        view.slots_document(), numa_nodes=(NUMANodeSlots(id=0, allocated=1, free=cpus - 1),)
+    )
+    return build_slice_devices(view.scheduler_zones_document(), slots, DRIVER)
 
 
 def attributes(*, lists: bool = False, **zone: Any) -> dict[str, Any]:
     view = FakeView()
-    zones = view.zones()
+    zones = view.scheduler_zones_document()
     zones = replace(zones, zones=(replace(zones.zones[0], **zone),))
-    slots = replace(view.slots(), numa_nodes=(NUMANodeSlots(id=0, held=1, free=1),))
-    (device,) = devices(zones, slots, DRIVER, lists=lists)
+    slots = replace(view.slots_document(), numa_nodes=(NUMANodeSlots(id=0, allocated=1, free=1),))
+    (device,) = build_slice_devices(zones, slots, DRIVER, lists=lists)
     found: dict[str, Any] = device["attributes"]
     return found
 
@@ -81,17 +83,19 @@ def test_a_range_has_room_for_one_step() -> None:
 def test_an_agent_that_does_not_pin_offers_what_claims_hold() -> None:
     view = FakeView()
     view.ready = False
-    (device,) = devices(view.zones(), view.slots(), DRIVER)
+    (device,) = build_slice_devices(view.scheduler_zones_document(), view.slots_document(), DRIVER)
     assert device["capacity"][f"{DRIVER}/cpu"]["value"] == "1"
 
 
 def test_sizes_of_pages_and_sockets_that_are_not_known() -> None:
     view = FakeView()
-    (zone,) = view.zones().zones
+    (zone,) = view.scheduler_zones_document().zones
     pages = [replace(zone.huge_pages[0], size_bytes=size) for size in (1 << 30, 2 << 20, 64 << 10)]
     none = replace(zone.huge_pages[0], size_bytes=4 << 20, allocatable_bytes=0)
     zone = replace(zone, huge_pages=(*pages, none), socket=None)
-    (device,) = devices(replace(view.zones(), zones=(zone,)), view.slots(), DRIVER)
+    (device,) = build_slice_devices(
+        replace(view.scheduler_zones_document(), zones=(zone,)), view.slots_document(), DRIVER
+    )
     names = [one.partition("/")[2] for one in device["capacity"]]
     assert names == ["cpu", "memory", "hugepages1Gi", "hugepages2Mi", "hugepages64Ki"]
     assert f"{DRIVER}/socket" not in device["attributes"]
@@ -102,9 +106,9 @@ def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
     world.work(100)
     assert world.server.requests == []
     for cpus in (3, 3, 2):
-        output.want(found(cpus))
+        output.set_desired(found(cpus))
         world.later(60)
-        assert output.waiting() == 0
+        assert output.pending_count() == 0
     assert world.server.verbs() == ["get", "patch", "patch"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1", "controller": True}
     assert cluster.metadata["name"] == f"00000-{DRIVER}-n1"
@@ -117,9 +121,9 @@ def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
 def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
     """Whether that comes before or after the kubelet takes the driver."""
     world, output, cluster = world_of()
-    output.want(found())
+    output.set_desired(found())
     world.work(10)
-    output.recheck(world.now)
+    output.schedule_rechecks(world.now)
     for after in (2.0, 20.0, 60.0):
         cluster.there = {}
         world.work(10 + after)
@@ -128,7 +132,7 @@ def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
     world.work(1000)
     assert not cluster.there  # nobody said anything
     cluster.node_uid = "node-2"
-    output.resync()
+    output.schedule_resync()
     world.work(1010)
     assert cluster.owner["uid"] == "node-2"
 
@@ -136,7 +140,7 @@ def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
 def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
     world, output, cluster = world_of()
 
-    def old(request: Request) -> Outcome:
+    def old(request: APIRequest) -> Outcome:
         """Drops what it does not know."""
         answer = cluster(request)
         for device in answer.documents[0].get("spec", {}).get("devices", ()):
@@ -144,6 +148,6 @@ def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
         return answer
 
     world.server.answer = old
-    output.want(found())
+    output.set_desired(found())
     world.work()
     assert "DRAConsumableCapacity" in output.problem

@@ -33,7 +33,7 @@ async def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
     source = AgentSource(path)
     async with await asyncio.start_unix_server(answer, path):
         with pytest.raises(AgentUnavailable, match="something else than expected"):
-            await source.read(Notices, "/v1/notices?after=0")
+            await source.read_document(Notices, "/v1/notices?after=0")
         await source.close()
 
 
@@ -48,7 +48,7 @@ async def test_changes_that_came_meanwhile_are_one(tmp_path: Path) -> None:
 
     source = AgentSource(str(tmp_path / "s"))
     async with await asyncio.start_unix_server(answer, str(tmp_path / "s")):
-        changes = source.changes()
+        changes = source.watch_changes()
         assert (await anext(changes)).serial == 49
         with pytest.raises(AgentUnavailable, match="ended the stream"):
             await anext(changes)
@@ -68,6 +68,6 @@ async def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents
     await server.start()
     await until(Path(socket).exists)
     source = AgentSource(socket)
-    assert (await source.read(Assignments)).containers
+    assert (await source.read_document(Assignments)).containers
     await source.close()
     await server.stop()

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from nri_numa.agent.view import zones_document
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.pod_resources import DeviceCount
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.charged import CHARGED, mark
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.model.charged import COUNTED_ATTRIBUTE, container_mark
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass
 from nri_numa.publisher import topology
-from nri_numa.publisher.topology import contents, fingerprint
+from nri_numa.publisher.topology import build_topology_contents, pods_fingerprint
 from nri_numa.scheduler import published
-from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.node_room import NodeResources
 from nri_numa.web.responses import Zones
 from tests.beds.http_view import FakeView
 from tests.beds.topology_match import Pod, passes
@@ -46,7 +46,9 @@ def resource(what: dict[str, Any], zone: str, name: str) -> tuple[int, int, int]
 
 
 def test_an_empty_machine() -> None:
-    what = contents("x.io", said(World(machines.snc_smt(), Settings(defaults={"scope": "pod"}))))
+    what = build_topology_contents(
+        "x.io", said(World(machines.snc_smt(), Settings(defaults={"scope": "pod"})))
+    )
     assert [zone["name"] for zone in what["zones"]] == [
         "node-0", "node-1", "node-2", "node-3", "socket-0", "socket-1",
     ]  # fmt: skip
@@ -67,7 +69,7 @@ def test_an_empty_machine() -> None:
         "topologyManagerPolicy": "none",
         "topologyManagerScope": "pod",
         "topologyManagerMaxNUMANodes": "8",
-        "nodeTopologyPodsFingerprint": fingerprint([]),
+        "nodeTopologyPodsFingerprint": pods_fingerprint([]),
         "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
         "x.io/free-exclusive-cpus": "31",
         "x.io/agent": "ready",
@@ -81,7 +83,7 @@ def test_where_the_kubelet_pins_its_policy_is_said_and_judged_by() -> None:
     idle = KubeletFacts(topology_policy="single-numa-node", topology_scope="pod")
     assert zones_document(machine, state, None, kubelet=idle) == said(world)
     pins = replace(idle, memory_policy="Static")
-    what = contents("x.io", zones_document(machine, state, None, kubelet=pins))
+    what = build_topology_contents("x.io", zones_document(machine, state, None, kubelet=pins))
     expected = {
         "topologyManagerPolicy": "single-numa-node",
         "topologyManagerScope": "pod",
@@ -89,18 +91,18 @@ def test_where_the_kubelet_pins_its_policy_is_said_and_judged_by() -> None:
         "memoryManagerPolicy": "Static",
     }
     assert expected.items() <= values(what["attributes"]).items()
-    room = published.read(what, "x.io")
-    assert isinstance(room, NodeRoom)
+    room = published.decode_topology(what, "x.io")
+    assert isinstance(room, NodeResources)
     assert (room.policy, room.scope) == ("single-numa-node", "pod")
     assert (room.aligns_cpus, room.aligns_memory) == (False, True)
 
 
 def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
     world = World(machines.huge_pages(), Settings(defaults={"policy": "single-numa-node"}))
-    before = contents("x.io", said(world))
+    before = build_topology_contents("x.io", said(world))
     of = pod("p", namespace="shop")
     world.create(of, container(of, wants=resources(3, 2, hugepages={2 << 20: 4 << 20})))
-    what = contents("x.io", said(world))
+    what = build_topology_contents("x.io", said(world))
     (place,) = (
         zone for zone in ("node-0", "node-1")
         if resource(what, zone, "cpu") != resource(before, zone, "cpu")
@@ -113,27 +115,29 @@ def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
     # The pages are no ordinary memory.
     capacity, allocatable, _ = resource(what, place, memory)
     assert capacity - allocatable == 5 * GIB
-    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint([("shop", "p")])
-    assert topology.rose(what, before)
-    assert not topology.rose(before, what)
-    assert topology.rose(None, what)
+    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == pods_fingerprint(
+        [("shop", "p")]
+    )
+    assert topology.has_more_available(what, before)
+    assert not topology.has_more_available(before, what)
+    assert topology.has_more_available(None, what)
 
 
 def test_only_guaranteed_pods_are_counted() -> None:
     """As the method says that is named beside the fingerprint."""
-    listed = FakeView().zones()
+    listed = FakeView().scheduler_zones_document()
     pods = tuple(replace(one, qos=qos) for one, qos in zip(
         listed.pods, ("Guaranteed", "Burstable"), strict=True))  # fmt: skip
-    what = contents("x.io", replace(listed, pods=pods))
+    what = build_topology_contents("x.io", replace(listed, pods=pods))
     counted = [(pods[0].namespace, pods[0].name)]
-    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint(counted)
+    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == pods_fingerprint(counted)
 
 
 @pytest.mark.parametrize("numa_nodes", [64, 65, 66])
 def test_the_plugin_lives_through_more_numa_nodes_than_it_has_places_for(numa_nodes: int) -> None:
     settings = Settings(defaults={"policy": "single-numa-node"})
-    machine = synthetic(sockets=1, numa_per_socket=numa_nodes, cores_per_numa=1)
-    what = contents("x.io", said(World(machine, settings)))
+    machine = build_synthetic_topology(sockets=1, numa_per_socket=numa_nodes, cores_per_numa=1)
+    what = build_topology_contents("x.io", said(World(machine, settings)))
     assert passes(what, Pod(apps=[{"cpu": 2000, "memory": GIB}]))
     names = {zone["name"] for zone in what["zones"] if zone["type"] == "Node"}
     assert names == {f"node-{i}" for i in range(numa_nodes) if i != 64}
@@ -143,11 +147,11 @@ def test_the_plugin_lives_through_more_numa_nodes_than_it_has_places_for(numa_no
 
 
 def test_memory_without_cpus_is_a_zone_without_cpus() -> None:
-    what = contents("x.io", said(World(machines.memory_only())))
+    what = build_topology_contents("x.io", said(World(machines.memory_only())))
     zone = by_name(what["zones"])["node-2"]
     assert "parent" not in zone
     assert set(by_name(zone["resources"])) == {"memory"}
-    what = contents("x.io", said(World(machines.cpu_only())))
+    what = build_topology_contents("x.io", said(World(machines.cpu_only())))
     assert set(by_name(by_name(what["zones"])["node-0"]["resources"])) == {"cpu"}
 
 
@@ -160,14 +164,14 @@ def test_memory_without_cpus_is_a_zone_without_cpus() -> None:
         (Settings(capacity_factor={0: 1 / 3}), (8, 2, 2), "0.333333"),
         (Settings(reserved_cpus=CPUSet([0])), (8, 7, 7), None),
         # Oversold CPUs serve those who share; exclusive ones are what there is.
-        (Settings(oversale=2.0), (8, 8, 8), None),
-        (Settings(oversale=2.0, defaults={"cpus": "shared"}), (16, 16, 16), None),
+        (Settings(cpu_overcommit=2.0), (8, 8, 8), None),
+        (Settings(cpu_overcommit=2.0, defaults={"cpus": "shared"}), (16, 16, 16), None),
     ],
 )
 def test_settings_are_folded_in(
     settings: Settings, amounts: tuple[int, int, int], factor: str | None
 ) -> None:
-    what = contents("x.io", said(World(machines.dual_no_smt(), settings)))
+    what = build_topology_contents("x.io", said(World(machines.dual_no_smt(), settings)))
     assert resource(what, "node-0", "cpu") == amounts
     attributes = values(by_name(what["zones"])["node-0"]["attributes"])
     assert attributes.get("x.io/capacity-factor") == factor
@@ -176,7 +180,7 @@ def test_settings_are_folded_in(
 def test_whole_cpus_are_left_where_pods_share() -> None:
     world = World(machines.dual_no_smt(), Settings(defaults={"cpus": "shared"}))
     world.put("shares", {"policy": "single-numa-node"}, 2.5, 1)
-    what = contents("x.io", said(world))
+    what = build_topology_contents("x.io", said(world))
     assert sorted(resource(what, f"node-{i}", "cpu")[2] for i in (0, 1)) == [5, 8]
 
 
@@ -184,28 +188,28 @@ def test_what_was_measured_is_told_apart() -> None:
     """Who evicts because of it must not take a factor of the configuration for a measured one."""
     world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.5, 1: 0.7}))
     found = zones_document(world.agent.machine, world.agent.state, None, measured={1: 0.7})
-    what = by_name(contents("x.io", found)["zones"])
+    what = by_name(build_topology_contents("x.io", found)["zones"])
     assert "x.io/measured-factor" not in values(what["node-0"]["attributes"])
     assert values(what["node-1"]["attributes"])["x.io/measured-factor"] == "0.7"
 
 
 def test_numbers_are_in_order_whatever_the_agent_says() -> None:
-    listed = FakeView().zones()
+    listed = FakeView().scheduler_zones_document()
     (zone,) = listed.zones
     wrong = replace(
         zone, free_exclusive_cpus=9, memory_available_bytes=-5, memory_allocatable_bytes=-7
     )
-    what = contents("x.io", replace(listed, zones=(wrong,)))
+    what = build_topology_contents("x.io", replace(listed, zones=(wrong,)))
     assert resource(what, "node-0", "cpu") == (4, 3, 3)
     assert resource(what, "node-0", "memory") == (16 * GIB, 0, 0)
 
 
 def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
-    what = contents("x.io", FakeView().zones())
-    silent = topology.silent("x.io", what)
+    what = build_topology_contents("x.io", FakeView().scheduler_zones_document())
+    silent = topology.stale_document("x.io", what)
     assert silent["zones"] == what["zones"]
     assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
-    not_ready = contents("x.io", FakeView(ready=False).zones())
+    not_ready = build_topology_contents("x.io", FakeView(ready=False).scheduler_zones_document())
     assert values(not_ready["attributes"])["x.io/agent"] == "not-ready"
 
 
@@ -218,13 +222,15 @@ def test_who_is_counted_is_named_beside_the_numbers() -> None:
     one, other = pod("a", {"policy": "single-numa-node"}), pod("b", qos=QoSClass.BEST_EFFORT)
     world.create(one, container(one, wants=resources(2, 1)))
     world.create(other, container(other))
-    assert [(each.pod_uid, each.name) for each in said(world).charged] == [(one.uid, "app")]
-    found = values(contents("x.io", said(world))["attributes"])
-    assert found[f"x.io/{CHARGED}"] == mark(one.uid, "app")
+    assert [(each.pod_uid, each.name) for each in said(world).counted_containers] == [
+        (one.uid, "app")
+    ]
+    found = values(build_topology_contents("x.io", said(world))["attributes"])
+    assert found[f"x.io/{COUNTED_ATTRIBUTE}"] == container_mark(one.uid, "app")
     # An agent of an earlier version does not say whom it counts.
-    earlier = replace(said(world), charged=None, free_exclusive_cpus=None)
-    attributes = values(contents("x.io", earlier)["attributes"])
-    assert not attributes.keys() & {f"x.io/{CHARGED}", "x.io/free-exclusive-cpus"}
+    earlier = replace(said(world), counted_containers=None, free_exclusive_cpus=None)
+    attributes = values(build_topology_contents("x.io", earlier)["attributes"])
+    assert not attributes.keys() & {f"x.io/{COUNTED_ATTRIBUTE}", "x.io/free-exclusive-cpus"}
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -233,7 +239,9 @@ def test_who_is_counted_is_named_beside_the_numbers() -> None:
 def with_devices(counts: tuple[DeviceCount, ...] | str | None) -> dict[str, Any]:
     world = World(machines.snc_smt())
     agent = world.agent
-    return contents("x.io", zones_document(agent.machine, agent.state, None, devices=counts))
+    return build_topology_contents(
+        "x.io", zones_document(agent.machine, agent.state, None, devices=counts)
+    )
 
 
 def test_devices_are_resources_of_their_numa_node() -> None:
@@ -262,7 +270,9 @@ def test_devices_that_nobody_knows_are_not_none() -> None:
 
 def test_our_own_scheduler_reads_zones_with_devices_as_before() -> None:
     gpu = DeviceCount(resource="a/gpu", numa_node=1, allocatable=4, available=3)
-    with_them, without = (published.read(with_devices(c), "x.io") for c in ((gpu,), None))
-    assert isinstance(with_them, NodeRoom)
-    assert isinstance(without, NodeRoom)
+    with_them, without = (
+        published.decode_topology(with_devices(c), "x.io") for c in ((gpu,), None)
+    )
+    assert isinstance(with_them, NodeResources)
+    assert isinstance(without, NodeResources)
     assert (with_them.cpu, with_them.exclusive) == (without.cpu, without.exclusive)

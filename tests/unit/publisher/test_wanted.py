@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import topology_document
 from nri_numa.observe.notices import Notice
 from nri_numa.publisher import wanted
@@ -17,7 +17,7 @@ from tests.beds.http_view import HOSTILE, assignment
 NOTICE = Notice(
     id="0a0b0c0d1f",
     number=31,
-    what="refused",
+    notice_kind="refused",
     reason="NoSuchCPU",
     message="CPU 63 is not here",
     namespace="shop",
@@ -25,8 +25,8 @@ NOTICE = Notice(
     pod_uid="8d7c",
     container="main",
     count=1,
-    first=1_700_000_000.25,
-    last=1_700_000_000.25,
+    first_time=1_700_000_000.25,
+    last_time=1_700_000_000.25,
 )
 
 
@@ -43,7 +43,7 @@ def test_the_node_is_announced_field_by_field() -> None:
 
 
 def test_labels_have_the_shape_of_the_machine() -> None:
-    labels = wanted.node_labels("x.io", topology_document(synthetic()))
+    labels = wanted.node_labels("x.io", topology_document(build_synthetic_topology()))
     assert labels.keys() == {f"x.io/{key}" for key in wanted.NODE_LABELS}
     assert labels["x.io/sockets"] == "2"
     assert labels["x.io/numa-nodes"] == "4"
@@ -58,7 +58,7 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
         replace(assignment(1, "second"), cpus="4"),
         replace(assignment(1, "plain"), kind="unbound", mems=""),
         replace(assignment(1, "memory"), kind="unbound", mems="1"),
-        replace(assignment(1, "granted"), kind="kubelet", cpus="", pinned="6-7", mems=""),
+        replace(assignment(1, "granted"), kind="kubelet", cpus="", foreign_cpus="6-7", mems=""),
         replace(assignment(2), kind="foreign"),
     ]
     ((name, (uid, text)),) = wanted.pod_annotations(containers).items()
@@ -72,7 +72,7 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
 
 
 def test_an_event_is_about_the_container() -> None:
-    event = wanted.event(NOTICE, prefix="numa.kubernetes.io", node="n1")
+    event = wanted.build_event(NOTICE, prefix="numa.kubernetes.io", node="n1")
     assert event["metadata"] == {"name": "web-0.0a0b0c0d1f", "namespace": "shop"}
     assert event["eventTime"] == "2023-11-14T22:13:20.250000Z"
     assert event["regarding"]["fieldPath"] == "spec.containers{main}"
@@ -83,8 +83,8 @@ def test_an_event_is_about_the_container() -> None:
 
 
 def test_repetitions_are_a_series() -> None:
-    again = replace(NOTICE, count=3, last=1_700_000_060.0)
-    assert wanted.event(again, prefix="p", node="n1")["series"] == {
+    again = replace(NOTICE, count=3, last_time=1_700_000_060.0)
+    assert wanted.build_event(again, prefix="p", node="n1")["series"] == {
         "count": 3,
         "lastObservedTime": "2023-11-14T22:14:20.000000Z",
     }
@@ -92,7 +92,7 @@ def test_repetitions_are_a_series() -> None:
 
 @pytest.mark.parametrize("message", ["x" * 5000, "ü" * 1500, HOSTILE * 100, "\ud800" * 600])
 def test_a_note_is_never_longer_than_the_api_server_takes(message: str) -> None:
-    event = wanted.event(replace(NOTICE, message=message), prefix="p", node="n" * 253)
+    event = wanted.build_event(replace(NOTICE, message=message), prefix="p", node="n" * 253)
     assert len(event["note"].encode()) <= 1024
     assert len(event["reportingInstance"]) <= 128
 
@@ -106,5 +106,5 @@ def test_the_name_of_an_event_fits_and_stays_a_dns_name() -> None:
 
 
 def test_what_a_newer_agent_tells_becomes_an_event_too() -> None:
-    event = wanted.event(replace(NOTICE, what="contested"), prefix="p", node="n")
+    event = wanted.build_event(replace(NOTICE, notice_kind="contested"), prefix="p", node="n")
     assert event["reason"] == "NUMAContested"

@@ -8,12 +8,12 @@ from typing import Any
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
-from nri_numa.model.charged import CHARGED, marks
+from nri_numa.model.charged import COUNTED_ATTRIBUTE, encode_marks
 from nri_numa.model.settings import Settings
-from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
 PREFIX = "numa.kubernetes.io"
@@ -27,10 +27,10 @@ class Recorder(PodActivator):
         self.nodes: list[str] = []
         self.pods: list[str] = []
 
-    def more_room(self, node: str) -> None:
+    def on_free_increased(self, node: str) -> None:
         self.nodes.append(node)
 
-    def settled(self, uid: str) -> None:
+    def drop_pod(self, uid: str) -> None:
         self.pods.append(uid)
 
 
@@ -40,7 +40,7 @@ class Watched:
     def __init__(self, *, settle: float = 10, api: Any = None) -> None:
         self.now = 0.0
         self.activator = Recorder()
-        self.nodes = Nodes()
+        self.nodes = SchedulerCache()
         self.reader = PodReader(Settings())
         config = AgentConfig(scheduler=Scheduling(settle=settle))
         api = api or KubeAPI("/nonexistent", "test")
@@ -50,13 +50,13 @@ class Watched:
         )
 
     def free(self) -> tuple[int, ...]:
-        room = self.nodes.room("n1")
-        assert isinstance(room, NodeRoom)
+        room = self.nodes.free_resources("n1")
+        assert isinstance(room, NodeResources)
         return room.exclusive.free
 
     def tick(self) -> None:
-        self.topologies.tick()
-        self.pods.tick()
+        self.topologies.expire_topologies()
+        self.pods.expire_assumed_pods()
 
     def at(self, now: float) -> tuple[int, ...]:
         self.now = now
@@ -78,7 +78,7 @@ def topology(
     It names the containers that are ``charged``, each by UID of its pod and name; without it says
     nothing of them.
     """
-    named_too = {} if charged is None else {f"{PREFIX}/{CHARGED}": marks(charged)}
+    named_too = {} if charged is None else {f"{PREFIX}/{COUNTED_ATTRIBUTE}": encode_marks(charged)}
     left = list(memory) or [32] * len(free)
     return {
         "apiVersion": "topology.node.k8s.io/v1alpha2",
@@ -106,9 +106,9 @@ def named(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def table(*free: int, **keys: Any) -> NodeRoom:
-    found = read(topology(*free, **keys), PREFIX)
-    assert isinstance(found, NodeRoom), found
+def table(*free: int, **keys: Any) -> NodeResources:
+    found = decode_topology(topology(*free, **keys), PREFIX)
+    assert isinstance(found, NodeResources), found
     return found
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
-from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
+from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of
 from nri_numa.scheduler.extender import KINDS, Extender, SchedulerMetrics
-from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
+from nri_numa.scheduler.protocol import BindingArgs
+from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
 from tests.beds.fake_api_server import Asked, FakeAPIServer, LeaseServer, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
@@ -50,7 +50,7 @@ async def made(server: FakeAPIServer, request: pytest.FixtureRequest) -> AsyncIt
     made = Extender(AgentConfig(scheduler=scheduling))
     made.topologies.synced.set()
     made.pods.synced.set()
-    made.node_watcher.put(topology(4, 4))
+    made.node_watcher.on_update(topology(4, 4))
     yield made
     await made.api.close()
     await made.lease_api.close()
@@ -74,14 +74,14 @@ def reads(document: dict[str, Any], otherwise: Said = DONE) -> Callable[[Asked],
     return lambda asked: Said(200, document) if asked.method == "GET" else otherwise
 
 
-def binding(name: str = "p", node: str = "n1") -> Binding:
-    return Binding("default", name, f"uid-{name}", node)
+def binding(name: str = "p", node: str = "n1") -> BindingArgs:
+    return BindingArgs("default", name, f"uid-{name}", node)
 
 
 async def test_node_and_annotation_are_one_write(made: Extender, server: FakeAPIServer) -> None:
-    made.reader.request(single(3))
+    made.reader.read_pod_request(single(3))
     assert await made.binder.bind(binding()) == ""
-    assert list(made.nodes.holds) == ["uid-p"]
+    assert list(made.nodes.assumed_pods) == ["uid-p"]
     (asked,) = server.asked
     assert asked.method == "POST"
     assert asked.path.startswith("/api/v1/namespaces/default/pods/p/binding")
@@ -97,7 +97,7 @@ async def test_its_node_learns_of_all_containers_with_the_binding(
     init = [container("prepare", cpu="2", memory="1Gi"), container("log", cpu="500m", memory="1Gi")]
     init[1]["restartPolicy"] = "Always"
     main = container(cpu="3", memory="1Gi")
-    made.reader.request(pod(main, init=init, policy="single-numa-node"))
+    made.reader.read_pod_request(pod(main, init=init, policy="single-numa-node"))
     assert await made.binder.bind(binding()) == ""
     text = server.asked[0].body["metadata"]["annotations"][f"{PREFIX}/containers"]
     assert json.loads(text) == {
@@ -111,21 +111,21 @@ async def test_an_ordinary_pod_is_bound_as_it_is(made: Extender, server: FakeAPI
     """Also one that was not filtered here: another replica was asked."""
     server.answer = reads(pod(container(cpu="250m", memory="1Gi")))
     assert await made.binder.bind(binding()) == ""
-    assert not made.nodes.holds
+    assert not made.nodes.assumed_pods
     assert [asked.method for asked in server.asked] == ["GET", "POST"]
     assert "annotations" not in server.asked[1].body["metadata"]
 
 
 async def test_a_second_call_waits_for_the_first(made: Extender, server: FakeAPIServer) -> None:
-    made.reader.request(single(3))
-    made.node_watcher.put(topology(4, 4, name="n2"))
+    made.reader.read_pod_request(single(3))
+    made.node_watcher.on_update(topology(4, 4, name="n2"))
     found = await asyncio.gather(
         made.binder.bind(binding()),
         made.binder.bind(binding()),
         made.binder.bind(binding(node="n2")),
     )
     assert found == ["", "", "is on n1 already"]
-    assert [hold.node for hold in made.nodes.holds.values()] == ["n1"]
+    assert [hold.node for hold in made.nodes.assumed_pods.values()] == ["n1"]
     assert len(server.asked) == 1
 
 
@@ -133,21 +133,21 @@ async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
     made: Extender, server: FakeAPIServer
 ) -> None:
     for name in ("a", "b", "c"):
-        made.reader.request(single(3, name=name))
+        made.reader.read_pod_request(single(3, name=name))
     assert await made.binder.bind(binding("a")) == ""
     assert await made.binder.bind(binding("b")) == ""
     why = await made.binder.bind(binding("c"))
     assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-    assert len(made.nodes.holds) == 2
+    assert len(made.nodes.assumed_pods) == 2
     assert len(server.asked) == 2
 
 
 async def test_a_pod_on_two_numa_nodes_takes_from_both(
     made: Extender, server: FakeAPIServer
 ) -> None:
-    made.reader.request(single(6, name="wide", policy="best-effort"))
+    made.reader.read_pod_request(single(6, name="wide", policy="best-effort"))
     for name, cpus in (("more", 3), ("rest", 2)):
-        made.reader.request(single(cpus, name=name))
+        made.reader.read_pod_request(single(cpus, name=name))
     assert await made.binder.bind(binding("wide")) == ""
     why = await made.binder.bind(binding("more"))
     assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
@@ -160,9 +160,9 @@ async def test_a_binding_that_fails_for_sure_holds_nothing(
     made: Extender, server: FakeAPIServer
 ) -> None:
     server.answer = lambda asked: status(403, "not allowed")
-    made.reader.request(single(3))
+    made.reader.read_pod_request(single(3))
     assert "403: not allowed" in await made.binder.bind(binding())
-    assert not made.nodes.holds
+    assert not made.nodes.assumed_pods
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ async def test_after_a_conflict_the_pod_is_read(
     found = single(3, node=node)
     found["metadata"]["uid"] = uid
     server.answer = reads(found, status(409, "is already assigned"))
-    made.reader.request(single(3))
+    made.reader.read_pod_request(single(3))
     problem = await made.binder.bind(binding())
     assert (problem == "") == bound
-    assert bool(made.nodes.holds) == held
+    assert bool(made.nodes.assumed_pods) == held
 
 
 async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(
@@ -191,12 +191,12 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(
 ) -> None:
     """It may still be written: its room is kept, and is not in the way of the pod itself."""
     server.answer = reads(single(3), status(504, "late"))
-    made.node_watcher.put(topology(4, 4, name="n2"))
+    made.node_watcher.on_update(topology(4, 4, name="n2"))
     question = json.dumps({"Pod": single(3), "NodeNames": ["n1", "n2"]}).encode()
     for _ in range(2):
         assert "504" in await made.binder.bind(binding())
         assert json.loads(await made.filter(question))["NodeNames"] == ["n1"]
-    made.node_watcher.put(topology(1, 1))
+    made.node_watcher.on_update(topology(1, 1))
     assert json.loads(await made.filter(question))["NodeNames"] == ["n2"]
 
 
@@ -214,11 +214,11 @@ async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
         return DONE if len(bindings) == 1 else status(code, "is assigned to node n1")
 
     server.answer = answer
-    made.node_watcher.put(topology(4, 4, name="n2"))
-    made.reader.request(single(3))
+    made.node_watcher.on_update(topology(4, 4, name="n2"))
+    made.reader.read_pod_request(single(3))
     assert await made.binder.bind(binding()) == ""
     assert f"{code}" in await made.binder.bind(binding(node="n2"))
-    assert [hold.node for hold in made.nodes.holds.values()] == ([held] if held else [])
+    assert [hold.node for hold in made.nodes.assumed_pods.values()] == ([held] if held else [])
     assert bindings == ["n1", "n2"]
 
 
@@ -241,20 +241,20 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(
         return Said(200, "" if watched else {"metadata": {"resourceVersion": "1"}, "items": there})
 
     server.answer = answer
-    made.node_watcher.put(topology(4))
+    made.node_watcher.on_update(topology(4))
     made.pods.synced.clear()
     async with working(made.pods.run()):
         await made.pods.synced.wait()
-    assert not made.nodes.holds
+    assert not made.nodes.assumed_pods
     for name in ("a", "b"):
-        made.reader.request(single(3, name=name))
+        made.reader.read_pod_request(single(3, name=name))
         why = await made.binder.bind(binding(name))
         assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-    assert list(made.nodes.holds) == ["uid-early"]
+    assert list(made.nodes.assumed_pods) == ["uid-early"]
     # The agent counts it, and then it is gone.
-    made.node_watcher.put(topology(1, charged=[("uid-early", "main")]))
-    assert not made.nodes.holds
-    made.node_watcher.put(topology(4))
+    made.node_watcher.on_update(topology(1, charged=[("uid-early", "main")]))
+    assert not made.nodes.assumed_pods
+    made.node_watcher.on_update(topology(4))
     assert await made.binder.bind(binding("a")) == ""
     assert sum(chosen in unquote(asked.path) for asked in server.asked) == 1, "once for each node"
 
@@ -272,14 +272,14 @@ async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
         return DONE if asked.method == "POST" else said.pop(0)
 
     server.answer = answer
-    made.pod_watcher.listed(frozenset())
-    made.reader.request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
+    made.pod_watcher.on_list(frozenset())
+    made.reader.read_pod_request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
     assert await made.binder.bind(binding("ordinary")) == ""
-    made.reader.request(single(3))
+    made.reader.read_pod_request(single(3))
     assert "cannot list pods" in await made.binder.bind(binding())
     assert await made.binder.bind(binding()) != ""
     assert await made.binder.bind(binding()) != ""
-    assert not made.nodes.holds
+    assert not made.nodes.assumed_pods
     assert await made.binder.bind(binding()) == ""
     assert said == []
 
@@ -310,17 +310,17 @@ async def test_room_is_promised_once_however_late_an_object_is(
     server.answer = lambda asked: (
         Said(200, {"items": []}) if "fieldSelector" in asked.path else DONE
     )
-    made.node_watcher.put(topology(4, charged=[]))
+    made.node_watcher.on_update(topology(4, charged=[]))
     made.topologies.synced.set()
     made.pods.synced.set()
     assert await bind(made, "a") == ""
     pending = single(3, name="a", node="n1", placed='{"main":"0"}')
-    made.pod_watcher.put(pending)
-    made.pod_watcher.remove(pending)
+    made.pod_watcher.on_update(pending)
+    made.pod_watcher.on_delete(pending)
     now = late
-    made.pod_watcher.tick()
+    made.pod_watcher.expire_assumed_pods()
     assert "most free for exclusive use: 1" in await bind(made, "b")
-    made.node_watcher.put(topology(4, charged=[("uid-a", "main")]))  # of seven
+    made.node_watcher.on_update(topology(4, charged=[("uid-a", "main")]))  # of seven
     assert await bind(made, "b") == ""
     await made.api.close()
 
@@ -336,11 +336,11 @@ async def test_each_node_is_read_once_after_a_list_however_long_ago(
     server.answer = lambda asked: (
         DONE if asked.method == "POST" else Said(200, {"items": list(there)})
     )
-    made.node_watcher.put(topology(4, charged=[]))
-    made.node_watcher.put(topology(4, 4, name="n2", charged=[]))
+    made.node_watcher.on_update(topology(4, charged=[]))
+    made.node_watcher.on_update(topology(4, 4, name="n2", charged=[]))
     made.topologies.synced.set()
     made.pods.synced.set()
-    made.pod_watcher.listed(frozenset())
+    made.pod_watcher.on_list(frozenset())
     now = since
     for _ in range(2):
         assert "most free for exclusive use: 1" in await bind(made, "a")
@@ -422,7 +422,7 @@ async def test_bindings_end_before_the_lease_is_given_back(server: FakeAPIServer
     )
     made = Extender(AgentConfig(scheduler=section))
     async with working(made.run()):
-        while made.not_ready():
+        while made.unready_reason():
             await asyncio.sleep(0.01)
         asking = asyncio.create_task(bind(made, "a"))
         await asyncio.to_thread(there.begun.wait)
@@ -434,7 +434,7 @@ async def test_without_an_api_server_it_says_so(
     made: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    made.reader.request(single(3))
+    made.reader.read_pod_request(single(3))
     assert "no credentials" in await made.binder.bind(binding())
 
 
@@ -444,7 +444,7 @@ async def test_who_does_not_lead_binds_nothing(made: Extender, server: FakeAPISe
     assert (
         "another replica leads" in json.loads(await made.bind(json.dumps(body).encode()))["Error"]
     )
-    assert "another replica leads" in made.not_ready()
+    assert "another replica leads" in made.unready_reason()
     assert not server.asked
 
 
@@ -458,8 +458,8 @@ async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
     """The sentence names the rule that is missing."""
     server.answer = lambda asked: status(403, "leases is forbidden")
     assert made.election is not None
-    await made.election.step()
-    why = made.not_ready()
+    await made.election.run_step()
+    why = made.unready_reason()
     assert "the Lease cannot be used" in why
     assert "lacks apiGroups ['coordination.k8s.io'], resources [leases], verbs [get]" in why
 
@@ -472,23 +472,23 @@ def event(kind: str, document: dict[str, Any], version: str) -> str:
     return json.dumps({"type": kind, "object": document}) + "\n"
 
 
-class Recorder(Watched):
+class Recorder(WatchHandler):
     """What a watch says."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, Any]] = []
         self.empty = asyncio.Event()
 
-    def put(self, document: Mapping[str, Any]) -> None:
+    def on_update(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("put", name_of(document)))
 
-    def remove(self, document: Mapping[str, Any]) -> None:
+    def on_delete(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("removed", name_of(document)))
 
-    def removed(self, key: str) -> None:
+    def on_delete_key(self, key: str) -> None:
         self.changes.append(("gone", key))
 
-    def listed(self, keys: frozenset[str]) -> None:
+    def on_list(self, keys: frozenset[str]) -> None:
         self.changes.append(("all", sorted(keys)))
         if not keys:
             self.empty.set()
@@ -517,7 +517,7 @@ async def test_pages_changes_and_a_second_list_after_410(
 
     server.answer = answer
     objects = Recorder()
-    async with working(Watch(api, TOPOLOGIES, objects).run()):
+    async with working(Watch(api, TOPOLOGIES_PATH, objects).run()):
         await objects.empty.wait()
     assert objects.changes[:9] == [
         ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
@@ -541,7 +541,7 @@ async def test_a_list_goes_on_at_the_page_that_failed(server: FakeAPIServer, api
     watched = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "30"}}})
     server.answer = lambda asked: answers.pop(0) if answers else Said(200, watched + "\n")
     objects = Recorder()
-    follower = Watch(api, TOPOLOGIES, objects, jitter=lambda: 0.0)
+    follower = Watch(api, TOPOLOGIES_PATH, objects, jitter=lambda: 0.0)
     async with working(follower.run()):
         while len(server.asked) < 7:
             await asyncio.sleep(0.01)
@@ -569,7 +569,7 @@ async def test_who_may_not_watch_is_told_once(
         return status(code, "not now", **after) if len(gone) < 4 else Said(200, "")
 
     server.answer = answer
-    follower = Watch(api, TOPOLOGIES, Recorder(), jitter=lambda: 0.0)
+    follower = Watch(api, TOPOLOGIES_PATH, Recorder(), jitter=lambda: 0.0)
     with caplog.at_level("INFO"):
         async with working(follower.run()):
             while len(gone) < 5:
@@ -592,19 +592,20 @@ async def test_an_old_view_of_the_cluster_is_said(server: FakeAPIServer) -> None
     made.pods.synced.set()
     server.answer = lambda asked: status(503, "not now")
     try:
-        async with working(made.topologies.run(), made._probe()):
+        async with working(made.topologies.run(), made._probe_api_server()):
             while made.topologies.failing is None:
                 await asyncio.sleep(0.01)
-            assert made.unready() == ""
+            assert made.health_problem() == ""
             now = 15.0
             assert (
-                "noderesourcetopologies: 503: not now; what is known is 15 s old" in made.unready()
+                "noderesourcetopologies: 503: not now; what is known is 15 s old"
+                in made.health_problem()
             )
-            assert made.not_ready() == ""
+            assert made.unready_reason() == ""
             known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
-            assert known in made.measured().decode()
+            assert known in made.render_metrics().decode()
         made.topologies.failing = None
-        assert made.unready() == "the API server has not answered for 15 s"
+        assert made.health_problem() == "the API server has not answered for 15 s"
     finally:
         await made.api.close()
         await made.lease_api.close()
@@ -639,7 +640,7 @@ async def test_how_late_an_object_is_read_is_measured(
         while len(asked) < 2:
             await asyncio.sleep(0.01)
     bucket = f'nri_numa_scheduler_event_age_seconds_bucket{{kind="{kind}",le="%s"}} %s'
-    text = made.measured().decode()
+    text = made.render_metrics().decode()
     assert bucket % ("60.0", "0.0") in text
     assert bucket % ("300.0", "1.0") in text
     assert bucket % ("+Inf", "1.0") in text
@@ -660,12 +661,12 @@ async def test_a_watch_that_ends_is_resumed_soon(server: FakeAPIServer, api: Kub
     enough = asyncio.Event()
 
     class Counted(Recorder):
-        def put(self, document: Mapping[str, Any]) -> None:
-            super().put(document)
+        def on_update(self, document: Mapping[str, Any]) -> None:
+            super().on_update(document)
             if len(self.changes) == 14:  # the empty list is one
                 enough.set()
 
-    async with working(Watch(api, TOPOLOGIES, Counted(), jitter=lambda: 0.0).run()):
+    async with working(Watch(api, TOPOLOGIES_PATH, Counted(), jitter=lambda: 0.0).run()):
         await enough.wait()
 
 
@@ -674,7 +675,7 @@ async def test_a_kind_that_is_not_installed_has_no_objects(
 ) -> None:
     """Ordinary pods are not kept waiting for it."""
     server.answer = lambda asked: status(404, "could not find the resource")
-    follower = Watch(api, TOPOLOGIES, Recorder())
+    follower = Watch(api, TOPOLOGIES_PATH, Recorder())
     async with working(follower.run()):
         await follower.synced.wait()
         assert "404" in follower.problem
@@ -692,7 +693,7 @@ async def test_rights_that_are_missing_are_named_and_questions_wait(
             await asyncio.sleep(0.01)
     asked = {"Pod": single(2), "NodeNames": ["n1"]}
     assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
-    assert "noderesourcetopologies: 403" in made.not_ready()
+    assert "noderesourcetopologies: 403" in made.unready_reason()
     asked["Pod"] = pod(container(cpu="250m", memory="1Gi"))
     assert json.loads(await made.filter(json.dumps(asked).encode()))["NodeNames"] == ["n1"]
 
@@ -708,24 +709,24 @@ def activator(api: KubeAPI, clock: Callable[[], float]) -> PodActivator:
 async def test_room_wakes_who_was_refused_and_nobody_else(
     server: FakeAPIServer, api: KubeAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.scheduler.watcher.WAKE_INTERVAL", 0.01)
+    monkeypatch.setattr("nri_numa.scheduler.watcher.WAKE_INTERVAL_S", 0.01)
     now = 0.0
     made = activator(api, lambda: now)
-    made.more_room("n0")  # no pod waits
-    made.refused("a")
-    made.settled("a")
-    made.more_room("n0")
-    made.refused("b")
+    made.on_free_increased("n0")  # no pod waits
+    made.record_unschedulable("a")
+    made.drop_pod("a")
+    made.on_free_increased("n0")
+    made.record_unschedulable("b")
     now = 601.0
-    made.more_room("n0")  # it was tried again since, or does not exist any more
-    made.wake()  # no node is known
-    assert not made.due
-    made.refused("c")
+    made.on_free_increased("n0")  # it was tried again since, or does not exist any more
+    made.wake_pods()  # no node is known
+    assert not made.is_wake_due
+    made.record_unschedulable("c")
     # A pod that fits on another node than those of the sample; not for ever.
-    assert [made.once_more("c", 2.5) for _ in range(5)] == [True, True, True, False, False]
-    made.more_room("n1")
-    made.more_room("gone")  # its Node is, its object not yet
-    assert made.once_more("c", 2.5)
+    assert [made.should_wake_again("c", 2.5) for _ in range(5)] == [True, True, True, False, False]
+    made.on_free_increased("n1")
+    made.on_free_increased("gone")  # its Node is, its object not yet
+    assert made.should_wake_again("c", 2.5)
     answers = iter([status(404, "not found"), status(429, "slow down")])
     server.answer = lambda asked: next(answers, Said(200, {}))
     async with working(made.run(lambda: True)):
@@ -741,9 +742,9 @@ async def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     made: Extender, server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
-    monkeypatch.setattr("nri_numa.scheduler.extender.TICK", 0.01)
+    monkeypatch.setattr("nri_numa.scheduler.extender.TICK_S", 0.01)
     server.answer = lambda asked: Said(200, asked.body)
-    async with working(made.tick(), made.activator.run(made.leads)):
-        while "wakes_total 1.0" not in made.measured().decode():
+    async with working(made.run_ticks(), made.activator.run(made.is_leader)):
+        while "wakes_total 1.0" not in made.render_metrics().decode():
             await asyncio.sleep(0.01)
     assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]

@@ -8,10 +8,10 @@ import pytest
 
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import grade
-from nri_numa.scheduler.node_room import NodeRoom, Unreadable
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.fit import compute_score_key
+from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
@@ -19,19 +19,21 @@ READER = PodReader(Settings())
 
 
 def judging(
-    rooms: Mapping[str, NodeRoom | Unreadable], strategy: Strategy = Strategy.SPREAD, **keys: bool
-) -> CandidateIndex:
+    rooms: Mapping[str, NodeResources | UnreadableTopology],
+    strategy: Strategy = Strategy.SPREAD,
+    **keys: bool,
+) -> VerdictCache:
     """With these nodes."""
-    nodes = Nodes()
+    nodes = SchedulerCache()
     for name, room in rooms.items():
-        nodes.put(name, room)
-    return CandidateIndex(nodes, strategy, **keys)
+        nodes.update_node(name, room)
+    return VerdictCache(nodes, strategy, **keys)
 
 
-def index(strategy: Strategy = Strategy.SPREAD, **keys: bool) -> CandidateIndex:
+def index(strategy: Strategy = Strategy.SPREAD, **keys: bool) -> VerdictCache:
     """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
     rooms = {"a": table(2, 2), "b": table(4, 6), "c": table(8, 8)}
-    return judging({**rooms, "odd": Unreadable("zones is 3")}, strategy, **keys)
+    return judging({**rooms, "odd": UnreadableTopology("zones is 3")}, strategy, **keys)
 
 
 NAMES = ["a", "b", "c", "odd", "none"]
@@ -42,89 +44,89 @@ def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
     judges = judging(
         {name: table(8, 8, attributes={f"{PREFIX}/agent": text}) for name, text in said.items()}
     )
-    found = judges.filter(READER.request(single(4)), ["away", "there"])
-    assert (found.fits, found.failed) == (
+    found = judges.filter_nodes(READER.read_pod_request(single(4)), ["away", "there"])
+    assert (found.feasible, found.failed) == (
         ["there"], {"away": "its agent does not place containers now"},
     )  # fmt: skip
-    ordinary = READER.request(pod(container(cpu="2", memory="1Gi"), name="o"))
-    assert judges.filter(ordinary, ["away", "there"]).fits == ["away", "there"]
+    ordinary = READER.read_pod_request(pod(container(cpu="2", memory="1Gi"), name="o"))
+    assert judges.filter_nodes(ordinary, ["away", "there"]).feasible == ["away", "there"]
 
 
 def test_ordinary_pods_pass() -> None:
     judges = index()
-    ordinary = READER.request(pod(container(cpu="250m", memory="1Gi")))
-    assert judges.filter(ordinary, NAMES).fits == NAMES
-    assert judges.prioritize(ordinary, NAMES) == []
-    guaranteed = READER.request(pod(container(cpu="2", memory="1Gi"), name="g"))
-    assert judges.filter(guaranteed, NAMES).fits == NAMES
+    ordinary = READER.read_pod_request(pod(container(cpu="250m", memory="1Gi")))
+    assert judges.filter_nodes(ordinary, NAMES).feasible == NAMES
+    assert judges.prioritize_nodes(ordinary, NAMES) == []
+    guaranteed = READER.read_pod_request(pod(container(cpu="2", memory="1Gi"), name="g"))
+    assert judges.filter_nodes(guaranteed, NAMES).feasible == NAMES
 
 
 def test_unknown_nodes_may_be_allowed() -> None:
     judges = index(unknown_fits=True)
-    wish = READER.request(single(7))
-    assert judges.filter(wish, NAMES).fits == ["c", "odd", "none"]
-    assert dict(judges.prioritize(wish, ["c", "odd"]))["odd"] == 0
-    assert judges.why("odd") == "zones is 3"
-    assert judges.why("a") == ""
+    wish = READER.read_pod_request(single(7))
+    assert judges.filter_nodes(wish, NAMES).feasible == ["c", "odd", "none"]
+    assert dict(judges.prioritize_nodes(wish, ["c", "odd"]))["odd"] == 0
+    assert judges.unreadable_reason("odd") == "zones is 3"
+    assert judges.unreadable_reason("a") == ""
 
 
 def test_a_pod_that_is_wrong_fits_nowhere() -> None:
-    found = index().filter(
-        READER.request(pod(container(cpu="2"), name="w", policy="x")), ["a", "b"]
+    found = index().filter_nodes(
+        READER.read_pod_request(pod(container(cpu="2"), name="w", policy="x")), ["a", "b"]
     )
-    assert not found.fits
+    assert not found.feasible
     assert not found.failed
-    (text,) = set(found.hopeless.values())
+    (text,) = set(found.unresolvable.values())
     assert "policy is 'x'" in text
 
 
 def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
-    wish = READER.request(single(4, policy="best-effort"))
-    scores = dict(index().prioritize(wish, ["a", "b", "c"]))
+    wish = READER.read_pod_request(single(4, policy="best-effort"))
+    scores = dict(index().prioritize_nodes(wish, ["a", "b", "c"]))
     assert scores["c"] > scores["b"] > scores["a"]
-    packed = dict(index(Strategy.PACK).prioritize(wish, ["a", "b", "c"]))
+    packed = dict(index(Strategy.PACK).prioritize_nodes(wish, ["a", "b", "c"]))
     assert packed["b"] > packed["c"] > packed["a"]
-    assert grade(1, False, 500, 500, Strategy.SPREAD) & 15 == 8
-    assert grade(1, False, 1000, 1000, Strategy.SPREAD) & 15 == 10
-    assert grade(9, True, 0, 0, Strategy.SPREAD) & 15 == 0
+    assert compute_score_key(1, False, 500, 500, Strategy.SPREAD) & 15 == 8
+    assert compute_score_key(1, False, 1000, 1000, Strategy.SPREAD) & 15 == 10
+    assert compute_score_key(9, True, 0, 0, Strategy.SPREAD) & 15 == 0
 
 
 def test_capacity_that_is_lent_away_scores_less() -> None:
     lent = table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"})
     judges = judging({"whole": table(8, 8), "half": lent})
-    scores = dict(judges.prioritize(READER.request(single(4)), ["whole", "half"]))
+    scores = dict(judges.prioritize_nodes(READER.read_pod_request(single(4)), ["whole", "half"]))
     assert scores["whole"] > scores["half"]
 
 
 def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
     """Each of them has room where it goes, and the last CPU stays with those that share."""
     asks = {"policy": "single-numa-node", "cpus": "exclusive"}
-    two = PodReader(Settings()).request(
+    two = PodReader(Settings()).read_pod_request(
         pod(container("a", "4", "1Gi"), container("b", "4", "1Gi"), **asks)
     )
     for most, fits in (("8", ["n1"]), ("7", [])):
         room = table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most})
-        found = judging({"n1": room}).filter(two, ["n1"])
-        assert found.fits == fits
+        found = judging({"n1": room}).filter_nodes(two, ["n1"])
+        assert found.feasible == fits
     assert found.failed == {"n1": "needs 8 exclusive CPUs; most free for exclusive use: 7"}
 
 
 def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory of verdicts is full, and that of equal rooms."""
-    monkeypatch.setattr("nri_numa.scheduler.candidates._ROOMS", 4)
-    monkeypatch.setattr("nri_numa.scheduler.nodes._REMEMBERED", 4)
-    judges, request = index(), READER.request(single(7))
+    monkeypatch.setattr("nri_numa.scheduler.candidates._MAX_CACHED_NODES", 4)
+    monkeypatch.setattr("nri_numa.scheduler.nodes._MAX_SHARED_NODES", 4)
+    judges, request = index(), READER.read_pod_request(single(7))
     for _ in range(3):
-        assert judges.filter(request, NAMES).fits == ["c"]
-        judges._nodes.put("c", table(6, 6))
-        assert judges.filter(request, NAMES).fits == []
+        assert judges.filter_nodes(request, NAMES).feasible == ["c"]
+        judges._nodes.update_node("c", table(6, 6))
+        assert judges.filter_nodes(request, NAMES).feasible == []
         for count in range(1, 20):
-            judges._nodes.put("a", table(count, 2))
-            assert judges.filter(request, NAMES).fits == (["a"] if count >= 7 else [])
+            judges._nodes.update_node("a", table(count, 2))
+            assert judges.filter_nodes(request, NAMES).feasible == (["a"] if count >= 7 else [])
         assert len(judges._nodes._equal) <= 4 + len(judges._nodes), "rooms that are gone go"
-        assert len(judges._known[request.key]) <= 4 + len(judges._nodes)
-        judges._nodes.put("a", table(2, 2))
-        judges._nodes.put("c", table(8, 8))
+        assert len(judges._known[request.verdict_key]) <= 4 + len(judges._nodes)
+        judges._nodes.update_node("a", table(2, 2))
+        judges._nodes.update_node("c", table(8, 8))
 
 
 def test_equal_rooms_share_one_verdict() -> None:
@@ -133,17 +135,19 @@ def test_equal_rooms_share_one_verdict() -> None:
     judges = judging(
         {name: table(4, n, charged=[(f"uid-{name}", "main")]) for name, n in free.items()}
     )
-    one, two = (judges.verdict(READER.request(single(3, name=name)), "a") for name in "pq")
+    one, two = (
+        judges.evaluate_node(READER.read_pod_request(single(3, name=name)), "a") for name in "pq"
+    )
     assert one is two
-    request = READER.request(single(3, name="r"))
-    assert judges.verdict(request, "c") is one
-    assert judges.verdict(request, "b") is not one
+    request = READER.read_pod_request(single(3, name="r"))
+    assert judges.evaluate_node(request, "c") is one
+    assert judges.evaluate_node(request, "b") is not one
 
 
 def fits_of(
-    judges: CandidateIndex, document: dict[str, object], names: list[str] = NAMES
+    judges: VerdictCache, document: dict[str, object], names: list[str] = NAMES
 ) -> list[str]:
-    return judges.filter(READER.request(document), names).fits
+    return judges.filter_nodes(READER.read_pod_request(document), names).feasible
 
 
 def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
@@ -163,11 +167,11 @@ def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
     free = {"empty": 16, "too": 16, "half": 9, "full": 4}
     rooms = {name: table(count, 0) for name, count in free.items()}
     names = list(free)
-    wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_LEFT: names[:3], Strategy.PACK: names[3:]}
+    wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_MEMORY: names[:3], Strategy.PACK: names[3:]}
     for strategy, fits in wanted.items():
         judges = judging(rooms, strategy, narrow=True)
         assert fits_of(judges, single(2), names) == fits
-        scores = dict(judges.prioritize(READER.request(single(2)), names))
+        scores = dict(judges.prioritize_nodes(READER.read_pod_request(single(2)), names))
         best = max(scores.values())
         slack = 0 if strategy is Strategy.PACK else 2
         assert [name for name in names if scores[name] >= best - slack] == fits
@@ -177,18 +181,22 @@ def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
 
 def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
     """A node that fits and is not named is no failed one: preemption and texts go by these."""
-    found = index(Strategy.PACK, narrow=True).filter(READER.request(single(3)), NAMES)
-    plain = index(Strategy.PACK).filter(READER.request(single(3)), NAMES)
-    assert (found.fits, plain.fits) == (["b"], ["b", "c"])
+    found = index(Strategy.PACK, narrow=True).filter_nodes(
+        READER.read_pod_request(single(3)), NAMES
+    )
+    plain = index(Strategy.PACK).filter_nodes(READER.read_pod_request(single(3)), NAMES)
+    assert (found.feasible, plain.feasible) == (["b"], ["b", "c"])
     assert set(plain.failed) == {"a"}
-    assert (found.failed, found.hopeless) == (plain.failed, plain.hopeless)
+    assert (found.failed, found.unresolvable) == (plain.failed, plain.unresolvable)
 
 
 def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
     judges = index(narrow=True)
     assert fits_of(judges, pod(container(cpu="250m", memory="1Gi"))) == NAMES
     nodes = judges._nodes
-    nodes.put("aligns", table(8, 8, attributes={"topologyManagerPolicy": "single-numa-node"}))
+    nodes.update_node(
+        "aligns", table(8, 8, attributes={"topologyManagerPolicy": "single-numa-node"})
+    )
     names = [*NAMES, "aligns"]
     whole = pod(container(cpu="2", memory="1Gi"), name="g")
     assert fits_of(judges, whole, names) == names, "the kubelet's policy asks, not the pod"
@@ -202,29 +210,33 @@ def test_nodes_of_which_nothing_is_known_come_last() -> None:
 
 def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> None:
     """Two hundred that all differ, for a pod wider than a NUMA node: the next ones go on."""
-    nodes, names = Nodes(), [f"n{n}" for n in range(200)]
+    nodes, names = SchedulerCache(), [f"n{n}" for n in range(200)]
     for number, name in enumerate(names):
-        nodes.put(name, table(20, 20, of=20, memory=(10 + number % 20, 10 + number // 20)))
-    wide, judges = single(24, policy="restricted"), CandidateIndex(nodes, Strategy.SPREAD)
+        nodes.update_node(name, table(20, 20, of=20, memory=(10 + number % 20, 10 + number // 20)))
+    wide, judges = single(24, policy="restricted"), VerdictCache(nodes, Strategy.SPREAD)
     assert fits_of(judges, wide, names) == names
-    narrow = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    narrow = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
     seen = [set(fits_of(narrow, {**wide, "status": {"n": n}}, names)) for n in range(8)]
     assert [len(narrow._known[key]) for key in narrow._known] == [200], "28 more each time"
     assert len(seen[0]) <= 30
-    other = narrow.filter(READER.request(single(25, policy="restricted", name="o")), names)
-    assert not {*other.fits} <= seen[0], "others are judged first for another shape"
+    other = narrow.filter_nodes(
+        READER.read_pod_request(single(25, policy="restricted", name="o")), names
+    )
+    assert not {*other.feasible} <= seen[0], "others are judged first for another shape"
     assert not other.failed, "what was not judged has no reason"
     for name in names[:-1]:
-        nodes.put(name, table(16, 7, of=20, memory=(10 + int(name[1:]) % 20, 9)))
-    found = narrow.filter(READER.request(single(26, policy="restricted", name="q")), names)
-    assert found.fits == names[-1:], "as long as none has room all are judged"
+        nodes.update_node(name, table(16, 7, of=20, memory=(10 + int(name[1:]) % 20, 9)))
+    found = narrow.filter_nodes(
+        READER.read_pod_request(single(26, policy="restricted", name="q")), names
+    )
+    assert found.feasible == names[-1:], "as long as none has room all are judged"
     assert len(found.failed) == 199
 
 
 def test_a_narrow_filter_ends_where_a_hundred_nodes_have_room() -> None:
     """kube-scheduler scores each that is named; the next pod finds others."""
     judges = judging({f"n{n}": table(8, 8) for n in range(250)}, narrow=True)
-    names = list(judges._nodes.names)
+    names = list(judges._nodes.node_names)
     first, second = (fits_of(judges, single(2, name=name), names) for name in "pq")
     assert len(first) == len(second) == 100
     assert not {*first} & {*second}
@@ -237,11 +249,11 @@ def test_a_question_has_a_bound_also_where_nothing_fits() -> None:
     parts.append(container("z", cpu="120", memory="1Gi"))
     for part in parts[:-1]:
         part["resources"]["requests"] = {"memory": "1Mi"}
-    request = READER.request(pod(*parts, policy="best-effort", cpus="exclusive"))
+    request = READER.read_pod_request(pod(*parts, policy="best-effort", cpus="exclusive"))
     judges, passed = judging(rooms, narrow=True), []
 
     def asked() -> Iterator[None]:
-        found = yield from judges.filtering(request, list(rooms), 9000)
+        found = yield from judges.filter_steps(request, list(rooms), 9000)
         passed.append(found.by_sums)
 
     turns = [len(list(asked())) for _ in range(3)]

@@ -9,32 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import Problem, align
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
-from nri_numa.scheduler.fit import MAX_NODE_WORK, Fits, Short, Work, fit
-from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, Work, evaluate_fit
+from nri_numa.scheduler.node_room import NodeResources
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import decode_topology
 from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
 
 
 def request(document: dict[str, Any]) -> PodRequest:
-    return PodReader(Settings()).request(document)
+    return PodReader(Settings()).read_pod_request(document)
 
 
-def places(found: Fits | Short) -> dict[str, str]:
-    assert isinstance(found, Fits), found
-    return {name: str(numa_nodes) for name, numa_nodes in found.places}
+def places(found: Fit | Unfit) -> dict[str, str]:
+    assert isinstance(found, Fit), found
+    return {name: str(numa_nodes) for name, numa_nodes in found.numa_nodes}
 
 
-def text(found: Fits | Short) -> str:
-    assert isinstance(found, Short), found
-    return found.text(found.most)
+def text(found: Fit | Unfit) -> str:
+    assert isinstance(found, Unfit), found
+    return found.reason_text(found.best_amount)
 
 
 @pytest.mark.parametrize(
@@ -63,83 +63,89 @@ def text(found: Fits | Short) -> str:
          "needs 20 exclusive CPUs; most free for exclusive use: 12"),
     ],
 )  # fmt: skip
-def test_reasons(document: dict[str, Any], room: NodeRoom, expected: str) -> None:
-    found = fit(room, request(document), SPREAD)
+def test_reasons(document: dict[str, Any], room: NodeResources, expected: str) -> None:
+    found = evaluate_fit(room, request(document), SPREAD)
     assert text(found) == expected
-    assert isinstance(found, Short)
-    assert found.never == any(w in expected for w in ("there is", "whole cores"))
+    assert isinstance(found, Unfit)
+    assert found.unresolvable == any(w in expected for w in ("there is", "whole cores"))
 
 
 def test_the_ladder_of_the_node() -> None:
-    wide = fit(table(4, 4), request(single(6, on_failure="widen")), SPREAD)
+    wide = evaluate_fit(table(4, 4), request(single(6, on_failure="widen")), SPREAD)
     assert places(wide) == {"main": "0-1"}
-    assert isinstance(wide, Fits)
-    assert wide.grade >> 4 == 128 - 2 * 2 - 1, "wider than an empty machine would need"
-    unpinned = fit(table(4, 4), request(single(12, on_failure="unpinned")), SPREAD)
-    assert isinstance(unpinned, Fits)
-    assert (unpinned.places, unpinned.grade) == ((), 0)
+    assert isinstance(wide, Fit)
+    assert wide.score_key >> 4 == 128 - 2 * 2 - 1, "wider than an empty machine would need"
+    unpinned = evaluate_fit(table(4, 4), request(single(12, on_failure="unpinned")), SPREAD)
+    assert isinstance(unpinned, Fit)
+    assert (unpinned.numa_nodes, unpinned.score_key) == ((), 0)
 
 
 def test_containers_take_from_each_other_and_init_containers_give_back() -> None:
     both = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
                policy="single-numa-node", cpus="exclusive")  # fmt: skip
-    assert places(fit(table(4, 4), request(both), SPREAD)) == {"a": "0", "b": "1"}
-    assert text(fit(table(4, 2), request(both), SPREAD)).endswith("most free for exclusive use: 2")
+    assert places(evaluate_fit(table(4, 4), request(both), SPREAD)) == {"a": "0", "b": "1"}
+    assert text(evaluate_fit(table(4, 2), request(both), SPREAD)).endswith(
+        "most free for exclusive use: 2"
+    )
     first = pod(container("a", "3", "1Gi"), init=[container("first", "4", "1Gi")],
                 policy="single-numa-node", cpus="exclusive")  # fmt: skip
-    found = fit(table(4, 0), request(first), SPREAD)
-    assert isinstance(found, Fits)
-    assert found.charge is not None
-    assert found.charge.exclusive == (3, 0)
+    found = evaluate_fit(table(4, 0), request(first), SPREAD)
+    assert isinstance(found, Fit)
+    assert found.pod_charge is not None
+    assert found.pod_charge.exclusive == (3, 0)
 
 
 def test_a_pod_as_a_whole() -> None:
     document = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
                    policy="single-numa-node", cpus="exclusive", scope="pod")  # fmt: skip
-    assert places(fit(table(4, 8), request(document), SPREAD)) == {"a": "1", "b": "1"}
-    assert "needs 6 exclusive CPUs on one" in text(fit(table(4, 4), request(document), SPREAD))
+    assert places(evaluate_fit(table(4, 8), request(document), SPREAD)) == {"a": "1", "b": "1"}
+    assert "needs 6 exclusive CPUs on one" in text(
+        evaluate_fit(table(4, 4), request(document), SPREAD)
+    )
 
 
 def test_the_kubelets_policy_counts_where_it_has_one() -> None:
     """An ordinary Guaranteed pod, which asks us for nothing."""
     document = request(pod(container(cpu="6", memory="1Gi")))
-    plain = fit(table(4, 4), document, SPREAD)
-    assert isinstance(plain, Fits)
-    assert plain.charge is None
+    plain = evaluate_fit(table(4, 4), document, SPREAD)
+    assert isinstance(plain, Fit)
+    assert plain.pod_charge is None
     strict = {"topologyManagerPolicy": "single-numa-node"}
-    found = fit(table(4, 4, attributes=strict), document, SPREAD)
+    found = evaluate_fit(table(4, 4, attributes=strict), document, SPREAD)
     assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
-    both = fit(table(4, 4, attributes=strict), request(single(6, policy="best-effort")), SPREAD)
-    assert isinstance(both, Short)
-    fits = fit(table(4, 6, attributes=strict), document, SPREAD)
-    assert isinstance(fits, Fits)
-    assert fits.places == ()  # the kubelet chooses
-    assert fits.charge is not None
+    both = evaluate_fit(
+        table(4, 4, attributes=strict), request(single(6, policy="best-effort")), SPREAD
+    )
+    assert isinstance(both, Unfit)
+    fits = evaluate_fit(table(4, 6, attributes=strict), document, SPREAD)
+    assert isinstance(fits, Fit)
+    assert fits.numa_nodes == ()  # the kubelet chooses
+    assert fits.pod_charge is not None
     shared = {**strict, "cpuManagerPolicy": "none"}
-    assert isinstance(fit(table(4, 4, attributes=shared), document, SPREAD), Fits)
+    assert isinstance(evaluate_fit(table(4, 4, attributes=shared), document, SPREAD), Fit)
     memory = {**shared, "memoryManagerPolicy": "Static"}
     wide = request(pod(container(cpu="6", memory="30Gi")))
     assert "30 GiB of memory" in text(
-        fit(table(4, 4, memory=(8, 8), attributes=memory), wide, SPREAD)
+        evaluate_fit(table(4, 4, memory=(8, 8), attributes=memory), wide, SPREAD)
     )
     two = request(pod(container("a", "3", "1Gi"), container("b", "3", "1Gi")))
     whole = {**strict, "topologyManagerScope": "pod"}
-    assert isinstance(fit(table(4, 4, attributes=strict), two, SPREAD), Fits)
-    assert isinstance(fit(table(4, 4, attributes=whole), two, SPREAD), Short)
+    assert isinstance(evaluate_fit(table(4, 4, attributes=strict), two, SPREAD), Fit)
+    assert isinstance(evaluate_fit(table(4, 4, attributes=whole), two, SPREAD), Unfit)
 
 
 def test_promises_are_taken_away_and_never_below_nothing() -> None:
     room = table(4, 8)
-    found = fit(room, request(single(6)), SPREAD)
-    assert isinstance(found, Fits)
-    assert found.charge is not None
-    left = room.less([found.charge])
+    found = evaluate_fit(room, request(single(6)), SPREAD)
+    assert isinstance(found, Fit)
+    assert found.pod_charge is not None
+    left = room.minus_pods([found.pod_charge])
     assert left.exclusive.free == (4, 2)
-    assert left.others[0].free == (32 * GIB, 31 * GIB)
-    assert room.less([found.charge] * 3).exclusive.free == (4, 0)
-    assert room.less([]) is room
+    assert left.other_resources[0].free == (32 * GIB, 31 * GIB)
+    assert room.minus_pods([found.pod_charge] * 3).exclusive.free == (4, 0)
+    assert room.minus_pods([]) is room
     # The machine is another one by now.
-    assert table(4).less([found.charge]).exclusive.free == (4,)
+    assert table(4).minus_pods([found.pod_charge]).exclusive.free == (4,)
 
 
 def wide(count: int, *last: dict[str, Any], policy: str = "best-effort") -> PodRequest:
@@ -159,19 +165,19 @@ def test_each_merge_is_work_and_one_node_costs_no_more_than_so_much(
 ) -> None:
     """Containers beyond it are judged each by itself: one that fits nowhere is still refused."""
     room, work = table(*[16] * numa_nodes), Work()
-    found = fit(room, wide(containers), SPREAD, work)
-    assert isinstance(found, Fits)
+    found = evaluate_fit(room, wide(containers), SPREAD, work)
+    assert isinstance(found, Fit)
     assert found.by_sums is by_sums
-    assert (len(found.places) < containers) is by_sums
+    assert (len(found.numa_nodes) < containers) is by_sums
     assert least <= work.done <= MAX_NODE_WORK + 75 + containers
     never = container("z", cpu="1", memory="900Gi")
-    assert "900 GiB" in text(fit(room, wide(containers - 1, never), SPREAD))
+    assert "900 GiB" in text(evaluate_fit(room, wide(containers - 1, never), SPREAD))
 
 
 def test_of_a_pod_with_more_containers_the_first_ones_are_judged() -> None:
     """As many as the annotation may name; the node decides about the others."""
     assert [len(wide(n).containers) for n in (64, 65, 500)] == [64, 64, 64]
-    assert wide(501).wrong == "cannot be read: it has 501 containers, expected at most 500"
+    assert wide(501).invalid_reason == "cannot be read: it has 501 containers, expected at most 500"
 
 
 @settings(max_examples=200)
@@ -186,9 +192,9 @@ def test_sums_alone_refuse_nothing_that_would_fit(
 ) -> None:
     parts = [container(f"c{n}", str(cpus), f"{gib}Gi") for n, (cpus, gib) in enumerate(asks)]
     asked, room = request(pod(*parts, policy=policy, cpus="exclusive")), table(*free)
-    if isinstance(fit(room, asked, SPREAD), Fits):
-        assert isinstance(fit(room, asked, SPREAD, Work(limit)), Fits)
-        assert isinstance(fit(room, asked.kinds(2), SPREAD, Work(0)), Fits)
+    if isinstance(evaluate_fit(room, asked, SPREAD), Fit):
+        assert isinstance(evaluate_fit(room, asked, SPREAD, Work(limit)), Fit)
+        assert isinstance(evaluate_fit(room, asked.kinds(2), SPREAD, Work(0)), Fit)
 
 
 _FREE = st.lists(st.integers(0, 16), min_size=1, max_size=4)
@@ -200,13 +206,13 @@ def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: 
     """Asked directly, with the same numbers."""
     room = table(*free)
     policy = Policy.SINGLE_NUMA_NODE if strict else Policy.RESTRICTED
-    found = fit(room, request(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
+    found = evaluate_fit(room, request(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
     demand = ResourceDemand(
         resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
-        available=dict(zip(room.ids, free, strict=True)), unit="cpus",
+        free_amounts=dict(zip(room.ids, free, strict=True)), unit="cpus",
     )  # fmt: skip
-    verdict = align(Problem((demand,), NUMASet(room.ids), policy, room.distance))
-    assert isinstance(found, Fits) == verdict.admitted
+    verdict = align_demands(AlignmentRequest((demand,), NUMASet(room.ids), policy, room.distance))
+    assert isinstance(found, Fit) == verdict.admitted
 
 
 _GIBS = st.lists(st.integers(0, 32), min_size=4, max_size=4)
@@ -227,24 +233,24 @@ def test_sums_refuse_nothing_that_the_topology_manager_admits(
     document = topology(*free, memory=memory)
     for zone, capacity in zip(document["zones"], whole, strict=True):
         zone["resources"][1]["allocatable"] = f"{capacity}Gi"
-    room = read(document, PREFIX)
-    assert isinstance(room, NodeRoom)
+    room = decode_topology(document, PREFIX)
+    assert isinstance(room, NodeResources)
     asked = request(single(cpus, policy="restricted", memory=f"{gib}Gi"))
-    found = fit(room, asked, SPREAD)
+    found = evaluate_fit(room, asked, SPREAD)
     demands = [
         ResourceDemand(
             resource=name, need=need, capacity=dict(enumerate(has.capacity)),
-            available=dict(enumerate(has.free)),
+            free_amounts=dict(enumerate(has.free)),
         )
         for name, need, has in (
-            ("cpu", cpus, room.exclusive), ("memory", gib * GIB, room.others[0]),
+            ("cpu", cpus, room.exclusive), ("memory", gib * GIB, room.other_resources[0]),
         )
     ]  # fmt: skip
-    problem = Problem(
+    problem = AlignmentRequest(
         tuple(demands), NUMASet(room.ids), Policy.RESTRICTED, room.distance, one_width=True
     )
     single_node = any(
         n >= cpus and m >= gib * GIB
-        for n, m in zip(room.exclusive.free, room.others[0].free, strict=True)
+        for n, m in zip(room.exclusive.free, room.other_resources[0].free, strict=True)
     )
-    assert isinstance(found, Fits) == (single_node or align(problem).admitted)
+    assert isinstance(found, Fit) == (single_node or align_demands(problem).admitted)

@@ -11,10 +11,12 @@ from nri_numa.scheduler.protocol import BadRequest
 
 
 def test_keys_are_read_in_any_case() -> None:
-    asked = protocol.question(b'{"Pod":{"metadata":{}},"Nodes":null,"NodeNames":["a"]}')
-    assert asked.names == ["a"]
-    assert protocol.question(b'{"pod":{},"nodenames":[]}').names == []
-    found = protocol.binding(b'{"PodName":"p","podNamespace":"n","PodUID":"u","Node":"a"}')
+    asked = protocol.parse_extender_args(b'{"Pod":{"metadata":{}},"Nodes":null,"NodeNames":["a"]}')
+    assert asked.node_names == ["a"]
+    assert protocol.parse_extender_args(b'{"pod":{},"nodenames":[]}').node_names == []
+    found = protocol.parse_binding_args(
+        b'{"PodName":"p","podNamespace":"n","PodUID":"u","Node":"a"}'
+    )
     assert (found.namespace, found.name, found.uid, found.node) == ("n", "p", "u", "a")
 
 
@@ -35,7 +37,7 @@ def test_keys_are_read_in_any_case() -> None:
 )
 def test_what_is_no_question(body: bytes, text: str) -> None:
     with pytest.raises(BadRequest, match=text):
-        protocol.question(body)
+        protocol.parse_extender_args(body)
 
 
 @pytest.mark.parametrize("missing", ["PodName", "PodNamespace", "PodUID", "Node"])
@@ -43,15 +45,15 @@ def test_what_is_no_binding(missing: str) -> None:
     whole = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
     for value in (None, "", 3, "a/../b", "x" * 600):
         with pytest.raises(BadRequest, match=missing):
-            protocol.binding(json.dumps({**whole, missing: value}).encode())
+            protocol.parse_binding_args(json.dumps({**whole, missing: value}).encode())
 
 
 def test_answers_have_the_names_of_the_go_structs() -> None:
-    assert json.loads(protocol.filter_result(["a"], {"b": "full"}, {"c": "never"})) == {
+    assert json.loads(protocol.encode_filter_result(["a"], {"b": "full"}, {"c": "never"})) == {
         "NodeNames": ["a"],
         "FailedNodes": {"b": "full"},
         "FailedAndUnresolvableNodes": {"c": "never"},
         "Error": "",
     }
-    assert json.loads(protocol.priorities([("a", 7)])) == [{"Host": "a", "Score": 7}]
-    assert json.loads(protocol.error("no")) == {"Error": "no"}
+    assert json.loads(protocol.encode_priorities([("a", 7)])) == [{"Host": "a", "Score": 7}]
+    assert json.loads(protocol.encode_error("no")) == {"Error": "no"}

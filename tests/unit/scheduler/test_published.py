@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.model.workload import Policy, Scope
-from nri_numa.scheduler.node_room import NodeRoom, Unreadable
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.published import decode_topology
 from tests.unit.scheduler.objects import GIB, PREFIX, named, table, topology
 
 
 def why(document: dict[str, Any]) -> str:
-    found = read(document, PREFIX)
-    assert isinstance(found, Unreadable), found
-    return found.why
+    found = decode_topology(document, PREFIX)
+    assert isinstance(found, UnreadableTopology), found
+    return found.reason
 
 
 def test_the_contract() -> None:
@@ -33,10 +33,10 @@ def test_the_contract() -> None:
     assert found.cpu.free == (2500, 2500)
     assert found.exclusive.capacity == (16, 16)
     assert found.exclusive.free == (2, 2)
-    assert found.others[0].free == (32 * GIB, 32 * GIB)
+    assert found.other_resources[0].free == (32 * GIB, 32 * GIB)
     assert found.factor == (500, 500)
-    assert (found.threads, found.policy, found.scope) == (2, Policy.RESTRICTED, Scope.POD)
-    assert found.silent
+    assert (found.threads_per_core, found.policy, found.scope) == (2, Policy.RESTRICTED, Scope.POD)
+    assert found.agent_not_ready
     assert found.distance(0, 1) == 21
 
 
@@ -48,8 +48,8 @@ def test_the_contract() -> None:
 def test_every_form_of_a_quantity(text: object, milli: int) -> None:
     document = topology(0, of=2_000_000)
     document["zones"][0]["resources"][0]["available"] = text
-    found = read(document, PREFIX)
-    assert isinstance(found, NodeRoom)
+    found = decode_topology(document, PREFIX)
+    assert isinstance(found, NodeResources)
     assert found.cpu.free == (milli,)
 
 
@@ -60,8 +60,8 @@ def test_ids_with_holes_and_zones_of_other_types() -> None:
         {"name": "socket-0", "type": "Socket"},
         {"name": "node-1", "type": "Node", "resources": []},
     ]
-    found = read(document, PREFIX)
-    assert isinstance(found, NodeRoom)
+    found = decode_topology(document, PREFIX)
+    assert isinstance(found, NodeResources)
     assert found.ids == (0, 4)
     # Costs to a NUMA node that nobody names are the kernel's.
     assert found.distance(0, 4) == 20
@@ -73,9 +73,9 @@ def test_what_one_numa_node_does_not_name_it_does_not_have() -> None:
     document["zones"][1]["resources"].append(
         {"name": "hugepages-1Gi", "allocatable": "2Gi", "available": "1Gi"}
     )
-    found = read(document, PREFIX)
-    assert isinstance(found, NodeRoom)
-    assert {s.name: s.free for s in found.others}["hugepages-1Gi"] == (0, GIB)
+    found = decode_topology(document, PREFIX)
+    assert isinstance(found, NodeResources)
+    assert {s.name: s.free for s in found.other_resources}["hugepages-1Gi"] == (0, GIB)
 
 
 def zone(**changes: object) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_said(document: dict[str, Any], text: str) -> Non
     if text:
         assert text in why(document)
     else:
-        assert isinstance(read(document, PREFIX), NodeRoom)
+        assert isinstance(decode_topology(document, PREFIX), NodeResources)
 
 
 def test_no_cpus_anywhere() -> None:
@@ -142,7 +142,7 @@ def test_no_cpus_anywhere() -> None:
 )  # fmt: skip
 def test_garbage_never_raises(value: object) -> None:
     document = value if isinstance(value, dict) else {"zones": value}
-    assert isinstance(read(document, PREFIX), NodeRoom | Unreadable)
+    assert isinstance(decode_topology(document, PREFIX), NodeResources | UnreadableTopology)
     good = topology(4, 4)
     good["zones"][0]["resources"] = value
-    assert isinstance(read(good, PREFIX), NodeRoom | Unreadable)
+    assert isinstance(decode_topology(good, PREFIX), NodeResources | UnreadableTopology)

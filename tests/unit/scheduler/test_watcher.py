@@ -15,8 +15,8 @@ from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.scheduler.node_room import NodeRoom, Unreadable
-from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import PodWatcher
 from tests.beds.fake_api_server import Asked, Said, fake
@@ -27,7 +27,7 @@ READER = PodReader(Settings())
 
 def watched_node() -> Watched:
     watched = Watched()
-    watched.topologies.put(topology(4, 4))
+    watched.topologies.on_update(topology(4, 4))
     return watched
 
 
@@ -41,10 +41,10 @@ def bound(placed: str = '{"main":"1"}', **status: Any) -> dict[str, Any]:
 def test_where_the_object_names_nobody_time_ends_what_is_held() -> None:
     """The watch of Pending pods ends with the pod as it was before: it says Pending."""
     watched = watched_node()
-    watched.pods.put(bound())
+    watched.pods.on_update(bound())
     assert watched.free() == (4, 1)
     assert watched.activator.pods == ["uid-p"]
-    watched.pods.remove(bound())
+    watched.pods.on_delete(bound())
     assert watched.at(9.9) == (4, 1)
     assert watched.at(10.0) == (4, 4)
     assert watched.activator.nodes == ["n1", "n1"]
@@ -53,10 +53,10 @@ def test_where_the_object_names_nobody_time_ends_what_is_held() -> None:
 def test_a_pod_with_several_containers_is_held_longer() -> None:
     """When it left Pending, one of them runs."""
     watched = watched_node()
-    watched.pods.put(bound())
+    watched.pods.on_update(bound())
     several = bound()
     several["spec"]["containers"] = several["spec"]["containers"] * 2
-    watched.pods.remove(several)
+    watched.pods.on_delete(several)
     assert watched.at(59.0) == (4, 1)
     assert watched.at(60.0) == (4, 4)
 
@@ -70,9 +70,9 @@ def ending(**status: Any) -> dict[str, Any]:
 def test_a_pod_that_is_on_its_way_is_held_as_long_as_it_is() -> None:
     """Its image is large, or its node refuses it; deleted, it has until it ends."""
     watched = watched_node()
-    watched.pods.put(bound())
+    watched.pods.on_update(bound())
     assert watched.at(3600.0) == (4, 1)
-    watched.pods.put(ending())
+    watched.pods.on_update(ending())
     assert watched.at(7200.0) == (4, 1)
 
 
@@ -87,7 +87,7 @@ class Answers:
     def __init__(self, pod: dict[str, Any] | KubeError) -> None:
         self.pod, self.asked = pod, 0
 
-    async def ask(self, method: str, path: str) -> dict[str, Any]:
+    async def request_json(self, method: str, path: str) -> dict[str, Any]:
         self.asked += 1
         assert (method, path) == ("GET", "/api/v1/namespaces/default/pods/p")
         if isinstance(self.pod, KubeError):
@@ -99,16 +99,16 @@ async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
     """The pod runs all the time; it is asked after, and less and less often."""
     api = Answers(bound(phase="Running"))
     watched = Watched(api=api)
-    watched.topologies.put(counting_node())
-    watched.pods.put(bound())
-    watched.pods.remove(bound())
+    watched.topologies.on_update(counting_node())
+    watched.pods.on_update(bound())
+    watched.pods.on_delete(bound())
     for now in range(3600):
         assert watched.at(float(now)) == (4, 1)
         await watched.pods.ask_after_pods()
     assert 3600 / 60 <= api.asked <= 3600 / 60 + 5
-    watched.topologies.put(counting_node("main", free=(4, 1)))
-    assert not watched.nodes.holds
-    watched.topologies.put(counting_node())
+    watched.topologies.on_update(counting_node("main", free=(4, 1)))
+    assert not watched.nodes.assumed_pods
+    watched.topologies.on_update(counting_node())
     assert watched.free() == (4, 4)
 
 
@@ -124,9 +124,9 @@ async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
     }
     api = Answers(KubeError("busy", 503))
     watched = Watched(api=api)
-    watched.topologies.put(counting_node())
-    watched.pods.put(bound())
-    watched.pods.remove(ending() if deleted else bound())
+    watched.topologies.on_update(counting_node())
+    watched.pods.on_update(bound())
+    watched.pods.on_delete(ending() if deleted else bound())
     first = 0.0 if deleted else 10.0
     await watched.pods.ask_after_pods()
     assert api.asked == deleted, "one that was being deleted at once"
@@ -143,27 +143,27 @@ async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
 async def test_a_binding_that_was_never_written_is_held_no_more() -> None:
     api = Answers(single(3))
     watched = Watched(api=api)
-    watched.topologies.put(counting_node())
-    watched.nodes.hold(replace(hold("p"), until=60.0))
+    watched.topologies.on_update(counting_node())
+    watched.nodes.assume_pod(replace(hold("p"), expires_at=60.0))
     for now in range(0, 600, 20):
         assert watched.at(float(now)) == (1, 4)
         await watched.pods.ask_after_pods()
     watched.at(660.0)
     await watched.pods.ask_after_pods()
-    assert not watched.nodes.holds
+    assert not watched.nodes.assumed_pods
 
 
 async def test_a_pod_that_seemed_to_have_left_is_held_as_before() -> None:
     """A list from before its binding, and then its status."""
     watched = Watched(api=Answers(bound()))
-    watched.topologies.put(counting_node())
-    watched.pods.put(bound())
-    watched.pods.listed(frozenset())
+    watched.topologies.on_update(counting_node())
+    watched.pods.on_update(bound())
+    watched.pods.on_list(frozenset())
     watched.at(60.0)
     await watched.pods.ask_after_pods()
-    assert not watched.nodes.holds["uid-p"].left
-    watched.topologies.put(counting_node("main", free=(4, 1)))
-    assert "uid-p" in watched.nodes.holds
+    assert not watched.nodes.assumed_pods["uid-p"].left_pending
+    watched.topologies.on_update(counting_node("main", free=(4, 1)))
+    assert "uid-p" in watched.nodes.assumed_pods
 
 
 def test_containers_are_counted_one_after_the_other() -> None:
@@ -171,24 +171,24 @@ def test_containers_are_counted_one_after_the_other() -> None:
     watched = Watched()
     two = bound('{"main":"0","two":"1"}')
     two["spec"]["containers"].append(container("two", "2", "1Gi"))
-    watched.topologies.put(counting_node())
-    watched.pods.put(two)
+    watched.topologies.on_update(counting_node())
+    watched.pods.on_update(two)
     assert watched.free() == (1, 2)
-    watched.topologies.put(counting_node("main", free=(1, 4)))
-    watched.pods.remove(two)
+    watched.topologies.on_update(counting_node("main", free=(1, 4)))
+    watched.pods.on_delete(two)
     assert watched.free() == (1, 2)
-    watched.topologies.put(counting_node())
+    watched.topologies.on_update(counting_node())
     assert watched.free() == (4, 2)
-    watched.topologies.put(counting_node("two", free=(4, 2)))
-    assert not watched.nodes.holds
+    watched.topologies.on_update(counting_node("two", free=(4, 2)))
+    assert not watched.nodes.assumed_pods
 
 
 def test_a_node_that_counts_nobody_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
-    watched.topologies.put(counting_node())
+    watched.topologies.on_update(counting_node())
     for name in ("a", "b"):
-        watched.nodes.hold(hold(name))
-        watched.nodes.leaves(f"uid-{name}", 0.0, 1e9)
+        watched.nodes.assume_pod(hold(name))
+        watched.nodes.pod_left_pending(f"uid-{name}", 0.0, 1e9)
     for now in (59.0, 60.0, 61.0):
         watched.at(now)
         assert caplog.text.count("a node does not count a pod that started") == (now >= 60)
@@ -198,36 +198,42 @@ def test_a_node_that_counts_nobody_is_named_once(caplog: pytest.LogCaptureFixtur
 
 def test_our_own_promise_is_not_replaced() -> None:
     watched = watched_node()
-    request = watched.reader.request(single(3))
-    watched.nodes.hold(
-        Hold(request=request, node="n1", places={"main": NUMASet([0])}, since=0, until=600)
+    request = watched.reader.read_pod_request(single(3))
+    watched.nodes.assume_pod(
+        AssumedPod(
+            request=request,
+            node="n1",
+            numa_nodes={"main": NUMASet([0])},
+            assumed_at=0,
+            expires_at=600,
+        )
     )
-    watched.pods.put(bound())
+    watched.pods.on_update(bound())
     assert watched.free() == (1, 4)
     elsewhere = bound()
     elsewhere["spec"]["nodeName"] = "n2"  # somebody else bound it
-    watched.pods.put(elsewhere)
+    watched.pods.on_update(elsewhere)
     assert watched.free() == (4, 4)
 
 
 def test_what_others_bound_is_not_held() -> None:
     watched = watched_node()
     for placed in ("{", "3", '{"main":"x"}', '{"main":3}', "{}"):
-        watched.pods.put(bound(placed))
+        watched.pods.on_update(bound(placed))
         assert watched.free() == (4, 4)
-    watched.pods.put(single(3, node="n1"))
-    assert not watched.nodes.holds
+    watched.pods.on_update(single(3, node="n1"))
+    assert not watched.nodes.assumed_pods
 
 
 def test_a_list_ends_what_it_does_not_name() -> None:
     watched = watched_node()
-    watched.pods.put(bound())
-    watched.pods.listed(frozenset({"uid-p"}))
+    watched.pods.on_update(bound())
+    watched.pods.on_list(frozenset({"uid-p"}))
     assert watched.at(100.0) == (4, 1)
-    watched.pods.listed(frozenset())
+    watched.pods.on_list(frozenset())
     assert watched.at(159.0) == (4, 1)
-    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
-    assert not watched.nodes.holds
+    watched.topologies.on_update(topology(4, 1, charged=[("uid-p", "main")]))
+    assert not watched.nodes.assumed_pods
     assert watched.activator.nodes[-1] == "n1"
 
 
@@ -238,30 +244,30 @@ def test_room_that_no_numa_node_says_wakes_pods_too(key: str, less: str, more: s
     """The agent places containers again; a quota lets the whole node give more."""
     watched = Watched()
     for text in (more, less, more):
-        watched.topologies.put(topology(4, 4, attributes={f"{PREFIX}/{key}": text}))
+        watched.topologies.on_update(topology(4, 4, attributes={f"{PREFIX}/{key}": text}))
     assert watched.activator.nodes == ["n1", "n1"]
 
 
 def test_nodes_come_change_and_go() -> None:
     watched = watched_node()
-    watched.topologies.put({"metadata": {"name": "n1"}, "zones": 3})
-    assert isinstance(watched.nodes.room("n1"), Unreadable)
-    watched.topologies.put(topology(1, 1, name="n2"))
-    watched.topologies.removed("n1")
-    assert watched.nodes.names == {"n2"}
-    watched.topologies.removed("n2")
-    assert not watched.nodes.names
+    watched.topologies.on_update({"metadata": {"name": "n1"}, "zones": 3})
+    assert isinstance(watched.nodes.free_resources("n1"), UnreadableTopology)
+    watched.topologies.on_update(topology(1, 1, name="n2"))
+    watched.topologies.on_delete_key("n1")
+    assert watched.nodes.node_names == {"n2"}
+    watched.topologies.on_delete_key("n2")
+    assert not watched.nodes.node_names
     for garbage in ({}, {"metadata": 3}, {"metadata": {"name": 3}}):
-        watched.topologies.put(garbage)
-        watched.pods.put(garbage)
-        watched.pods.remove(garbage)
+        watched.topologies.on_update(garbage)
+        watched.pods.on_update(garbage)
+        watched.pods.on_delete(garbage)
 
 
 def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
     watched = watched_node()
-    watched.pods.put(bound())
-    watched.pods.listed(frozenset())
-    watched.pods.put(bound())  # the watch tells of the binding
+    watched.pods.on_update(bound())
+    watched.pods.on_list(frozenset())
+    watched.pods.on_update(bound())  # the watch tells of the binding
     assert watched.at(3600.0) == (4, 1)
 
 
@@ -276,32 +282,32 @@ def renewed(text: str, valid: object = "900") -> dict[str, Any]:
 def silent(watched: Watched, now: float) -> bool:
     watched.now = now
     watched.tick()
-    known = watched.nodes.published("n1")
-    assert isinstance(known, NodeRoom)
-    return known.silent
+    known = watched.nodes.published_resources("n1")
+    assert isinstance(known, NodeResources)
+    return known.agent_not_ready
 
 
 def test_a_node_whose_object_nobody_renews_is_silent_until_somebody_does() -> None:
     """Its publisher died, and left `ready` behind."""
     watched = watched_node()
-    watched.topologies.put(renewed("12:00"))
+    watched.topologies.on_update(renewed("12:00"))
     assert not silent(watched, 899.0)
     assert silent(watched, 900.0)
-    watched.topologies.put(renewed("12:00"))  # somebody else touched it
+    watched.topologies.on_update(renewed("12:00"))  # somebody else touched it
     assert silent(watched, 900.0)
-    watched.topologies.put(renewed("12:30"))
+    watched.topologies.on_update(renewed("12:30"))
     assert not silent(watched, 900.0)
-    watched.topologies.put(topology(4, 4))  # of a publisher that names no validity
+    watched.topologies.on_update(topology(4, 4))  # of a publisher that names no validity
     assert not silent(watched, 1e6)
 
 
 @pytest.mark.parametrize("valid", [None, "", "0", "-1", "NaN", "1e3", "9" * 7, 900, []])
 def test_without_a_validity_that_can_be_read_it_holds_for_ever(valid: object) -> None:
     watched = watched_node()
-    watched.topologies.put(renewed("12:00"))
-    watched.topologies.put(renewed("12:00", valid))
+    watched.topologies.on_update(renewed("12:00"))
+    watched.topologies.on_update(renewed("12:00", valid))
     assert not silent(watched, 1e9)
-    watched.topologies.put({**topology(4, 4), "metadata": {"name": "n1", "annotations": "x"}})
+    watched.topologies.on_update({**topology(4, 4), "metadata": {"name": "n1", "annotations": "x"}})
     assert not silent(watched, 1e9)
 
 
@@ -323,83 +329,94 @@ def test_who_runs_is_held_until_its_node_counts_it() -> None:
     watched = watched_node()
     watched.pods.found(ending(phase="Running"))  # until its processes have ended
     assert watched.free() == (4, 1)
-    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
-    assert not watched.nodes.holds
+    watched.topologies.on_update(topology(4, 1, charged=[("uid-p", "main")]))
+    assert not watched.nodes.assumed_pods
     watched.pods.found(bound(phase="Running"))
-    assert not watched.nodes.holds
+    assert not watched.nodes.assumed_pods
     assert watched.free() == (4, 1)
 
 
 def test_who_is_held_or_not_ours_changes_nothing() -> None:
     watched = watched_node()
-    watched.pods.put(bound())
+    watched.pods.on_update(bound())
     watched.pods.found(bound('{"main":"0"}', phase="Running"))
     assert watched.free() == (4, 1)
-    assert not watched.nodes.holds["uid-p"].left
+    assert not watched.nodes.assumed_pods["uid-p"].left_pending
     elsewhere = bound()
     elsewhere["spec"]["nodeName"] = "n2"  # another replica bound it, and no watch said so yet
     watched.pods.found(elsewhere)
-    assert [hold.node for hold in watched.nodes.holds.values()] == ["n2"]
+    assert [hold.node for hold in watched.nodes.assumed_pods.values()] == ["n2"]
     watched = watched_node()
     nowhere = bound(phase="Running")
     del nowhere["spec"]["nodeName"]
     for one in (nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
         watched.pods.found(one)
-    assert not watched.nodes.holds
+    assert not watched.nodes.assumed_pods
 
 
 # --- what is held -----------------------------------------------------------------------------
 
 
-def hold(name: str) -> Hold:
+def hold(name: str) -> AssumedPod:
     places = {"main": NUMASet([0])}
-    return Hold(request=READER.request(single(3, name=name)), node="n1", places=places,
-                since=0.0, until=100.0)  # fmt: skip
+    return AssumedPod(
+        request=READER.read_pod_request(single(3, name=name)),
+        node="n1",
+        numa_nodes=places,
+        assumed_at=0.0,
+        expires_at=100.0,
+    )
 
 
 def test_a_promise_outlives_the_object_of_its_node() -> None:
     watched = Watched()
     fleet = watched.nodes
-    fleet.hold(hold("a"))
-    assert fleet.room("n1") is None
-    fleet.put("n1", table(4, 4))
+    fleet.assume_pod(hold("a"))
+    assert fleet.free_resources("n1") is None
+    fleet.update_node("n1", table(4, 4))
     assert watched.free() == (1, 4)
-    fleet.remove("n1")
-    assert fleet.room("n1") is None
-    fleet.put("n1", Unreadable("why"))
-    assert (fleet.unreadable, len(fleet), fleet.names) == (1, 1, {"n1"})
-    assert fleet.room("n1") == Unreadable("why")
+    fleet.remove_node("n1")
+    assert fleet.free_resources("n1") is None
+    fleet.update_node("n1", UnreadableTopology("why"))
+    assert (fleet.unreadable_count, len(fleet), fleet.node_names) == (1, 1, {"n1"})
+    assert fleet.free_resources("n1") == UnreadableTopology("why")
 
 
 def test_containers_that_share_one_choice_are_held_until_all_are_counted() -> None:
     """Under scope ``pod`` what is missing cannot be told apart from what is there."""
     watched = Watched()
     fleet = watched.nodes
-    fleet.put("n1", table(8, 8))
+    fleet.update_node("n1", table(8, 8))
     one, two = container("one", "2", "1Gi"), container("two", "3", "1Gi")
-    wish = READER.request(
+    wish = READER.read_pod_request(
         pod(one, two, name="a", policy="single-numa-node", cpus="exclusive", scope="pod")
     )
     places = {"one": NUMASet([0]), "two": NUMASet([0])}
-    fleet.hold(Hold(request=wish, node="n1", places=places, since=0, until=100))
+    fleet.assume_pod(
+        AssumedPod(request=wish, node="n1", numa_nodes=places, assumed_at=0, expires_at=100)
+    )
     assert watched.free() == (3, 8)
-    fleet.put("n1", table(6, 8, charged=[("uid-a", "one")]))
+    fleet.update_node("n1", table(6, 8, charged=[("uid-a", "one")]))
     assert watched.free() == (1, 8)
-    fleet.put("n1", table(3, 8, charged=[("uid-a", "one"), ("uid-a", "two")]))
+    fleet.update_node("n1", table(3, 8, charged=[("uid-a", "one"), ("uid-a", "two")]))
     assert watched.free() == (3, 8)
 
 
 def test_an_init_container_alone_does_not_end_a_hold() -> None:
     watched = watched_node()
     fleet = watched.nodes
-    wish = READER.request(
+    wish = READER.read_pod_request(
         pod(container("main", "3", "1Gi"), name="a", init=[container("first", "2", "1Gi")],
             policy="single-numa-node", cpus="exclusive")
     )  # fmt: skip
-    fleet.hold(Hold(request=wish, node="n1", places={"main": NUMASet([0])}, since=0, until=100))
-    fleet.put("n1", table(2, 4, charged=[("uid-a", "first")]))
+    fleet.assume_pod(
+        AssumedPod(
+            request=wish, node="n1", numa_nodes={"main": NUMASet([0])}, assumed_at=0, expires_at=100
+        )
+    )
+    fleet.update_node("n1", table(2, 4, charged=[("uid-a", "first")]))
     assert watched.free() == (0, 4)
-    fleet.put("n1", table(1, 4, charged=[("uid-a", "main")]))
+    fleet.update_node("n1", table(1, 4, charged=[("uid-a", "main")]))
     assert watched.free() == (1, 4)
 
 
@@ -417,7 +434,7 @@ async def test_no_binding_waits_longer_than_one_reading_may_take(
     api = KubeAPI(str(tmp_path), "test")
     config = AgentConfig(scheduler=Scheduling(bind_timeout=2))
     pods = PodWatcher(api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0)
-    pods.listed(frozenset())
+    pods.on_list(frozenset())
     with fake(tmp_path, monkeypatch, answer) as server:
         try:
             for _ in range(2):
@@ -444,7 +461,7 @@ def test_what_befalls_all_nodes_is_a_line_a_minute(
                 }  # fmt: skip
             else:
                 document["apiVersion"] = f"v{now}"
-            watched.topologies.put(document)
+            watched.topologies.on_update(document)
         watched.now = now + 1
         watched.tick()
     counts = [vars(record)["fields"]["count"] for record in caplog.records]

@@ -17,9 +17,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
-from nri_numa.scheduler.extender import LARGEST, Extender
-from nri_numa.scheduler.fit import fit
-from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.scheduler.extender import MAX_BODY_BYTES, Extender
+from nri_numa.scheduler.fit import evaluate_fit
+from nri_numa.scheduler.node_room import NodeResources
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 
@@ -33,18 +33,18 @@ def extender(*, synced: bool = True, **section: Any) -> Extender:
     if synced:
         made.topologies.synced.set()
         made.pods.synced.set()
-    made.node_watcher.put(topology(4, 4, name="a"))
-    made.node_watcher.put(topology(8, 8, name="b"))
+    made.node_watcher.on_update(topology(4, 4, name="a"))
+    made.node_watcher.on_update(topology(8, 8, name="b"))
     return made
 
 
 @asynccontextmanager
 async def served(made: Extender) -> AsyncIterator[int]:
     """Its port on loopback."""
-    server = made.site("127.0.0.1")
-    server.listen(0)
+    server = made.build_server("127.0.0.1")
+    server.listen_on_port(0)
     try:
-        yield server.port
+        yield server.listening_port
     finally:
         await server.stop()
 
@@ -99,9 +99,9 @@ async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path
     async with served(leader) as port, ClientSession() as session:
         made = extender(lease="l")
         assert made.election is not None
-        assert made.unready() == "no replica leads yet"
+        assert made.health_problem() == "no replica leads yet"
         made.election.holder = f"pod_1_127.0.0.1:{port}"
-        assert made.unready() == ""
+        assert made.health_problem() == ""
         async with served(made) as other:
             url = f"http://127.0.0.1:{other}/filter"
             body = question(single(6), "a", "b")
@@ -111,7 +111,7 @@ async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path
             async with session.post(url, data=io.BytesIO(body)) as answer:
                 assert (await answer.json())["NodeNames"] == ["b"]
         made.election.holder = "pod_1_"
-        assert "says no address" in made.unready()
+        assert "says no address" in made.health_problem()
 
 
 def with_devices(document: dict[str, Any], *free: int) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def gpu_pod(gpus: object, **asks: str) -> dict[str, Any]:
 async def test_devices_are_on_the_numa_node_of_the_cpus(
     document: dict[str, Any], fits: list[str], reason: str
 ) -> None:
-    made = extender(narrow=False)
-    made.node_watcher.put(topology(8, 8, name="uncounted"))
-    made.node_watcher.put(with_devices(topology(4, 8, name="beside"), 1, 2))
-    made.node_watcher.put(with_devices(topology(4, 8, name="apart"), 2, 1))
+    made = extender(filter_to_best=False)
+    made.node_watcher.on_update(topology(8, 8, name="uncounted"))
+    made.node_watcher.on_update(with_devices(topology(4, 8, name="beside"), 1, 2))
+    made.node_watcher.on_update(with_devices(topology(4, 8, name="apart"), 2, 1))
     body = question(document, "uncounted", "beside", "apart")
     found = json.loads(await made.filter(body))
     assert found["NodeNames"] == fits
@@ -159,10 +159,10 @@ async def test_devices_are_on_the_numa_node_of_the_cpus(
 
 async def test_devices_of_a_pod_on_its_way_are_taken() -> None:
     made = extender()
-    made.node_watcher.put(with_devices(topology(16, 16, name="n1"), 2, 2))
+    made.node_watcher.on_update(with_devices(topology(16, 16, name="n1"), 2, 2))
     first = gpu_pod("2", placed='{"main":"1"}')
     first["spec"]["nodeName"] = "n1"
-    made.pod_watcher.put(first)
+    made.pod_watcher.on_update(first)
     second, third = gpu_pod("2", name="q"), gpu_pod("3", name="r", policy="best-effort")
     assert json.loads(await made.filter(question(second, "n1")))["NodeNames"] == ["n1"]
     found = json.loads(await made.filter(question(third, "n1")))
@@ -172,7 +172,7 @@ async def test_devices_of_a_pod_on_its_way_are_taken() -> None:
 async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:
     """By default it names the best ones: the configuration that is shipped asks nothing else."""
     for narrow, named in ((True, ["b"]), (False, ["a", "b"])):
-        made = extender(narrow=narrow)
+        made = extender(filter_to_best=narrow)
         # Two NUMA nodes of a would hold it, and one of b.
         body = question(single(6, policy="best-effort"), "a", "b")
         found = json.loads(await made.filter(body))
@@ -188,20 +188,20 @@ async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
 ) -> None:
     """The question itself costs no more than the nodes that it names."""
     made, names = extender(), [f"n{n}" for n in range(150)]
-    judged: list[NodeRoom] = []
+    judged: list[NodeResources] = []
     monkeypatch.setattr(
-        "nri_numa.scheduler.candidates.fit",
-        lambda room, *rest: judged.append(room) or fit(room, *rest),
+        "nri_numa.scheduler.candidates.evaluate_fit",
+        lambda room, *rest: judged.append(room) or evaluate_fit(room, *rest),
     )
     for name in names:
-        made.node_watcher.put(topology(2, 2, name=name))
-    made.node_watcher.put(topology(2, 12, name="room"))
+        made.node_watcher.on_update(topology(2, 2, name=name))
+    made.node_watcher.on_update(topology(2, 12, name="room"))
     for cpus, asked, woken in ((12, names[:99], False), (13, names, False), (12, names, True)):
         found = json.loads(await made.filter(question(single(cpus), *asked)))
         assert not found["NodeNames"]
         assert not {max(room.exclusive.free) for room in judged} - {2}
         await made.look_elsewhere()
-        assert made.activator.due is woken, (cpus, len(asked))
+        assert made.activator.is_wake_due is woken, (cpus, len(asked))
         judged.clear()
 
 
@@ -216,17 +216,17 @@ async def test_an_answer_names_so_many_nodes_for_one_reason() -> None:
 
 async def test_what_is_judged_by_sums_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Eleven containers that are wider than a NUMA node, on nodes with eight that all differ."""
-    made, names = extender(narrow=False), [f"n{n}" for n in range(300)]
+    made, names = extender(filter_to_best=False), [f"n{n}" for n in range(300)]
     for n, name in enumerate(names):
         free, memory = [4] * 7 + [n % 17], [4 + n // 17] * 8
-        made.node_watcher.put(topology(*free, name=name, memory=memory))
+        made.node_watcher.on_update(topology(*free, name=name, memory=memory))
     parts = [container(f"c{n}", cpu="1", memory="30Gi") for n in range(11)]
     for part in parts:
         part["resources"]["requests"] = {"memory": "1Mi"}
     body = question(pod(*parts, policy="best-effort"), *names)
     found = json.loads(await made.filter(body))
     assert found["NodeNames"] == names
-    text = made.measured().decode()
+    text = made.render_metrics().decode()
     (line,) = [x for x in text.splitlines() if x.startswith("nri_numa_scheduler_nodes_by_sums_t")]
     assert 0 < float(line.split()[-1]) < 300
     assert "passed by sums alone" in caplog.text
@@ -237,16 +237,16 @@ async def test_a_pod_is_woken_when_a_new_node_says_what_it_has() -> None:
     made = extender()
     found = json.loads(await made.filter(question(single(6), "new")))
     assert list(found["FailedAndUnresolvableNodes"]) == ["new"]
-    assert not made.activator.due
-    made.node_watcher.put(topology(8, 8, name="new"))
-    assert made.activator.due
+    assert not made.activator.is_wake_due
+    made.node_watcher.on_update(topology(8, 8, name="new"))
+    assert made.activator.is_wake_due
 
 
 async def test_bindings_have_their_turn_while_nodes_are_judged() -> None:
-    made, turns = extender(narrow=False), 0
+    made, turns = extender(filter_to_best=False), 0
     names = [f"n{n}" for n in range(100)]
     for number, name in enumerate(names):
-        made.node_watcher.put(topology(8, 8, name=name, memory=(number % 10, number // 10)))
+        made.node_watcher.on_update(topology(8, 8, name=name, memory=(number % 10, number // 10)))
 
     async def count() -> None:
         nonlocal turns
@@ -286,7 +286,7 @@ async def test_what_is_no_question_is_an_answer_too(ask: Ask) -> None:
     (why,) = (await ask("/filter", wrong))[1]["FailedAndUnresolvableNodes"].values()
     assert "policy is 'near'" in why
     large = single(2)
-    large["metadata"]["annotations"]["example.com/note"] = "x" * (LARGEST - 100_000)
+    large["metadata"]["annotations"]["example.com/note"] = "x" * (MAX_BODY_BYTES - 100_000)
     assert (await ask("/filter", question(large, "a")))[1]["NodeNames"] == ["a"]
     assert (await ask("/nothing", b"{}"))[0] == 404
     # And it still answers.
@@ -297,7 +297,7 @@ async def test_a_mistake_of_ours_is_an_answer(ask: Ask, made: Extender) -> None:
     def broken(document: object) -> NoReturn:
         raise RuntimeError("boom")
 
-    made.reader.request = broken  # type: ignore[method-assign]
+    made.reader.read_pod_request = broken  # type: ignore[method-assign]
     status, found = await ask("/filter", question({}))
     assert status == 500
     assert "boom" not in str(found)
@@ -342,7 +342,7 @@ async def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
 
 async def test_bodies_have_a_sum() -> None:
     """Of many clients that announce large bodies and send nothing, some wait for nothing."""
-    head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST}\r\n"
+    head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY_BYTES}\r\n"
     found, streams = [], []
     async with served(extender()) as port:
         for _ in range(9):

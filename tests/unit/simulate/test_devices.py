@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from nri_numa.engine.decision import Machine
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.engine.decision import NodeModel
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device
-from nri_numa.simulate.devices import Inventory
+from nri_numa.simulate.devices import DeviceInventory
 from nri_numa.simulate.manifests import ManifestError, read_text
-from nri_numa.simulate.simulator import Simulation, Verdict, plan, simulate
+from nri_numa.simulate.simulator import SimulatedOutcome, Simulation, plan_actions, simulate_plan
 from tests.machines.pods import container, document, outcomes, pod, replicated, the
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
@@ -25,7 +25,7 @@ def devices(**at: tuple[int, ...]) -> tuple[Device, ...]:
     return tuple(Device(id=id, numa_nodes=frozenset(nodes)) for id, nodes in at.items())
 
 
-FOUR: Inventory = {GPU: devices(g0=(1,), g1=(1,), g2=(0,), g3=(0,)), NIC: devices(n0=(0,))}
+FOUR: DeviceInventory = {GPU: devices(g0=(1,), g1=(1,), g2=(0,), g3=(0,)), NIC: devices(n0=(0,))}
 
 
 def needs(name: str = "app", **amounts: Any) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def wants(
     return document("Pod", name, {"containers": list(containers), **more}, wishes or SINGLE)
 
 
-def run(*documents: str, inventory: Inventory = FOUR, keep_going: bool = False) -> Simulation:
-    topology = synthetic(
+def run(*documents: str, inventory: DeviceInventory = FOUR, keep_going: bool = False) -> Simulation:
+    topology = build_synthetic_topology(
         sockets=2,
         numa_per_socket=1,
         cores_per_numa=4,
@@ -51,9 +51,9 @@ def run(*documents: str, inventory: Inventory = FOUR, keep_going: bool = False) 
         memory_only_gib=(2,),
     )
     manifests = read_text("\n---\n".join(documents), "pods.yaml", "", inventory)
-    machine = Machine(topology=topology, settings=Settings())
-    planned = plan(manifests.workloads)
-    return simulate(machine, planned, inventory=inventory, keep_going=keep_going)
+    machine = NodeModel(topology=topology, settings=Settings())
+    planned = plan_actions(manifests.workloads)
+    return simulate_plan(machine, planned, inventory=inventory, keep_going=keep_going)
 
 
 def had(result: Simulation, name: str) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_container_is_placed_beside_the_devices_it_is_given() -> None:
     assert had(result, "a/app") == ["g0", "g1"]
     assert had(result, "b/app") == ["g2"]
     assert had(result, "c/app") == []
-    assert "because its nvidia.com/gpu g0, g1 are there" in str(found["a/app"].trace.steps)
+    assert "because its nvidia.com/gpu g0, g1 are there" in str(found["a/app"].trace.decision_steps)
 
 
 def test_another_order_of_the_inventory_is_another_choice() -> None:
@@ -77,7 +77,7 @@ def test_another_order_of_the_inventory_is_another_choice() -> None:
 
 def test_devices_of_two_numa_nodes_have_no_single_one() -> None:
     result = run(wants("a", needs(gpu=1, nic=1)))
-    assert the(result).verdict is Verdict.REFUSED
+    assert the(result).verdict is SimulatedOutcome.REJECTED
     assert the(result).reason == "TopologyAffinityError"
     assert had(result, "a/app") == ["n0", "g0"]
     # Of a refused pod nothing stays given away.
@@ -90,8 +90,8 @@ def test_too_few_refuse_the_pod_before_anything_of_it_is_placed() -> None:
     (outcome,) = result.events[0].outcomes
     assert (outcome.container, outcome.reason) == ("two", "UnexpectedAdmissionError")
     assert "5 nvidia.com/gpu needed, 4 of the inventory's 4 are free" in outcome.message
-    assert result.standing == ()
-    assert result.untried == 1
+    assert result.running_containers == ()
+    assert result.skipped_pods == 1
 
 
 def test_pods_that_are_gone_give_their_devices_back() -> None:
@@ -119,16 +119,18 @@ def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
     assert the(result).mems == "0"
     assert (
         "its nvidia.com/gpu m is on NUMA node 2, where no CPUs are: no hint"
-        in the(result).trace.steps
+        in the(result).trace.decision_steps
     )
-    assert "its nvidia.com/gpu n has no known NUMA node: no hint" in the(result).trace.steps
+    assert (
+        "its nvidia.com/gpu n has no known NUMA node: no hint" in the(result).trace.decision_steps
+    )
 
 
 def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:
     inventory = {GPU: devices(**{f"g{n}": (1,) for n in range(65)})}
     result = run(wants("a", needs(gpu=65)), inventory=inventory)
     assert the(result).mems == "0"
-    assert "it has 65 devices, more than 64: no hint" in the(result).trace.steps
+    assert "it has 65 devices, more than 64: no hint" in the(result).trace.decision_steps
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
-from nri_numa.simulate.devices import Inventory, read_inventory
+from nri_numa.simulate.devices import DeviceInventory, read_inventory
 from nri_numa.simulate.manifests import ManifestError
 
 CARDS = (
@@ -23,12 +23,14 @@ CARDS = (
 
 
 def machine() -> Topology:
-    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=4)
+    return build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=4
+    )
 
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def read(text: str | bytes, counted: str = "") -> Inventory:
+    def read(text: str | bytes, counted: str = "") -> DeviceInventory:
         file = tmp_path / "inventory.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         return read_inventory(str(file), machine(), CARDS, counted)
@@ -36,7 +38,7 @@ def read(tmp_path: Path):
     return read
 
 
-def places(inventory: Inventory, resource: str) -> dict[str, set[int]]:
+def places(inventory: DeviceInventory, resource: str) -> dict[str, set[int]]:
     return {one.id: set(one.numa_nodes) for one in inventory[resource]}
 
 

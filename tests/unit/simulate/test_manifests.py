@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nri_numa.demo.stage import examples
+from nri_numa.demo.stage import examples_directory
 from nri_numa.model.workload import QoSClass
 from nri_numa.simulate.manifests import ManifestError, Manifests, read_files, read_text
 from nri_numa.simulate.pods import Role, Workload
@@ -369,7 +369,7 @@ CANONICAL = Path(__file__).parents[3] / "config" / "examples"
 
 def test_the_installed_examples_are_those_of_the_configuration_folder() -> None:
     """A wheel carries the copy, people read the folder."""
-    copies = {path.name: path.read_text() for path in examples().iterdir()}
+    copies = {path.name: path.read_text() for path in examples_directory().iterdir()}
     assert copies == {path.name: path.read_text() for path in CANONICAL.glob("*.yaml")}
 
 

@@ -12,9 +12,9 @@ from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.model.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from
 from nri_numa.simulate.pods import (
-    Amounts,
     ContainerManifest,
     PodManifest,
+    ResourceQuantities,
     Role,
     cgroup_parent,
     container_of,
@@ -28,18 +28,18 @@ from nri_numa.simulate.pods import (
 GIB = 1 << 30
 
 
-def amounts(cpu: int | None = None, memory: int | None = None) -> Amounts:
-    return Amounts(cpu_milli=cpu, memory=memory)
+def amounts(cpu: int | None = None, memory: int | None = None) -> ResourceQuantities:
+    return ResourceQuantities(cpu_milli=cpu, memory=memory)
 
 
 def made(
     name: str = "app",
     role: Role = Role.APP,
     *,
-    requests: Amounts | None = None,
-    limits: Amounts | None = None,
+    requests: ResourceQuantities | None = None,
+    limits: ResourceQuantities | None = None,
 ) -> ContainerManifest:
-    limits = limits or Amounts()
+    limits = limits or ResourceQuantities()
     return ContainerManifest(name=name, role=role, requests=requests or limits, limits=limits)
 
 
@@ -83,7 +83,7 @@ def test_the_qos_class_is_the_kubelets(containers: list[ContainerManifest], qos:
 def test_pod_level_resources_decide_the_qos_class_alone() -> None:
     assert qos_of([made()], FULL, FULL) is QoSClass.GUARANTEED
     assert qos_of([made(limits=FULL)], amounts(500, GIB), FULL) is QoSClass.BURSTABLE
-    assert qos_of([made(limits=FULL)], Amounts(), None) is QoSClass.BEST_EFFORT
+    assert qos_of([made(limits=FULL)], ResourceQuantities(), None) is QoSClass.BEST_EFFORT
 
 
 @given(st.integers(11, 200_000))
@@ -97,7 +97,7 @@ def test_the_engine_gets_request_and_limit_back(milli: int) -> None:
     ("requests", "limits", "expected"),
     [
         *(
-            (amounts(milli), Amounts(), {"cpu_shares": shares, "cpu_quota": None})
+            (amounts(milli), ResourceQuantities(), {"cpu_shares": shares, "cpu_quota": None})
             for milli, shares in (
                 *((None, 2), (0, 2), (1, 2), (2, 2), (100, 102), (250, 256)),
                 *((1000, 1024), (300_000, 262_144)),
@@ -108,14 +108,18 @@ def test_the_engine_gets_request_and_limit_back(milli: int) -> None:
             for milli, quota in ((0, None), (1, 1000), (10, 1000), (500, 50_000), (4000, 400_000))
         ),
         # Without a request the limit makes the shares.
-        (Amounts(), amounts(2000), {"cpu_shares": 2048, "cpu_period": 100_000}),
-        (amounts(500, GIB), Amounts(), {"memory_limit": None, "cpu_period": 100_000}),
+        (ResourceQuantities(), amounts(2000), {"cpu_shares": 2048, "cpu_period": 100_000}),
+        (amounts(500, GIB), ResourceQuantities(), {"memory_limit": None, "cpu_period": 100_000}),
         # Huge pages of size zero are left out.
-        (Amounts(), Amounts(hugepages={2 << 20: 0, GIB: GIB}), {"hugepages": {GIB: GIB}}),
+        (
+            ResourceQuantities(),
+            ResourceQuantities(hugepages={2 << 20: 0, GIB: GIB}),
+            {"hugepages": {GIB: GIB}},
+        ),
     ],
 )
 def test_linux_resources_are_those_that_the_kubelet_makes(
-    requests: Amounts, limits: Amounts, expected: dict[str, object]
+    requests: ResourceQuantities, limits: ResourceQuantities, expected: dict[str, object]
 ) -> None:
     made = resources_of(requests, limits)
     assert {name: getattr(made, name) for name in expected} == expected
@@ -222,7 +226,7 @@ memory = st.none() | st.integers(0, 1 << 40)
 def pods(draw: st.DrawFn) -> PodManifest:
     containers = []
     for number in range(draw(st.integers(1, 3))):
-        limits = Amounts(
+        limits = ResourceQuantities(
             cpu_milli=draw(milli),
             memory=draw(memory),
             hugepages=draw(st.dictionaries(st.sampled_from([2 << 20, GIB]), st.just(GIB))),

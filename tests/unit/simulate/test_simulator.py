@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.simulate.pods import Role
-from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan
+from nri_numa.simulate.simulator import Action, SimulatedOutcome, Simulation, plan_actions
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, pod, replicated, run, the
 
@@ -21,14 +21,14 @@ BEST_EFFORT = {"policy": "best-effort"}
 
 def problems(*documents: str) -> tuple[str, ...]:
     with pytest.raises(ManifestError) as caught:
-        plan(read_text("\n---\n".join(documents), "f.yaml").workloads)
+        plan_actions(read_text("\n---\n".join(documents), "f.yaml").workloads)
     return caught.value.problems
 
 
 def fresh(result: Simulation) -> None:
     """Nothing is booked at the end."""
-    assert result.after == result.before
-    assert result.standing == ()
+    assert result.final_fill == result.initial_fill
+    assert result.running_containers == ()
 
 
 # --- creating -------------------------------------------------------------------------------------
@@ -43,23 +43,26 @@ def test_a_refused_container_takes_its_pod_along() -> None:
         ]
     }
     result = run(snc_smt(), document("Pod", "p", spec, SINGLE))
-    assert [o.verdict for o in result.events[0].outcomes] == [Verdict.PLACED, Verdict.REFUSED]
+    assert [o.verdict for o in result.events[0].outcomes] == [
+        SimulatedOutcome.PLACED,
+        SimulatedOutcome.REJECTED,
+    ]
     fresh(result)
 
 
 @pytest.mark.parametrize(
     ("wishes", "verdict"),
     [
-        ({}, Verdict.UNTOUCHED),
-        ({"bind": "none"}, Verdict.UNTOUCHED),
-        ({**SINGLE, "on-failure": "unpinned"}, Verdict.UNPINNED),
-        ({**SINGLE, "on-failure": "widen"}, Verdict.WIDENED),
-        (SINGLE, Verdict.REFUSED),
-        (BEST_EFFORT, Verdict.PLACED),  # nine CPUs need two NUMA nodes on an empty machine
-        ({"numacpu": "1"}, Verdict.PLACED),
+        ({}, SimulatedOutcome.UNTOUCHED),
+        ({"bind": "none"}, SimulatedOutcome.UNTOUCHED),
+        ({**SINGLE, "on-failure": "unpinned"}, SimulatedOutcome.UNPINNED),
+        ({**SINGLE, "on-failure": "widen"}, SimulatedOutcome.MISALIGNED),
+        (SINGLE, SimulatedOutcome.REJECTED),
+        (BEST_EFFORT, SimulatedOutcome.PLACED),  # nine CPUs need two NUMA nodes on an empty machine
+        ({"numacpu": "1"}, SimulatedOutcome.PLACED),
     ],
 )
-def test_each_way_to_fare_has_its_word(wishes: dict[str, str], verdict: Verdict) -> None:
+def test_each_way_to_fare_has_its_word(wishes: dict[str, str], verdict: SimulatedOutcome) -> None:
     assert the(run(snc_smt(), pod("p", 9, "1Gi", wishes))).verdict is verdict
 
 
@@ -89,10 +92,10 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
     assert (prepare.role, proxy.role, app.role) == (Role.INIT, Role.SIDECAR, Role.APP)
     assert prepare.cpus == app.cpus
     assert {prepare.mems, proxy.mems, app.mems} == {app.mems}
-    assert [a.container for a, _ in result.standing] == ["proxy", "app"]
+    assert [a.container for a, _ in result.running_containers] == ["proxy", "app"]
     # The sidecar made room for the app that started after it.
-    assert set(result.events[0].moved) == {"default/p/proxy"}
-    assert not CPUSet.parse(result.standing[0][1]) & CPUSet.parse(app.cpus)
+    assert set(result.events[0].changed_cpus) == {"default/p/proxy"}
+    assert not CPUSet.parse(result.running_containers[0][1]) & CPUSet.parse(app.cpus)
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -115,12 +118,12 @@ def test_other_resources_are_a_resize_in_place(
     event = result.events[-1]
     assert event.action is Action.RESIZE
     (outcome,) = event.outcomes
-    assert (outcome.before, outcome.cpus) == (before, cpus)
-    assert (outcome.verdict is Verdict.REFUSED) is (not cpus)
+    assert (outcome.previous_cpus, outcome.cpus) == (before, cpus)
+    assert (outcome.verdict is SimulatedOutcome.REJECTED) is (not cpus)
     assert ("resize refused" in outcome.message) is (not cpus)
-    assert [standing for _, standing in result.standing] == [cpus or before]
+    assert [standing for _, standing in result.running_containers] == [cpus or before]
     kept = sizes[-1] if cpus else sizes[-2]
-    assert result.after[0].memory_bound_bytes == kept << 30
+    assert result.final_fill[0].memory_allocated_bytes == kept << 30
 
 
 def test_a_refused_pod_has_nothing_to_resize() -> None:
@@ -202,7 +205,7 @@ def test_a_pod_needs_what_its_unlimited_containers_request_too() -> None:
     }
     wishes = {**SINGLE, "scope": "pod", "bind": "cpu"}
     outcome = the_first(run(snc_smt(), document("Pod", "p", spec, wishes)))
-    assert outcome.verdict is Verdict.REFUSED  # 8.5 CPUs on NUMA nodes of 8
+    assert outcome.verdict is SimulatedOutcome.REJECTED  # 8.5 CPUs on NUMA nodes of 8
 
 
 def the_first(result: Simulation) -> Any:
@@ -210,8 +213,8 @@ def the_first(result: Simulation) -> Any:
 
 
 def test_huge_pages_of_withheld_memory_are_not_there_either() -> None:
-    machine = synthetic(hugepages={2 << 20: 1 << 30})
+    machine = build_synthetic_topology(hugepages={2 << 20: 1 << 30})
     wish = pod("p", 1, "1Gi", SINGLE, hugepages="512Mi")
-    assert the(run(machine, wish)).verdict is Verdict.PLACED
+    assert the(run(machine, wish)).verdict is SimulatedOutcome.PLACED
     withheld = replace(machine, withheld_memory=NUMASet.parse("0-2"))
     assert the(run(withheld, wish)).mems == "3"

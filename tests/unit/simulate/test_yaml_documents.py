@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nri_numa.safe_yaml import MAX_DEPTH, problem_of
-from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_all, shown
+from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_all, value_text
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_aliases_below_the_bound_and_large_texts_without_any_are_read() -> None:
     [(False, "false"), ({}, "a mapping"), ("x" * 100, "'" + "x" * 49 + "… (102 characters)")],
 )
 def test_a_value_is_shown_short(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert value_text(value) == text

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.observe.notices import Notices
+from nri_numa.observe.notices import NoticeLog
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.notices import NoticeFile
 from tests.unit.observe.test_notices import Clock
 
 IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
 Stores = list[CheckpointStore | NoticeFile]
-Opened = Callable[..., tuple[Notices, NoticeFile, str]]
+Opened = Callable[..., tuple[NoticeLog, NoticeFile, str]]
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def opened(stores: Stores) -> Opened:
         limit: int = 256,
         trouble: Callable[[str], object] = print,
         writable: bool = True,
-    ) -> tuple[Notices, NoticeFile, str]:
-        notices = Notices(Clock(), limit)
+    ) -> tuple[NoticeLog, NoticeFile, str]:
+        notices = NoticeLog(Clock(), limit)
         file = NoticeFile(str(directory), identity=identity, notices=notices, trouble=trouble)
         stores.append(file)
-        return notices, file, file.open(writable=writable)
+        return notices, file, file.restore_and_open(writable=writable)
 
     return made

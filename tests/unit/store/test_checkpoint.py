@@ -17,7 +17,7 @@ import pytest
 
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, StateDirectoryBusy
 from nri_numa.store import checkpoint, files
-from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
+from nri_numa.store.checkpoint import CheckpointStore, JournalContents, read_checkpoint
 from tests.unit.store.conftest import Stores
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoints"
@@ -26,7 +26,7 @@ IDENTITY = {"version": "0.1.0", "machine": "two sockets", "boot": "b1"}
 
 def healthy(store: CheckpointStore) -> bool:
     """Ask anew: mypy takes a property for something that does not change."""
-    return store.healthy
+    return store.is_healthy
 
 
 class Node:
@@ -44,7 +44,7 @@ class Node:
         self._stores.append(store)
         return store
 
-    def start(self, **identity: str) -> tuple[CheckpointStore, Loaded]:
+    def start(self, **identity: str) -> tuple[CheckpointStore, JournalContents]:
         """Let the former agent go, as the kernel does when it dies, and start a new one."""
         for store in self._stores:
             store.close()
@@ -54,7 +54,7 @@ class Node:
     def recorded(self) -> CheckpointStore:
         """A store with one record."""
         store, _ = self.start()
-        store.record({"a": {"n": 1}})
+        store.append_documents({"a": {"n": 1}})
         return store
 
     def kept(self) -> dict[str, bytes]:
@@ -80,8 +80,8 @@ def _node(tmp_path: Path, stores: Stores) -> Node:
 def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
     store, loaded = node.start()
     assert (loaded.entries, loaded.problems) == ({}, [])
-    store.record({"a": {"cpus": "0-1", "näme": "→"}, "b": {"cpus": ""}})
-    store.record({"a": None, "c": {"deep": [{"x": None, "y": 1.5}]}})
+    store.append_documents({"a": {"cpus": "0-1", "näme": "→"}, "b": {"cpus": ""}})
+    store.append_documents({"a": None, "c": {"deep": [{"x": None, "y": 1.5}]}})
     assert healthy(store)
     for _ in range(3):
         store, loaded = node.start()
@@ -93,7 +93,7 @@ def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
 def test_the_caller_may_change_its_document_afterwards(node: Node) -> None:
     store, _ = node.start()
     document = {"cpus": "0"}
-    store.record({"a": document})
+    store.append_documents({"a": document})
     document["cpus"] = "changed"
     store.compact_if_needed()
     assert node.start()[1].entries == {"a": {"cpus": "0"}}
@@ -102,16 +102,16 @@ def test_the_caller_may_change_its_document_afterwards(node: Node) -> None:
 def test_recording_nothing_writes_nothing(node: Node) -> None:
     store, _ = node.start()
     before = node.file.read_bytes()
-    store.record({})
+    store.append_documents({})
     assert node.file.read_bytes() == before
-    store.record({"unknown": None})
+    store.append_documents({"unknown": None})
     assert node.start()[1].entries == {}
 
 
 def test_one_request_is_one_line_and_one_write(node: Node) -> None:
     store, _ = node.start()
     before = node.file.read_bytes()
-    store.record({"a": {"n": 1}, "b": None})
+    store.append_documents({"a": {"n": 1}, "b": None})
     added = node.file.read_bytes().removeprefix(before)
     assert added.count(b"\n") == 1
     assert added.endswith(b'{"set":{"a":{"n":1}},"del":["b"]}\n')
@@ -123,12 +123,12 @@ def test_a_new_version_takes_over_the_old_ones_checkpoint(node: Node) -> None:
     assert loaded.entries == {"a": {"n": 1}}
     assert loaded.problems == []
     assert loaded.head["version"] == "0.1.0"
-    assert read(str(node.file)).head["version"] == "0.2.0"
+    assert read_checkpoint(str(node.file)).head["version"] == "0.2.0"
 
 
 def test_the_files_are_for_the_agents_user_only(node: Node) -> None:
     store, _ = node.start()
-    store.record({"a": {}})
+    store.append_documents({"a": {}})
     assert node.directory.stat().st_mode & 0o777 == 0o700
     assert node.file.stat().st_mode & 0o777 == 0o600
 
@@ -140,23 +140,23 @@ def test_the_journal_shrinks_when_it_has_outgrown_what_it_says(node: Node) -> No
     store, _ = node.start()
     assert not store.compact_if_needed()
     for number in range(2000):
-        store.record({"a": {"n": number, "filler": "x" * 50}})
+        store.append_documents({"a": {"n": number, "filler": "x" * 50}})
     grown = node.file.stat().st_size
     assert store.compact_if_needed()
     assert node.file.stat().st_size < grown / 100
     assert not store.compact_if_needed()
-    store.record({"b": {"n": 1}})
+    store.append_documents({"b": {"n": 1}})
     _, loaded = node.start()
     assert loaded.entries == {"a": {"n": 1999, "filler": "x" * 50}, "b": {"n": 1}}
 
 
 def test_a_journal_grows_to_four_times_what_it_says(node: Node) -> None:
     filler = {"filler": "x" * 30_000}
-    node.start()[0].record({"a": filler})
+    node.start()[0].append_documents({"a": filler})
     store, _ = node.start()
     compacted: list[bool] = []
     for _ in range(4):
-        store.record({"a": filler})
+        store.append_documents({"a": filler})
         compacted.append(store.compact_if_needed())
     assert compacted == [False, False, False, True]
 
@@ -169,9 +169,9 @@ def test_a_file_that_was_taken_away_is_written_again(node: Node, replaced: bool)
         node.file.write_text("somebody else's\n")
         assert store.compact_if_needed()
     else:
-        store.record({"b": {"n": 2}})
+        store.append_documents({"b": {"n": 2}})
         assert healthy(store)
-    assert read(str(node.file)).entries.keys() >= {"a"}
+    assert read_checkpoint(str(node.file)).entries.keys() >= {"a"}
 
 
 def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(node: Node) -> None:
@@ -180,9 +180,9 @@ def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(node: Node) 
     node.file.unlink()
     (node.directory / "lock").unlink()
     node.directory.rmdir()
-    store.record({"b": {"n": 2}})
+    store.append_documents({"b": {"n": 2}})
     assert healthy(store)
-    assert read(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 2}}
+    assert read_checkpoint(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 2}}
     with pytest.raises(StateDirectoryBusy):
         node.store().load()
 
@@ -192,8 +192,8 @@ def test_a_directory_that_was_taken_away_is_made_anew_with_its_lock(node: Node) 
 
 def journal(node: Node) -> bytes:
     store = node.recorded()
-    store.record({"b": {"n": 2}})
-    store.record({"c": {"n": 3}, "a": None})
+    store.append_documents({"b": {"n": 2}})
+    store.append_documents({"c": {"n": 3}, "a": None})
     store.close()
     return node.file.read_bytes()
 
@@ -247,7 +247,7 @@ def test_intact_lines_that_say_nonsense_are_left_out(node: Node, payload: bytes,
     store, loaded = node.start()
     assert loaded.entries == {"a": {"n": 1}}
     assert re.search(said, "; ".join(loaded.problems))
-    store.record({"b": {}})
+    store.append_documents({"b": {}})
     assert node.start()[1].entries == {"a": {"n": 1}, "b": {}}
 
 
@@ -271,13 +271,13 @@ def test_what_is_no_checkpoint_of_ours_is_said_and_kept_aside(
     node.directory.mkdir()
     node.file.write_bytes(data)
     with pytest.raises(kind, match=said):
-        read(str(node.file))
+        read_checkpoint(str(node.file))
     store, loaded = node.start()
     assert loaded.entries == {}
     assert said in loaded.problems[0]
     assert node.kept() == {"checkpoint.corrupt-1": data}
     assert healthy(store)
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     assert node.start()[1].entries == {"a": {"n": 1}}
 
 
@@ -294,7 +294,7 @@ def test_a_checkpoint_of_another_machine_or_boot_is_not_used(
     node: Node, before: dict[str, str], now: dict[str, str], said: str
 ) -> None:
     store, _ = node.start(**before)
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     data = node.file.read_bytes()
     _, loaded = node.start(**now)
     assert loaded.entries == {}
@@ -324,14 +324,14 @@ def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
     """10,000 containers are 10 MB, and a journal grows to four times that."""
     node.directory.mkdir()
     with pytest.raises(CheckpointError, match="cannot read: No such file"):
-        read(str(node.file))
+        read_checkpoint(str(node.file))
     with node.file.open("wb") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(CheckpointError, match="is larger than 67108864 bytes"):
-        read(str(node.file))
+        read_checkpoint(str(node.file))
     os.truncate(node.file, 64 << 20)
     with pytest.raises(CheckpointCorrupt, match="is no checkpoint"):
-        read(str(node.file))
+        read_checkpoint(str(node.file))
     os.truncate(node.file, 1 << 40)
     assert "is larger than 67108864 bytes" in node.start()[1].problems[0]
 
@@ -341,7 +341,7 @@ def test_reading_beside_a_running_agent_changes_nothing(node: Node) -> None:
     with node.file.open("ab") as file:
         file.write(b"1 4 unfini")
     before = node.file.read_bytes()
-    found = read(str(node.file))
+    found = read_checkpoint(str(node.file))
     assert (found.entries, found.records) == ({"a": {"n": 1}}, 2)
     assert found.written_at == 1_700_000_000.0
     assert found.problems == ["the last 10 bytes are an unfinished record"]
@@ -384,14 +384,14 @@ def test_a_path_below_a_file_is_said_and_the_store_runs_on_in_memory(
     assert "in memory only" in loaded.problems[0]
     assert not healthy(store)
     with pytest.raises(CheckpointError, match="--state-dir"):
-        store.record({"a": {"n": 1}})
+        store.append_documents({"a": {"n": 1}})
     with pytest.raises(CheckpointError, match="--state-dir"):
         store.compact_if_needed()
     (tmp_path / "file").unlink()
-    store.record({"b": {"n": 2}})
+    store.append_documents({"b": {"n": 2}})
     assert healthy(store)
     assert store.error is None
-    assert read(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 2}}
+    assert read_checkpoint(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 2}}
 
 
 class BrokenOS:
@@ -436,19 +436,19 @@ def test_a_failing_write_is_told_with_its_remedy_and_made_up_for(
     node: Node, broken: BrokenOS, number: int, remedy: str
 ) -> None:
     store, _ = node.start()
-    store.record({"a": {"n": 1}, "b": {"n": 1}})
+    store.append_documents({"a": {"n": 1}, "b": {"n": 1}})
     broken.failing = {"write": number}
     for _ in range(2):
         with pytest.raises(CheckpointError, match=remedy):
-            store.record({"a": None, "c": {"n": 3}})
+            store.append_documents({"a": None, "c": {"n": 3}})
     assert not healthy(store)
-    assert read(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 1}}
+    assert read_checkpoint(str(node.file)).entries == {"a": {"n": 1}, "b": {"n": 1}}
     with pytest.raises(CheckpointError, match=remedy):
         store.compact_if_needed()
     broken.failing = {}
     assert store.compact_if_needed()  # by itself; the next test records instead
     assert healthy(store)
-    store.record({"d": {"n": 4}})
+    store.append_documents({"d": {"n": 4}})
     _, loaded = node.start()
     assert loaded.entries == {"b": {"n": 1}, "c": {"n": 3}, "d": {"n": 4}}
     assert loaded.problems == []
@@ -461,9 +461,9 @@ def test_half_a_line_written_on_a_full_disk_is_taken_back(
     store = node.recorded()
     broken.write_at_most, broken.failing = 10, failing
     with pytest.raises(CheckpointError, match="No space left on device; free space"):
-        store.record({"b": {"n": 2}})
+        store.append_documents({"b": {"n": 2}})
     broken.write_at_most, broken.failing = None, {}
-    store.record({"c": {"n": 3}})
+    store.append_documents({"c": {"n": 3}})
     assert healthy(store)
     _, loaded = node.start()
     assert loaded.entries == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 3}}
@@ -476,7 +476,7 @@ def test_a_slow_device_that_takes_a_few_bytes_at_a_time_gets_a_whole_snapshot(
     broken.write_at_most = 7
     store, _ = node.start()
     assert healthy(store)
-    assert read(str(node.file)).head == IDENTITY
+    assert read_checkpoint(str(node.file)).head == IDENTITY
 
 
 def test_a_directory_that_may_be_read_but_not_written_still_tells_what_was_meant(
@@ -521,7 +521,7 @@ def test_failing_to_name_the_owner_is_no_failure(node: Node, broken: BrokenOS) -
 WITHOUT_INPUT = """
 import errno, os, sys
 from nri_numa.errors import CheckpointError
-from nri_numa.store.checkpoint import CheckpointStore, read
+from nri_numa.store.checkpoint import CheckpointStore, read_checkpoint
 
 def store(name):
     return CheckpointStore(
@@ -538,7 +538,7 @@ def free():
 os.close(0)
 first = store("lock")
 first.load()
-assert first.locked and not free(), "the lock has the first free number"
+assert first.is_locked and not free(), "the lock has the first free number"
 first.close()
 assert free(), "and gives it back"
 
@@ -557,10 +557,10 @@ else:
 assert free(), "what was not finished is closed"
 os.rename = real
 assert second.compact_if_needed() and not free()
-assert second.healthy
+assert second.is_healthy
 os.unlink(second.path)
-second.record({"a": {"n": 1}})
-assert read(second.path).entries == {"a": {"n": 1}}, "a journal taken away is noticed"
+second.append_documents({"a": {"n": 1}})
+assert read_checkpoint(second.path).entries == {"a": {"n": 1}}, "a journal taken away is noticed"
 print("good")
 """
 
@@ -581,7 +581,7 @@ def test_a_descriptor_that_went_bad_is_replaced(node: Node, broken: BrokenOS) ->
     broken.failing = {"lstat": errno.EIO}
     assert store.compact_if_needed()
     broken.failing = {}
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     assert node.start()[1].entries == {"a": {"n": 1}}
 
 

@@ -64,21 +64,21 @@ def test_a_disk_that_is_full_for_a_while_is_said_when_it_is_and_when_it_was() ->
     store = MemoryStore(lambda: 10.0)
     store.metrics = Metrics("test")
     output = io.StringIO()
-    logs.setup("debug", stream=output)
+    logs.setup_logging("debug", stream=output)
     store.full = True
-    store.write(BEFORE, AFTER, CHANGE)
-    store.write(BEFORE, AFTER, CHANGE)
-    assert "no space left on device" in store.problem
+    store.write_change(BEFORE, AFTER, CHANGE)
+    store.write_change(BEFORE, AFTER, CHANGE)
+    assert "no space left on device" in store.write_problem
     assert store.metrics.registry.get_sample_value("nri_numa_checkpoint_errors_total") == 2
     assert store.written_at is None
     store.full = False
-    store.write(AFTER, AFTER, CHANGE)
-    assert (store.problem, store.written_at, set(store.documents)) == ("", 10.0, {"c/c"})
+    store.write_change(AFTER, AFTER, CHANGE)
+    assert (store.write_problem, store.written_at, set(store.documents)) == ("", 10.0, {"c/c"})
     text = output.getvalue()
     assert text.count("checkpoint not written") == text.count("checkpoint written again") == 1
 
 
 def test_where_nothing_changed_nothing_is_written() -> None:
     store = MemoryStore()
-    store.write(AFTER, AFTER, CHANGE)
+    store.write_change(AFTER, AFTER, CHANGE)
     assert (store.written_at, store.documents) == (None, {})

@@ -13,8 +13,14 @@ import pytest
 from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
 from nri_numa.store import notices as notices_module
-from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
-from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
+from nri_numa.store.checkpoint import CheckpointStore, JournalContents, read_checkpoint
+from nri_numa.store.files import (
+    KEY_FILE_NAME,
+    directory_problem,
+    file_obstacle,
+    read_key,
+    signing_key,
+)
 from tests.unit.observe.test_notices import add
 from tests.unit.store.conftest import Opened, Stores
 from tests.unit.store.test_checkpoint import Node
@@ -29,7 +35,7 @@ def state(tmp_path: Path, stores: Stores) -> Path:
     return path
 
 
-Start = Callable[[], tuple[CheckpointStore, Loaded]]
+Start = Callable[[], tuple[CheckpointStore, JournalContents]]
 
 
 @pytest.fixture
@@ -62,12 +68,12 @@ def test_what_is_no_file_in_place_of_the_checkpoint(state: Path, start: Start, s
     """It is named and put aside, nobody waits for it, and the state is durable again."""
     said = planted(sort, state / "checkpoint")
     with pytest.raises(CheckpointError, match=said):
-        read(str(state / "checkpoint"))
+        read_checkpoint(str(state / "checkpoint"))
     store, loaded = start()
     assert said in loaded.problems[0]
     assert str(state / "checkpoint") in loaded.problems[0]
     assert os.path.lexists(state / "checkpoint.corrupt-1")
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     assert start()[1].entries == {"a": {"n": 1}}
 
 
@@ -79,15 +85,15 @@ def test_what_is_no_file_in_place_of_the_lock(state: Path, start: Start, sort: s
     assert "in memory only" in loaded.problems[0]
     if sort != "directory":
         assert said in loaded.problems[0]
-    assert not store.locked
+    assert not store.is_locked
     with pytest.raises(CheckpointError):
-        store.record({"a": {"n": 1}})
+        store.append_documents({"a": {"n": 1}})
     if sort == "directory":
         (state / "lock").rmdir()
     else:
         (state / "lock").unlink()
-    store.record({"b": {"n": 2}})
-    assert store.locked
+    store.append_documents({"b": {"n": 2}})
+    assert store.is_locked
     assert start()[1].entries == {"a": {"n": 1}, "b": {"n": 2}}
     assert Path("/etc/passwd").stat().st_size
 
@@ -100,7 +106,7 @@ def test_what_is_no_file_in_place_of_the_temporary_one(
     planted(sort, state / "checkpoint.tmp")
     store, loaded = start()
     assert loaded.problems == []
-    assert store.healthy
+    assert store.is_healthy
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
@@ -109,7 +115,7 @@ def test_a_directory_that_others_may_write_is_not_used(
 ) -> None:
     """Nothing in it is believed and nothing is written, until only its owner may write there."""
     store, _ = start()
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     state.chmod(mode)
     store, loaded = start()
     assert loaded.entries == {}
@@ -118,10 +124,10 @@ def test_a_directory_that_others_may_write_is_not_used(
     assert "chmod" in problem
     assert not store.trusted
     with pytest.raises(CheckpointError, match="has mode"):
-        store.record({"b": {"n": 2}})
+        store.append_documents({"b": {"n": 2}})
     state.chmod(0o755)
-    store.record({"c": {"n": 3}})
-    assert store.healthy
+    store.append_documents({"c": {"n": 3}})
+    assert store.is_healthy
     assert start()[1].entries == {"b": {"n": 2}, "c": {"n": 3}}
     assert (state / "checkpoint.corrupt-1").exists()
 
@@ -148,9 +154,9 @@ def test_what_others_may_have_written_is_not_used(
     state: Path, start: Start, change: Callable[[Path], None], said: str
 ) -> None:
     store, _ = start()
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     change(state)
-    assert read(str(state / "checkpoint")).entries  # a command only shows it
+    assert read_checkpoint(str(state / "checkpoint")).entries  # a command only shows it
     _, loaded = start()
     assert said in loaded.problems[0]
     assert loaded.entries == {}
@@ -162,9 +168,9 @@ def test_other_users_expect_themselves_or_root(monkeypatch: pytest.MonkeyPatch) 
         os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0)) for owner in (0, 1000, 77)
     )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert file_problem(roots) == file_problem(mine) == ""
-    assert file_problem(status) == "belongs to user 77, expected user 1000 or root"
-    assert file_problem(status, ours=False) == ""
+    assert file_obstacle(roots) == file_obstacle(mine) == ""
+    assert file_obstacle(status) == "belongs to user 77, expected user 1000 or root"
+    assert file_obstacle(status, ours=False) == ""
     assert directory_problem(status) == "is a regular file, expected a directory"
 
 
@@ -200,11 +206,11 @@ def test_twenty_megabytes_of_line_ends(
 
 def test_much_damage_ends_the_reading(state: Path, start: Start) -> None:
     store, _ = start()
-    store.record({"a": {"n": 1}})
+    store.append_documents({"a": {"n": 1}})
     store.close()
     file = state / "checkpoint"
     file.write_bytes(file.read_bytes() + b"x\n" * 5000)
-    loaded = read(str(file))
+    loaded = read_checkpoint(str(file))
     assert loaded.entries == {"a": {"n": 1}}
     assert len(loaded.problems) == 1001
     assert loaded.problems[-1] == "everything from line 1003 on is not read"
@@ -218,13 +224,13 @@ def key_of(state: Path, *, trusted: bool = True, writable: bool = True) -> tuple
 
 
 def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:
-    assert known_key(str(state)) == b""
+    assert read_key(str(state)) == b""
     key, problems = key_of(state)
     assert (len(key), problems) == (32, [])
-    assert (state / KEY).stat().st_mode & 0o777 == 0o600
+    assert (state / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
     assert key_of(state) == (key, [])
     assert key_of(state, writable=False) == (key, [])
-    assert known_key(str(state)) == key
+    assert read_key(str(state)) == key
 
 
 @pytest.mark.parametrize(("trusted", "writable"), [(False, False), (False, True), (True, False)])
@@ -255,17 +261,17 @@ def test_a_key_that_lies_in_an_untrusted_directory_is_not_used(state: Path) -> N
 def test_a_key_that_cannot_be_used_is_replaced(
     state: Path, content: bytes, mode: int, said: str
 ) -> None:
-    (state / KEY).write_bytes(content)
-    (state / KEY).chmod(mode)
+    (state / KEY_FILE_NAME).write_bytes(content)
+    (state / KEY_FILE_NAME).chmod(mode)
     key, (problem,) = key_of(state)
-    assert problem.startswith(f"{state / KEY}: {said}")
+    assert problem.startswith(f"{state / KEY_FILE_NAME}: {said}")
     assert key.hex().encode() != content
     assert key_of(state) == (key, [])
 
 
 @pytest.mark.parametrize("sort", ["fifo", "link", "device"])
 def test_what_is_no_file_in_place_of_the_key_is_replaced(state: Path, sort: str) -> None:
-    said = planted(sort, state / KEY)
+    said = planted(sort, state / KEY_FILE_NAME)
     os.symlink("/etc/passwd", state / "key.tmp")
     key, (problem,) = key_of(state)
     assert said in problem or "symbolic links" in problem
@@ -274,7 +280,7 @@ def test_what_is_no_file_in_place_of_the_key_is_replaced(state: Path, sort: str)
 
 
 def test_a_key_that_cannot_be_written_is_said(state: Path) -> None:
-    (state / KEY).mkdir()
+    (state / KEY_FILE_NAME).mkdir()
     key, problems = key_of(state)
     assert len(key) == 32
     assert "is a directory" in problems[0]
@@ -295,7 +301,7 @@ def test_a_file_of_notices_that_is_written_anew_leaves_the_old_one(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is written anew after as many lines as said, not at each of them."""
-    monkeypatch.setattr(notices_module, "_GROWN", 4)
+    monkeypatch.setattr(notices_module, "_REWRITE_LINES", 4)
     notices, _, _ = opened(tmp_path)
     files = []
     for n in range(8):

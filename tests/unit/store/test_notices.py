@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.store import notices as module
-from nri_numa.store.notices import MAX_BYTES
+from nri_numa.store.notices import MAX_NOTICE_FILE_BYTES
 from tests.unit.observe.test_notices import add
 from tests.unit.store.conftest import IDENTITY, Opened
 from tests.unit.store.test_checkpoint import BrokenOS
@@ -24,9 +24,9 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: O
     again, _, problem = opened(tmp_path, {**IDENTITY, "version": "2"})
     assert problem == ""
     assert (again.instance, again.number) == (notices.instance, 2)
-    assert again.after() == notices.after()
+    assert again.notices_after() == notices.notices_after()
     assert add(again, 1).id == first.id
-    assert add(again, 3).id not in {one.id for one in notices.after()}
+    assert add(again, 3).id not in {one.id for one in notices.notices_after()}
 
 
 def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
@@ -37,7 +37,7 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> N
     file.close()
     again, _, _ = opened(tmp_path, limit=1)
     assert again.number == 5
-    assert len(again.after()) == 1
+    assert len(again.notices_after()) == 1
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,14 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> N
         # A line costs itself and what follows.
         (lambda good: good[:-20], 1, ""),
         (lambda good: good + b'{"id":"\xed\xa0"}\n', 2, ""),
-        (lambda good: good.ljust(MAX_BYTES, b"\n"), 2, ""),
+        (lambda good: good.ljust(MAX_NOTICE_FILE_BYTES, b"\n"), 2, ""),
         # The head costs the whole sequence.
         (lambda good: good.replace(b'"instance":"', b'"instance":"\xff'), None, "is damaged"),
-        (lambda good: good.ljust(MAX_BYTES + 1, b"\n"), None, f"larger than {MAX_BYTES} bytes"),
+        (
+            lambda good: good.ljust(MAX_NOTICE_FILE_BYTES + 1, b"\n"),
+            None,
+            f"larger than {MAX_NOTICE_FILE_BYTES} bytes",
+        ),
         (lambda good: b"", None, "notices"),
         (lambda good: b"rubbish\n", None, "notices"),
         (lambda good: b"{}\n", None, "notices"),
@@ -66,11 +70,15 @@ def test_of_a_spoilt_file_what_is_intact_counts(
     path.write_bytes(spoilt(path.read_bytes()))
     found, _, problem = opened(tmp_path)
     assert said in problem if said else not problem
-    assert len(found.after()) == (kept or 0)
+    assert len(found.notices_after()) == (kept or 0)
     assert (found.instance == notices.instance) is (kept is not None)
     add(found, 3)
     again, _, problem = opened(tmp_path)
-    assert (again.instance, again.after(), problem) == (found.instance, found.after(), "")
+    assert (again.instance, again.notices_after(), problem) == (
+        found.instance,
+        found.notices_after(),
+        "",
+    )
 
 
 def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path, opened: Opened) -> None:
@@ -79,7 +87,7 @@ def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path, opened: Opened) ->
     again, _, problem = opened(tmp_path, {**IDENTITY, "boot": "another"})
     assert problem == ""
     assert again.instance != notices.instance
-    assert again.after() == []
+    assert again.notices_after() == []
 
 
 def test_a_fifo_or_a_link_is_not_read(tmp_path: Path, opened: Opened) -> None:
@@ -96,7 +104,7 @@ def test_the_file_stays_small(tmp_path: Path, opened: Opened) -> None:
         add(notices, n % 4)
     assert (tmp_path / "notices").stat().st_size < 1 << 20
     again, _, _ = opened(tmp_path, limit=4)
-    assert [one.count for one in again.after()] == [1250] * 4
+    assert [one.count for one in again.notices_after()] == [1250] * 4
 
 
 def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opened: Opened) -> None:
@@ -117,7 +125,7 @@ def test_a_full_disk_is_said_once(tmp_path: Path, opened: Opened) -> None:
     assert "cannot be written" in told[0]
     missing.mkdir()
     add(notices, 3)
-    assert len(opened(missing)[0].after()) == 3
+    assert len(opened(missing)[0].notices_after()) == 3
 
 
 def test_a_link_where_the_new_file_is_made_is_not_followed(tmp_path: Path, opened: Opened) -> None:
@@ -147,4 +155,4 @@ def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
         assert len(told) == n + 1
         broken.failing, broken.write_at_most = {}, None
         add(notices, 2 * n)
-    assert len(opened(tmp_path)[0].after()) == 4
+    assert len(opened(tmp_path)[0].notices_after()) == 4

@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import API
-from nri_numa.web.protocol import APIError, Request, Response, Routes
+from nri_numa.web.protocol import APIError, HTTPRequest, Response, Routes
 from tests.beds.http_view import FakeView, assignment
 
 
@@ -18,8 +18,8 @@ def api(view: FakeView) -> API:
 
 
 def ask(server: API, target: str) -> Response:
-    request = Request.of("GET", target.encode())
-    answer = Routes(server.routes).find(request).answer(request)
+    request = HTTPRequest.parse_target("GET", target.encode())
+    answer = Routes(server.routes).resolve_route(request).answer(request)
     assert isinstance(answer, Response)
     return answer
 
@@ -67,4 +67,4 @@ def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
 @pytest.mark.parametrize("target", [b"*", b"nothing", b"/%zz%ff", b"/?a=%ff", b"/" + b"a" * 9999])
 def test_targets_that_no_client_of_ours_sends_are_refused(target: bytes) -> None:
     with pytest.raises(APIError):
-        Request.of("GET", target)
+        HTTPRequest.parse_target("GET", target)

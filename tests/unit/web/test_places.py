@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nri_numa.web.server import GRACE, Place, Places
+from nri_numa.web.server import RESERVE_GRACE_S, ConnectionLimiter, ConnectionSlot
 
 
 @dataclass
@@ -13,14 +13,14 @@ class Door:
 
     now: float = 100.0
     closed: list[str] = field(default_factory=list)
-    places: Places = field(init=False)
+    places: ConnectionLimiter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = Places(4, 2, lambda: self.now)
+        self.places = ConnectionLimiter(4, 2, lambda: self.now)
 
-    def come(self, name: str, peer: str = "a") -> Place:
-        place = self.places.take(peer)
-        place.close = lambda: self.closed.append(name)
+    def come(self, name: str, peer: str = "a") -> ConnectionSlot:
+        place = self.places.acquire_slot(peer)
+        place.close_connection = lambda: self.closed.append(name)
         return place
 
 
@@ -30,13 +30,13 @@ def test_a_client_with_more_than_its_share_makes_room_for_another() -> None:
     for n in range(3):
         door.come(f"greedy-{n}", "a")
     door.come("other-0", "b")
-    assert not door.come("other-1", "b").reserve
+    assert not door.come("other-1", "b").is_reserve
     assert door.closed == ["greedy-0"]
-    assert not door.places.crowded
-    assert door.come("other-2", "b").reserve
-    assert door.come("greedy-3", "a").reserve
+    assert not door.places.uses_reserve
+    assert door.come("other-2", "b").is_reserve
+    assert door.come("greedy-3", "a").is_reserve
     assert door.closed == ["greedy-0"]
-    assert door.places.crowded
+    assert door.places.uses_reserve
 
 
 def test_the_reserve_is_for_the_latest_and_each_for_a_moment_at_least() -> None:
@@ -44,14 +44,14 @@ def test_the_reserve_is_for_the_latest_and_each_for_a_moment_at_least() -> None:
     for n in range(4):
         door.come(str(n))
     first = door.come("r0")
-    assert first.reserve
-    assert door.places.pause() == 0
-    door.now += GRACE / 4
+    assert first.is_reserve
+    assert door.places.accept_pause_s() == 0
+    door.now += RESERVE_GRACE_S / 4
     door.come("r1")
-    assert 0 < door.places.pause() < GRACE
-    door.now += GRACE
-    assert door.places.pause() == 0
-    assert door.come("r2").reserve
+    assert 0 < door.places.accept_pause_s() < RESERVE_GRACE_S
+    door.now += RESERVE_GRACE_S
+    assert door.places.accept_pause_s() == 0
+    assert door.come("r2").is_reserve
     assert door.closed == ["r0"]
-    door.places.close()
+    door.places.close_all_connections()
     assert (len(door.places), door.closed[1:]) == (0, ["0", "1", "2", "3", "r1", "r2"])

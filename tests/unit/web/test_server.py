@@ -21,7 +21,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.web import api, protocol
 from nri_numa.web import server as server_module
 from nri_numa.web.api import AgentServer, SharedScrape
-from nri_numa.web.protocol import Request
+from nri_numa.web.protocol import HTTPRequest
 from nri_numa.web.responses import Assignment, NodeUse, Readiness
 from tests.beds.http_view import (
     FakeView,
@@ -218,7 +218,7 @@ async def test_a_taken_port_is_said_and_taken_over_when_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Containers are placed without HTTP meanwhile, so this must not be an exception."""
-    monkeypatch.setattr(api, "RETRY", 0.01)
+    monkeypatch.setattr(api, "LISTEN_RETRY_S", 0.01)
     blocker = socket.socket()
     blocker.bind(("127.0.0.1", 0))
     blocker.listen()
@@ -228,14 +228,14 @@ async def test_a_taken_port_is_said_and_taken_over_when_free(
     task = asyncio.create_task(server.run())
     while "no http" not in caplog.text:
         await asyncio.sleep(0)
-    assert "nri_numa_http_up 0.0" in metrics.text()
+    assert "nri_numa_http_up 0.0" in metrics.render_metrics()
     blocker.close()
     while server.address is None:
         await asyncio.sleep(0.01)
     assert (await get(server.address, "/healthz")).status == 200
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert "nri_numa_http_up 0.0" in metrics.text()
+    assert "nri_numa_http_up 0.0" in metrics.render_metrics()
 
 
 @in_loop
@@ -268,8 +268,8 @@ async def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> No
 @in_loop
 async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them a proxy would cut the line and the page would call the link lost."""
-    monkeypatch.setattr(api, "HEARTBEAT", 0.01)
-    monkeypatch.setattr(api, "SETTLE", 0.0)
+    monkeypatch.setattr(api, "HEARTBEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(api, "CHANGE_DEBOUNCE_S", 0.0)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/v1/events"))
         await reader.readuntil(b": still here")
@@ -371,9 +371,9 @@ class Watched(AgentServer):
 
     count = 0
 
-    def answered(self, request: Request | None, status: int) -> None:
+    def on_request_answered(self, request: HTTPRequest | None, status: int) -> None:
         self.count += 1
-        super().answered(request, status)
+        super().on_request_answered(request, status)
 
 
 @pytest.mark.parametrize("unix", [False, True])
@@ -463,7 +463,7 @@ async def test_a_request_that_trickles_in_has_one_deadline(
 async def test_running_out_of_files_is_said_once_and_is_not_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_module, "EXHAUSTED_RETRY", 0.001)
+    monkeypatch.setattr(server_module, "EXHAUSTION_RETRY_S", 0.001)
     async with serving() as (_, address):
         failures = iter(range(20))
         accept = socket.socket.accept
@@ -518,8 +518,8 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
 
     async def test() -> None:
         class Watched(FakeView):
-            def listing(self) -> tuple[NodeUse, Iterator[Assignment]]:
-                head, containers = super().listing()
+            def list_assignments(self) -> tuple[NodeUse, Iterator[Assignment]]:
+                head, containers = super().list_assignments()
 
                 def watched() -> Iterator[Assignment]:
                     for one in containers:
@@ -581,7 +581,7 @@ async def test_scrapes_at_the_same_time_are_made_once() -> None:
     scrape = SharedScrape(chunks)
 
     async def whole() -> bytes:
-        return b"".join([piece async for piece in scrape.pieces()])
+        return b"".join([piece async for piece in scrape.stream_text()])
 
     first = asyncio.ensure_future(whole())
     while not made:
@@ -607,5 +607,5 @@ async def test_a_scrape_that_fails_fails_for_those_who_asked_and_is_tried_again(
 
     scrape = SharedScrape(chunks)
     with pytest.raises(RuntimeError, match="a bug"):
-        await anext(scrape.pieces())
-    assert await anext(scrape.pieces()) == b"some"
+        await anext(scrape.stream_text())
+    assert await anext(scrape.stream_text()) == b"some"

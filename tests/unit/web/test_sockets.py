@@ -66,7 +66,7 @@ async def test_the_service_manager_may_listen_for_us(monkeypatch: pytest.MonkeyP
         async with serving(address=name) as (server, address):
             assert (await get(address, "/readyz")).status == 200
             with pytest.raises(OSError, match=f"ListenStream= of the socket unit is {name}"):
-                server.listen(1)
+                server.listen_on_port(1)
 
 
 def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> No
 async def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(api, "RETRY", 0.01)
+    monkeypatch.setattr(api, "LISTEN_RETRY_S", 0.01)
     path = tmp_path / "agent.sock"
     path.write_text("precious")
     async with serving(socket=str(path)) as (_, address):

@@ -8,9 +8,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import STEP_LIMIT, DeviceDemand, HintDemand, ResourceDemand, Steps
-from nri_numa.engine.align.hints import hints_of as engine_hints
-from nri_numa.engine.align.policies import Alignment, Problem, align, sets_text
+from nri_numa.engine.align.hints import (
+    SEARCH_STEP_LIMIT,
+    DeviceDemand,
+    HintDemand,
+    ResourceDemand,
+    SearchBudget,
+)
+from nri_numa.engine.align.hints import compute_hints as engine_hints
+from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands, sets_text
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
@@ -24,7 +30,7 @@ def cpu(need: int, *free_of: tuple[int, int], unit: str | None = "cpus") -> Reso
         resource="cpu",
         need=need,
         capacity={i: capacity for i, (_, capacity) in enumerate(free_of)},
-        available={i: free for i, (free, _) in enumerate(free_of)},
+        free_amounts={i: free for i, (free, _) in enumerate(free_of)},
         unit=unit,
     )
 
@@ -68,7 +74,7 @@ def test_the_reason_has_what_each_numa_node_had(
     policy: Policy, demand: HintDemand, expected: str
 ) -> None:
     """Others are in tests/golden/searches."""
-    assert place(2, demand, policy=policy).reason == expected
+    assert place(2, demand, policy=policy).reason_text == expected
 
 
 def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
@@ -77,7 +83,7 @@ def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
     low, high = {0: 4 * GIB, 1: 4 * GIB}, {2: 4 * GIB, 3: 4 * GIB}
     kinds = [
         ResourceDemand(
-            resource=name, need=need * GIB, capacity=amounts, available=free, share="memory"
+            resource=name, need=need * GIB, capacity=amounts, free_amounts=free, joint_key="memory"
         )
         for name, need, free in (("memory", 8, low), ("hugepages-1Gi", 7, high))
     ]
@@ -91,13 +97,13 @@ class TestCandidates:
     """Who lost, and by what."""
 
     def told(self, found: Alignment) -> list[tuple[str, bool, str]]:
-        return [(str(c.affinity), c.preferred, c.text) for c in found.candidates]
+        return [(str(c.affinity), c.preferred, c.text) for c in found.rejected_masks]
 
     def test_nothing_to_tell(self) -> None:
-        assert place(2, TIGHT, policy=SINGLE).candidates == ()
-        assert place(2, policy=RESTRICTED).candidates == ()
-        assert place(2, gpu(2, 0), policy=BEST_EFFORT).candidates == ()
-        assert place(12, cpu(2, *[(1, 2)] * 12), policy=BEST_EFFORT).candidates == ()
+        assert place(2, TIGHT, policy=SINGLE).rejected_masks == ()
+        assert place(2, policy=RESTRICTED).rejected_masks == ()
+        assert place(2, gpu(2, 0), policy=BEST_EFFORT).rejected_masks == ()
+        assert place(12, cpu(2, *[(1, 2)] * 12), policy=BEST_EFFORT).rejected_masks == ()
 
     def test_single_tells_no_wider_masks(self) -> None:
         """Both NUMA nodes of a socket are a preferred set as well, and no result of this policy."""
@@ -121,14 +127,14 @@ def quantity(
         resource=name,
         need=need,
         capacity=dict(enumerate(capacity)),
-        available=dict(enumerate(capacity if available is None else available)),
+        free_amounts=dict(enumerate(capacity if available is None else available)),
     )
 
 
 def place(
     n: int, *demands: HintDemand, policy: Policy = BEST_EFFORT, rank: dict[int, int] | None = None
 ) -> Alignment:
-    return align(Problem(demands, NUMASet(range(n)), policy, far, True, rank))
+    return align_demands(AlignmentRequest(demands, NUMASet(range(n)), policy, far, True, rank))
 
 
 def result(alignment: Alignment) -> tuple[str, bool]:
@@ -150,22 +156,22 @@ class TestOddNumbers:
         assert self.both(quantity("cpu", 3, [1, 1], [3, 2])) == ("0-1", True)
 
     def test_types_that_no_empty_numa_node_holds_together(self) -> None:
-        memory = replace(quantity("memory", 4, [4, 1], [4, 4]), share="m")
-        pages = replace(quantity("pages", 4, [1, 4], [4, 4]), share="m")
+        memory = replace(quantity("memory", 4, [4, 1], [4, 4]), joint_key="m")
+        pages = replace(quantity("pages", 4, [1, 4], [4, 4]), joint_key="m")
         assert self.both(memory, pages) == ("0-1", True)
 
     def test_resources_that_no_numa_node_has_both_of(self) -> None:
-        memory = replace(quantity("memory", 2, []), capacity={1: 4}, available={1: 4})
+        memory = replace(quantity("memory", 2, []), capacity={1: 4}, free_amounts={1: 4})
         assert self.both(quantity("cpu", 2, [4]), memory) == ("0-1", False)
 
     def test_numa_nodes_that_do_not_exist_are_not_looked_at(self) -> None:
         cpu = ResourceDemand(
-            resource="cpu", need=2, capacity={9: 4, -1: 4}, available={9: 4, -1: 4}
+            resource="cpu", need=2, capacity={9: 4, -1: 4}, free_amounts={9: 4, -1: 4}
         )
         assert result(place(2, cpu)) == ("0-1", False)
-        cpu = replace(cpu, capacity={9: 4, 1: 4}, available={9: 4, 1: 2})
+        cpu = replace(cpu, capacity={9: 4, 1: 4}, free_amounts={9: 4, 1: 2})
         assert result(place(2, cpu)) == ("1", True)
-        cpu = replace(cpu, capacity={1: 4, 9: 4}, available={9: 4})
+        cpu = replace(cpu, capacity={1: 4, 9: 4}, free_amounts={9: 4})
         assert result(place(2, cpu)) == ("0-1", False)
 
 
@@ -188,19 +194,25 @@ def test_the_work_on_64_numa_nodes_is_bounded(seed: int, devices: bool) -> None:
     demands = [*adversarial(Random(seed), devices)]
     rank = {i: (i * 37) % 64 for i in range(64)}
     for policy in (BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
-        assert place(64, *demands, policy=policy, rank=rank).steps <= 2 * STEP_LIMIT + 64
+        assert (
+            place(64, *demands, policy=policy, rank=rank).search_steps <= 2 * SEARCH_STEP_LIMIT + 64
+        )
     found = place(64, *demands)
     assert found.affinity
     assert not found.exact
-    assert "a better one may exist" in found.reason
+    assert "a better one may exist" in found.reason_text
 
 
 def preferred(sockets: dict[int, int]) -> list[int]:
     """The masks of four NUMA nodes that five CPUs prefer."""
     four = dict.fromkeys(range(4), 4)
-    demand = ResourceDemand(resource="cpu", need=5, capacity=four, available=four, sockets=sockets)
-    (family,) = engine_hints([demand], NUMASet(four), Steps())
-    return [mask for mask in range(1, 16) if family.contains(mask) and family.prefers(mask)]
+    demand = ResourceDemand(
+        resource="cpu", need=5, capacity=four, free_amounts=four, sockets=sockets
+    )
+    (family,) = engine_hints([demand], NUMASet(four), SearchBudget())
+    return [
+        mask for mask in range(1, 16) if family.contains_mask(mask) and family.prefers_mask(mask)
+    ]
 
 
 @pytest.mark.parametrize("sockets", [{0: 0, 1: 1, 2: 2, 3: 3, 9: 4}, {8: 1}])

@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.cpus.allocator import (
-    NOWHERE,
+    NO_UNIT,
     ChosenCPUs,
     NotEnoughCPUs,
-    SMTAlignmentRefused,
+    SMTMisaligned,
     TakeRequest,
     take_cpus,
 )
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
 from nri_numa.model.settings import CPUOrder, NohzFullCPUs, Settings
@@ -35,11 +35,11 @@ def ask(
     without: str = "",
     settings: Settings | None = None,
     **more: Any,
-) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
     """Everything is free but what it is without."""
     request = TakeRequest(
         count=count,
-        available=topology.online - cpus(without),
+        free_cpus=topology.online - cpus(without),
         smt=smt,
         settings=settings or Settings(),
         **more,
@@ -64,7 +64,7 @@ def per_node(topology: Topology, chosen: CPUSet) -> list[int]:
 def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
     topology = machines.one_cpu()
     with pytest.raises(ValueError, match="-1 CPUs were asked for; expected 0 or more"):
-        take_cpus(topology, TakeRequest(count=-1, available=topology.online, smt=smt))
+        take_cpus(topology, TakeRequest(count=-1, free_cpus=topology.online, smt=smt))
 
 
 # -- what to prefer ----------------------------------------------------------------------------
@@ -95,9 +95,9 @@ def test_overlapping_numa_nodes_and_caches_count_each_cpu_once() -> None:
             9: L3Group(id=9, cpus=NO_CPUS),
         },
     )
-    refused = take_cpus(lying, TakeRequest(count=7, available=lying.online))
+    refused = take_cpus(lying, TakeRequest(count=7, free_cpus=lying.online))
     assert isinstance(refused, NotEnoughCPUs)
-    assert refused.per_numa == {0: 4, 1: 1, NOWHERE: 1}
+    assert refused.per_numa == {0: 4, 1: 1, NO_UNIT: 1}
     assert len(take(lying, 6).cpus) == 6
 
 
@@ -111,7 +111,7 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
         numa_nodes={},
         online=NO_CPUS,
     )
-    refused = take_cpus(topology, TakeRequest(count=1, available=cpus("0")))
+    refused = take_cpus(topology, TakeRequest(count=1, free_cpus=cpus("0")))
     assert isinstance(refused, NotEnoughCPUs)
 
 
@@ -141,7 +141,7 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
     """Of more sets of four than are looked at one by one: all CPUs of four NUMA nodes."""
     topology = machines.sixteen_nodes()
     first = topology.numa_nodes[0].cpus
-    taken = take(topology, 4 * len(first), without=str(first - CPUSet([first.first])))
+    taken = take(topology, 4 * len(first), without=str(first - CPUSet([first.first_id])))
     assert sorted(per_node(topology, taken.cpus)) == [0] * 12 + [len(first)] * 4
 
 
@@ -157,7 +157,7 @@ def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: 
 
 
 def test_distribution_in_whole_cores_with_a_remainder() -> None:
-    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2)
+    topology = build_synthetic_topology(sockets=4, numa_per_socket=1, cores_per_numa=2)
     # Five cores of three NUMA nodes: one each, and two of the three give a second one.
     chosen = cpus(packed(topology, 10, DISTRIBUTED, smt=SMT.FULL_CORE))
     assert [len(n.cpus & chosen) for n in topology.numa_nodes.values()] == [4, 4, 2, 0]
@@ -169,13 +169,13 @@ def test_distribution_in_whole_cores_with_half_a_core_in_the_affinity() -> None:
 
 
 def test_distribution_packs_where_nothing_can_be_even() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
     # Free: 4 and 1. Five CPUs of two nodes would be 2 + 2 and one more.
     assert packed(topology, 5, DISTRIBUTED, without="5-7") == "0-4"
 
 
 def test_full_core_restarts_where_it_was() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=4)
     again = take(topology, 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
     assert str(again.cpus) == "5-6,13-14"
 
@@ -187,5 +187,5 @@ def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings
     assert packed(topology, 6, settings, smt=SMT.FULL_CORE, without="0") == "1-3,5-7"
     refused = ask(topology, 8, settings=settings, smt=SMT.FULL_CORE, without="0")
     assert isinstance(refused, NotEnoughCPUs)
-    assert refused.available == cpus("1-3,5-7")
+    assert refused.free_cpus == cpus("1-3,5-7")
     assert refused.per_numa == {0: 6}

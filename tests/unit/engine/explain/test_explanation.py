@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
-from nri_numa.engine.align.policies import Problem, align
-from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.align.policies import AlignmentRequest, align_demands
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
-from nri_numa.engine.explain.explanation import Grounds, grounds
+from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.explain.sentences import actual_text, late_text
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -25,7 +25,9 @@ from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
 from tests.beds.world import World, container, pod, resources
 
-FOUR = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
+FOUR = build_synthetic_topology(
+    sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
+)
 SINGLE = {"policy": "single-numa-node"}
 
 
@@ -40,36 +42,36 @@ class Node(World):
         asks: Mapping[str, str] | None = None,
         wants: Resources | None = None,
         name: str = "web",
-    ) -> Admitted | Refused:
+    ) -> Admitted | Rejected:
         of = pod(name, asks)
         decision = self.create(of, container(of, wants=wants))
         assert decision is not None
         return decision
 
-    def explain(self, *args: Any, **kwargs: Any) -> explanation.Document:
+    def explain(self, *args: Any, **kwargs: Any) -> explanation.ExplanationDocument:
         document = of_decision(self.agent.machine, self.decide(*args, **kwargs))
         # Whoever reads it over HTTP sees the same.
         assert json.loads(json.dumps(document)) == document
         return document
 
 
-def told(document: explanation.Document) -> str:
+def told(document: explanation.ExplanationDocument) -> str:
     """All sentences as one text, without line breaks."""
-    return " ".join(explain_text.sentences(document))
+    return " ".join(explain_text.explanation_sentences(document))
 
 
 # --- what was asked ---------------------------------------------------------------------------
 
 
 def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
-    assert explain_text.text(Node().explain(SINGLE, resources(4, 8)), brief=True) == (
+    assert explain_text.render_text(Node().explain(SINGLE, resources(4, 8)), brief=True) == (
         "default/web, container app\n"
         "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
         "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
         "  numa.kubernetes.io/policy: single-numa-node).\n"
         "  NUMA node 0 won: it suits every resource."
     )
-    refused = explain_text.text(Node().explain(SINGLE, resources(9, 8)), brief=True)
+    refused = explain_text.render_text(Node().explain(SINGLE, resources(9, 8)), brief=True)
     assert refused.startswith(
         "default/web, container app\n  Refused (TopologyAffinityError): cpu: 9"
     )
@@ -114,10 +116,10 @@ def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:
 def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
     decision = Node().decide(SINGLE, resources(2, 1))
     assert isinstance(decision, Admitted)
-    unread = Grounds("default", "web", "app", None, None)
+    unread = StoredExplanation("default", "web", "app", None, None)
     for document in (
-        explanation.of_allocation(decision.allocation, unread, "0-1"),
-        explanation.of_refusal(unread, "Odd", "something is odd"),
+        explanation.explain_allocation(decision.allocation, unread, "0-1"),
+        explanation.explain_rejection(unread, "Odd", "something is odd"),
     ):
         text = told(document)
         assert "the explanation was written by another version of nri-numa" in text
@@ -125,14 +127,20 @@ def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
 
 
 def test_free_memory_has_one_rounding_in_one_answer() -> None:
-    node = Node(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16))
+    node = Node(
+        build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16)
+    )
     node.decide(SINGLE, resources(1, 2.03), name="filler")
     text = told(node.explain(SINGLE, resources(1, 15)))
     assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
 
 
 def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
-    node = Node(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2))
+    node = Node(
+        build_synthetic_topology(
+            sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2
+        )
+    )
     refused = node.explain(SINGLE, resources(2, 0.5))
     assert refused["refusal"]["reason"].startswith("SharedPool")
     assert "for exclusive use" not in told(refused)
@@ -147,7 +155,7 @@ def test_a_resource_that_needs_fewer_numa_nodes_than_another_says_so() -> None:
 
 
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
-    many = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
+    many = build_synthetic_topology(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
     node = Node(many)
     for n in range(12):
         node.decide({"policy": "best-effort", "numamem": str(n)}, resources(1, 1 + n), name=f"a{n}")
@@ -166,13 +174,13 @@ def test_memory_that_is_left_alone_is_not_counted() -> None:
 # --- other resources, which come with devices and running containers -----------------------------
 
 
-def aligned(policy: Policy, *demands: Any) -> explanation.Document:
+def aligned(policy: Policy, *demands: Any) -> explanation.ExplanationDocument:
     """Explain an alignment of demands as they are, without a container of that kind."""
-    alignment = align(Problem(demands, NUMASet([0, 1]), policy, FOUR.distance))
+    alignment = align_demands(AlignmentRequest(demands, NUMASet([0, 1]), policy, FOUR.distance))
     decision = Node().decide({"policy": "restricted"}, resources(1))
     assert isinstance(decision, Admitted)
     trace = replace(decision.trace, alignment=alignment)
-    return explanation.of_allocation(decision.allocation, grounds(trace), "0")
+    return explanation.explain_allocation(decision.allocation, stored_explanation(trace), "0")
 
 
 def test_devices_are_told_as_well() -> None:
@@ -189,9 +197,9 @@ def test_devices_are_told_as_well() -> None:
 
 
 def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
-    anywhere = ResourceDemand(resource="memory", need=0, capacity={0: 1, 1: 1}, available={})
+    anywhere = ResourceDemand(resource="memory", need=0, capacity={0: 1, 1: 1}, free_amounts={})
     impossible = ResourceDemand(
-        resource="cpu", need=9, capacity={0: 4, 1: 4}, available={0: 4, 1: 4}, unit="cpus"
+        resource="cpu", need=9, capacity={0: 4, 1: 4}, free_amounts={0: 4, 1: 4}, unit="cpus"
     )
     text = told(aligned(Policy.BEST_EFFORT, anywhere, impossible))
     assert "Memory: any NUMA node suits." in text
@@ -206,11 +214,11 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
 
 def test_a_refusal_without_a_rule_still_reads_well() -> None:
     decision = Node().decide(SINGLE, resources(9))
-    assert isinstance(decision, Refused)
-    document = explanation.of_refusal(
-        grounds(replace(decision.trace, rule="")), "Odd", "something is odd"
+    assert isinstance(decision, Rejected)
+    document = explanation.explain_rejection(
+        stored_explanation(replace(decision.trace, rule="")), "Odd", "something is odd"
     )
-    assert explain_text.sentences(document)[0] == "Refused (Odd): something is odd."
+    assert explain_text.explanation_sentences(document)[0] == "Refused (Odd): something is odd."
     assert "The rule" not in told(document)
 
 
@@ -226,7 +234,10 @@ def test_the_widened_say_what_they_could_not_have() -> None:
 def test_what_happened_since_is_told_last() -> None:
     document = Node().explain(SINGLE, resources(4, 8))
     document["later"] = ["since then refused: too large"]
-    assert explain_text.sections(document)[-1] == ("Later", ["Since then refused: too large."])
+    assert explain_text.explanation_sections(document)[-1] == (
+        "Later",
+        ["Since then refused: too large."],
+    )
 
 
 # --- hostile and odd input ----------------------------------------------------------------------
@@ -238,8 +249,10 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
     made = replace(container(of, wants=resources(9)), name=HOSTILE)
     decision = Node().refuse(of, made)
-    text = explain_text.text(
-        explanation.of_refusal(grounds(decision.trace), decision.reason, decision.message)
+    text = explain_text.render_text(
+        explanation.explain_rejection(
+            stored_explanation(decision.trace), decision.reason, decision.message
+        )
     )
     assert all(line.isprintable() for line in text.split("\n"))
     assert "a\\x1b[2J\\nb\\u202e\\u2028" in text
@@ -250,7 +263,7 @@ def test_no_line_is_wider_than_asked(width: int) -> None:
     long = "1," * 400 + "1"
     for asked in (SINGLE, {"numacpu": long, "numamem": "0"}, {"numacpu": "3-1" * 200}):
         document = Node().explain(asked, resources(4, 8), name="p" * 253)
-        lines = explain_text.text(document, width).split("\n")
+        lines = explain_text.render_text(document, width).split("\n")
         assert max(map(len, lines)) <= max(40, width)
 
 
@@ -259,7 +272,7 @@ def test_values_of_any_length_are_cut() -> None:
     assert "It asked for CPUs 1,1" in told(Node().explain({"numacpu": long}))
     for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
         document = Node().explain(asked)
-        assert max(map(len, explain_text.sentences(document))) < 400
+        assert max(map(len, explain_text.explanation_sentences(document))) < 400
 
 
 @pytest.mark.parametrize(

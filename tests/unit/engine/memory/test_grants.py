@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_numa.engine.place.memory import Amounts, MemoryTable, kubelet_grant, widen_for_memory
+from nri_numa.engine.place.memory import AmountsByNode, MemoryTable, kubelet_grant, widen_for_memory
 from nri_numa.model.cpuset import NUMASet
 
 
@@ -21,9 +21,9 @@ class TestWidening:
         self,
         mask: set[int],
         need: int,
-        left: Amounts,
+        left: AmountsByNode,
         candidates: set[int] | None = None,
-        also: tuple[tuple[int, Amounts], ...] = (),
+        also: tuple[tuple[int, AmountsByNode], ...] = (),
     ) -> str | None:
         whole = set(left) if candidates is None else candidates
         found = widen_for_memory(NUMASet(mask), [(need, left), *also], near, NUMASet(whole))
@@ -57,15 +57,17 @@ class TestWidening:
 class TestKubeletRules:
     """The kubelet's memory manager, for operators who want its verdicts."""
 
-    CAPACITY: Mapping[str, Amounts] = {
+    CAPACITY: Mapping[str, AmountsByNode] = {
         "memory": dict.fromkeys(range(4), 10),
         "hugepages-2Mi": {0: 4, 1: 4},
     }
 
-    def table(self, *assigned: dict[int, int], memory: Amounts | None = None) -> MemoryTable:
+    def table(self, *assigned: dict[int, int], memory: AmountsByNode | None = None) -> MemoryTable:
         """With containers that have so much memory on each NUMA node."""
         capacity = self.CAPACITY if memory is None else {"memory": memory}
-        return MemoryTable.of(capacity, [(NUMASet(has), {"memory": has}) for has in assigned])
+        return MemoryTable.from_assignments(
+            capacity, [(NUMASet(has), {"memory": has}) for has in assigned]
+        )
 
     def grant(
         self,

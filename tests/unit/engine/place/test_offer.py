@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import largest, slot_capacity, together
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.state import Charge, Kind, NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
 from tests.beds.allocations import allocation
@@ -23,14 +23,14 @@ THREE = Quota(exclusive=CPUAmount(3))
 
 def machine(
     defaults: Mapping[str, str] | None = None, reserved: str = "", **limits: object
-) -> Machine:
+) -> NodeModel:
     """Node 0 is 0-3,8-11 and node 1 is 4-7,12-15; one CPU of 16 stays with the pool."""
     settings = Settings(
         defaults=dict(defaults or {}),
         reserved_cpus=CPUSet.parse(reserved),
         limits=replace(Limits(), **limits),  # type: ignore[arg-type]
     )
-    return Machine(topology=machines.dual_smt_16(), settings=settings)
+    return NodeModel(topology=machines.dual_smt_16(), settings=settings)
 
 
 def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeState:
@@ -41,7 +41,7 @@ def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeSt
         allocation(
             kind=kind,
             cpus=some,
-            owned=kind is Kind.EXCLUSIVE,
+            exclusive=kind is Kind.EXCLUSIVE,
             numa_nodes=NUMASet([0, 1]),
             charges=booked if kind is Kind.EXCLUSIVE else {},
             slots=slots,
@@ -49,8 +49,12 @@ def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeSt
     )
 
 
-def told(where: Machine, state: NodeState) -> tuple[dict[int, int], dict[int, int], int]:
-    return dict(slot_capacity(where, state).free), largest(where, state), together(where, state)
+def told(where: NodeModel, state: NodeState) -> tuple[dict[int, int], dict[int, int], int]:
+    return (
+        dict(slot_capacity(where, state).free),
+        max_exclusive_by_node(where, state),
+        total_free_exclusive(where, state),
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def told(where: Machine, state: NodeState) -> tuple[dict[int, int], dict[int, in
         (machine(), FREE, {0: 8, 1: 7}, {0: 8, 1: 8}, 15),
         (machine(reserved="0"), FREE, {0: 7, 1: 8}, {0: 7, 1: 8}, 15),
         (machine(), holder("0-2"), {0: 5, 1: 7}, {0: 5, 1: 8}, 12),
-        (machine(), holder("0-2", kind=Kind.EXPLICIT), {0: 5, 1: 8}, {0: 5, 1: 8}, 13),
+        (machine(), holder("0-2", kind=Kind.LISTED), {0: 5, 1: 8}, {0: 5, 1: 8}, 13),
         (machine({"smt": "full-core"}), FREE, {0: 7, 1: 7}, {0: 8, 1: 8}, 14),
         # A core each: its sibling is kept idle, and of those a quarter of the CPUs at most.
         (machine({"smt": "isolate"}), FREE, {0: 2, 1: 2}, {0: 4, 1: 4}, 4),
@@ -73,7 +77,11 @@ def told(where: Machine, state: NodeState) -> tuple[dict[int, int], dict[int, in
     ],
 )  # fmt: skip
 def test_what_could_still_be_given(
-    where: Machine, state: NodeState, free: dict[int, int], most: dict[int, int], all_together: int
+    where: NodeModel,
+    state: NodeState,
+    free: dict[int, int],
+    most: dict[int, int],
+    all_together: int,
 ) -> None:
     assert told(where, state) == (free, most, all_together)
 
@@ -87,12 +95,12 @@ def test_what_is_configured_stays_with_the_pool(
     amount: CPUAmount, cpus: int, reserved: str
 ) -> None:
     settings = Settings(reserved_cpus=CPUSet.parse(reserved), limits=Limits(pool=amount))
-    assert Machine(topology=machines.eight_by_32(), settings=settings).floor == cpus
+    assert NodeModel(topology=machines.eight_by_32(), settings=settings).pool_floor == cpus
 
 
 def test_memory_that_our_cgroup_withholds_is_none_at_all() -> None:
     topology = replace(machines.huge_pages(), withheld_memory=NUMASet([1]))
-    where = Machine(topology=topology, settings=Settings())
+    where = NodeModel(topology=topology, settings=Settings())
     per_node = topology.numa_nodes[0].memory_bytes - 5 * GIB  # huge pages are counted apart
     assert where.memory_capacity == {0: per_node, 1: 0}
     assert where.hugepages_capacity(GIB) == {0: 4 * GIB, 1: 0}
@@ -103,7 +111,7 @@ def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
     """Node 0 has most CPUs left, and no huge pages beyond what is asked for."""
     pages = {GIB: 4 * GIB}
     world = World(
-        synthetic(
+        build_synthetic_topology(
             sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64,
             hugepages=pages,
         )

@@ -8,31 +8,33 @@ from typing import cast
 import pytest
 
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.place.needs import ResourceTable, memory_lacking
+from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.place.needs import FreeResources, short_memory_on
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from tests.beds.world import World, container, pod, resources
 
-MACHINE = Machine(
-    topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64),
+MACHINE = NodeModel(
+    topology=build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64
+    ),
     settings=Settings(),
 )
 
-KUBELETS = Machine(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
+KUBELETS = NodeModel(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
 
 
 def refusal(
-    policy: str, cpus: float, memory: float, scope: str = "container", machine: Machine = MACHINE
+    policy: str, cpus: float, memory: float, scope: str = "container", machine: NodeModel = MACHINE
 ) -> str:
     of = pod(
         "db", {"policy": policy, "cpus": "exclusive", "scope": scope}, total=resources(cpus, memory)
     )
     refused = admit(machine, NodeState(), of, container(of, wants=resources(cpus, memory)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert refused.reason == "TopologyAffinityError"
     return refused.message
 
@@ -70,8 +72,8 @@ def test_other_refusals_name_the_limit() -> None:
 class Left:
     """What is left, as far as memory goes."""
 
-    memory_left: dict[int, int]
-    hugepages_left: dict[int, dict[int, int]]
+    free_memory: dict[int, int]
+    free_hugepages: dict[int, dict[int, int]]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,6 @@ def test_memory_that_there_is_just_enough_of_is_not_named(
     memory: int, pages: int, lacking: str
 ) -> None:
     size = 2 << 20
-    left = cast(ResourceTable, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
+    left = cast(FreeResources, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
     demand = Demand(memory_bytes=memory, hugepages={size: pages})
-    assert memory_lacking(demand, left, NUMASet([0]), "here") == lacking
+    assert short_memory_on(demand, left, NUMASet([0]), "here") == lacking

@@ -8,28 +8,28 @@ from enum import StrEnum
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Machine
+from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.request.annotations import (
-    KEYS,
-    MOST_GUESSES,
-    MOST_NAMES,
-    Missing,
+    MAX_ANNOTATIONS,
+    MAX_SUGGESTION_CHECKS,
+    OPTION_KEYS,
     Resolver,
-    addressees,
+    UnknownContainerName,
     check_level,
     check_value,
     format_load,
     longest_list,
-    misspelt,
+    misspelt_prefix_sentences,
+    named_containers,
     parse_load,
-    quoted,
-    resolve,
+    quote_value,
+    resolve_placement_options,
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
-    HIGH,
-    LOW,
+    LOAD_HIGH,
+    LOAD_LOW,
     SMT,
     Bind,
     Container,
@@ -38,11 +38,11 @@ from nri_numa.model.workload import (
     Load,
     MemoryPolicy,
     OnFailure,
+    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Refusal,
-    Requested,
+    Rejection,
     Scope,
 )
 from tests.machines import named as machines
@@ -66,10 +66,10 @@ def asked(
     container: str = "main",
     labels: Mapping[str, str] | None = None,
     runtime_handler: str = "",
-) -> Requested | Refusal:
+) -> PlacementOptions | Rejection:
     pod = replace(web(annotations), labels=labels or {}, runtime_handler=runtime_handler)
     settings, asking = settings or Settings(), replace(MAIN, name=container)
-    found = resolve(settings, pod, asking)
+    found = resolve_placement_options(settings, pod, asking)
     resolver = Resolver(settings)
     # The second time from memory.
     assert resolver(pod, asking) == resolver(pod, asking) == found
@@ -78,9 +78,9 @@ def asked(
 
 def good(
     annotations: Mapping[str, str], settings: Settings | None = None, **more: str
-) -> Requested:
+) -> PlacementOptions:
     found = asked(annotations, settings, **more)  # type: ignore[arg-type]
-    assert isinstance(found, Requested), found.message
+    assert isinstance(found, PlacementOptions), found.message
     return found
 
 
@@ -109,8 +109,8 @@ CHOICES: dict[str, type[StrEnum]] = {
         *((key, one.value, one) for key, kind in CHOICES.items() for one in kind),
         ("numacpu", "0-3,8", "0-3,8"),
         ("numamem", "0-1", "0-1"),
-        ("load", "high", HIGH),
-        ("load", "low", LOW),
+        ("load", "high", LOAD_HIGH),
+        ("load", "low", LOAD_LOW),
         ("load", "09:00-18:00", Load(((540, 1080),))),
         ("movable", "true", True),
         ("movable", "false", False),
@@ -119,7 +119,7 @@ CHOICES: dict[str, type[StrEnum]] = {
 def test_every_value_of_every_key_is_understood(key: str, value: str, expected: object) -> None:
     requested = good({f"{PREFIX}/{key}": value})
     assert getattr(requested, key.replace("-", "_")) == expected
-    assert requested.given == {key}
+    assert requested.explicit_keys == {key}
     assert requested.sources == {key: f"annotation {PREFIX}/{key}"}
     assert check_value(key, value) is None
 
@@ -134,12 +134,12 @@ def test_the_containers_own_annotation_beats_the_pods() -> None:
 def test_the_values_of_another_containers_keys_are_not_this_containers_problem() -> None:
     annotations = {f"{PREFIX}/numacpu.other": "rubbish", f"{PREFIX}/scope": "pod"}
     assert good(annotations).scope is Scope.POD
-    assert isinstance(asked(annotations, container="other"), Refusal)
+    assert isinstance(asked(annotations, container="other"), Rejection)
 
 
 @pytest.mark.parametrize("name", ["assigned", "assigned.main", "assigned.other"])
 def test_what_we_write_ourselves_is_not_read(name: str) -> None:
-    assert good({f"{PREFIX}/{name}": '{"cpus":"1"}'}) == Requested()
+    assert good({f"{PREFIX}/{name}": '{"cpus":"1"}'}) == PlacementOptions()
 
 
 def test_the_spelling_of_other_nri_plugins_means_the_same() -> None:
@@ -164,7 +164,7 @@ def test_the_spelling_of_other_nri_plugins_means_the_same() -> None:
     ],
 )
 def test_foreign_annotations_are_left_alone(name: str) -> None:
-    assert good({name: "anything"}) == Requested()
+    assert good({name: "anything"}) == PlacementOptions()
 
 
 def test_the_prefix_can_be_changed() -> None:
@@ -196,7 +196,7 @@ def test_the_prefix_can_be_changed() -> None:
 def test_a_rule_matches_when_all_its_conditions_do(rule: Rule, matches: bool) -> None:
     named = replace(rule, values={"scope": "pod"})
     requested = asked({}, Settings(rules=(named,)), labels={"tier": "db"}, runtime_handler="kata")
-    assert isinstance(requested, Requested)
+    assert isinstance(requested, PlacementOptions)
     assert (requested.scope is Scope.POD) is matches
 
 
@@ -237,10 +237,10 @@ BAD_VALUES: list[tuple[str, str, str]] = [
 def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) -> None:
     for name in (key, f"{key}.main"):
         bad = asked({f"{PREFIX}/{name}": value})
-        assert isinstance(bad, Refusal), bad
+        assert isinstance(bad, Rejection), bad
         assert (bad.key, bad.value) == (key, value)
         assert bad.message.startswith(f"pod shop/web, container main: {key} is ")
-        assert quoted(value) in bad.message
+        assert quote_value(value) in bad.message
         assert f"(annotation {PREFIX}/{name})" in bad.message
         assert ", expected " in bad.message
         assert expectation in bad.message
@@ -248,12 +248,12 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
         assert bad.message.isprintable()
     problem = check_value(key, value)
     assert problem is not None
-    assert quoted(value) in problem
+    assert quote_value(value) in problem
     assert expectation in problem
 
 
 def test_the_table_of_bad_values_covers_every_key() -> None:
-    assert {key for key, _, _ in BAD_VALUES} == set(KEYS)
+    assert {key for key, _, _ in BAD_VALUES} == set(OPTION_KEYS)
 
 
 UNKNOWN_KEYS = [
@@ -273,7 +273,7 @@ def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
     key: str, expectation: str, suffix: str
 ) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
-    assert isinstance(bad, Refusal)
+    assert isinstance(bad, Rejection)
     assert (bad.key, bad.value) == (key, "v1")
     for part in ("shop/web", "main", f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
         assert part in bad.message
@@ -296,7 +296,7 @@ def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
 )
 def test_what_is_said_to_nobody_or_twice(annotations: dict[str, str], said: str) -> None:
     found = asked(annotations)
-    assert isinstance(found, Refusal) is bool(said)
+    assert isinstance(found, Rejection) is bool(said)
     assert said in getattr(found, "message", "")
 
 
@@ -324,12 +324,12 @@ def test_contradicting_keys_of_one_level_are_refused(
 ) -> None:
     for suffix in ("", ".main"):
         bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
-        assert isinstance(bad, Refusal), keys
+        assert isinstance(bad, Rejection), keys
         assert {bad.key, *(k for k in (first, second) if f"no {k} " in bad.message)} == set(keys)
         for part in (
             "shop/web",
             "container main",
-            *(quoted(value) for value in keys.values()),
+            *(quote_value(value) for value in keys.values()),
             *(f"{PREFIX}/{key}{suffix}" for key in keys),
             "next to it, because",
         ):
@@ -343,7 +343,7 @@ def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
 ) -> None:
     for strong, weak in ((first, second), (second, first)):
         requested = good({f"{PREFIX}/{strong}.main": keys[strong], f"{PREFIX}/{weak}": keys[weak]})
-        assert requested.given == {strong}
+        assert requested.explicit_keys == {strong}
         requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
         assert set(requested.sources) == {strong}
 
@@ -370,7 +370,7 @@ def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
             annotations={f"{PREFIX}/numacpu": str(n % 300)} if n % 5 else {},
         )
         asking = Container(id="c", pod_id="p", name="main" if n % 7 else "side")
-        assert resolver(pod, asking) == resolve(settings, pod, asking)
+        assert resolver(pod, asking) == resolve_placement_options(settings, pod, asking)
 
 
 def test_a_resolver_does_not_hoard_long_values() -> None:
@@ -378,7 +378,7 @@ def test_a_resolver_does_not_hoard_long_values() -> None:
     text = ",".join(map(str, range(300)))
     pod = web({f"{PREFIX}/numacpu": text})
     found = resolver(pod, MAIN)
-    assert isinstance(found, Requested)
+    assert isinstance(found, PlacementOptions)
     assert found.numacpu == text
     assert resolver(pod, MAIN) is not found
 
@@ -395,13 +395,13 @@ def test_every_id_by_itself_is_read(count: int) -> None:
 
 
 def test_the_limit_of_a_list_is_the_machines() -> None:
-    machine = Machine(topology=machines.dual_smt(), settings=Settings())
+    machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
     fits = ",".join(map(str, range(64)))
-    found = machine.resolve(web({f"{PREFIX}/numacpu": fits}), MAIN)
-    assert isinstance(found, Requested)
+    found = machine.resolve_options(web({f"{PREFIX}/numacpu": fits}), MAIN)
+    assert isinstance(found, PlacementOptions)
     assert CPUSet.parse(found.numacpu or "") == CPUSet(range(64))
-    found = machine.resolve(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
-    assert isinstance(found, Refusal)
+    found = machine.resolve_options(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
+    assert isinstance(found, Rejection)
     assert "expected at most 1024 characters, which is room for every id" in found.message
     assert "(250001 characters)" in found.message
 
@@ -411,7 +411,7 @@ def test_the_limit_of_a_list_is_the_machines() -> None:
 def test_a_value_is_read_up_to_its_limit(key: str, limit: int, longer: bool) -> None:
     """The limits are those of docs/annotations.md; the machine of a list is not known here."""
     found = asked({f"{PREFIX}/{key}": "x" * (limit + longer)})
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert (f"expected at most {limit} characters" in found.message) is longer
 
 
@@ -426,28 +426,28 @@ def test_a_value_is_read_up_to_its_limit(key: str, limit: int, longer: bool) -> 
 def test_a_name_in_a_message_breaks_no_line_and_fills_no_event(name: str, shown: str) -> None:
     """Only Kubernetes checks names; other clients of a runtime do not."""
     found = asked({f"{PREFIX}/policy.{name}": "x"}, container=name)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert shown.format(source=f"annotation {PREFIX}/policy.") in found.message
 
 
 def test_more_annotations_than_any_pod_needs_are_refused_as_a_whole() -> None:
-    names = {f"{PREFIX}/load.c{n}": "high" for n in range(MOST_NAMES)}
-    assert isinstance(asked(names), Requested)
+    names = {f"{PREFIX}/load.c{n}": "high" for n in range(MAX_ANNOTATIONS)}
+    assert isinstance(asked(names), PlacementOptions)
     found = asked(names | {f"{PREFIX}/load": "high"})
-    assert isinstance(found, Refusal)
-    assert f"at most {MOST_NAMES} annotations" in found.message
-    assert f"not {MOST_NAMES + 1}" in found.message
+    assert isinstance(found, Rejection)
+    assert f"at most {MAX_ANNOTATIONS} annotations" in found.message
+    assert f"not {MAX_ANNOTATIONS + 1}" in found.message
 
 
 def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many() -> None:
     """Beyond that they are somebody's names, and comparing is what costs."""
     miss = {f"polcy.{PREFIX}/pod": "restricted"}
-    assert isinstance(asked(miss), Refusal)
-    other = {f"n{n:03}.{PREFIX}/pod": "x" for n in range(MOST_GUESSES)}
+    assert isinstance(asked(miss), Rejection)
+    other = {f"n{n:03}.{PREFIX}/pod": "x" for n in range(MAX_SUGGESTION_CHECKS)}
     exact = {f"policy.{PREFIX}/pod": "restricted"}
-    assert asked(other | miss) == Requested()
+    assert asked(other | miss) == PlacementOptions()
     found = asked(other | exact)
-    assert isinstance(found, Requested)
+    assert isinstance(found, PlacementOptions)
     assert found.policy is Policy.RESTRICTED
 
 
@@ -458,13 +458,13 @@ def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many()
 def test_amounts_of_cpus_are_said_as_they_were_written(
     amount: CPUAmount, text: str, of_64: int
 ) -> None:
-    assert (str(amount), amount.of(64)) == (text, of_64)
+    assert (str(amount), amount.cpus_of_total(64)) == (text, of_64)
 
 
 @pytest.mark.parametrize(("length", "shown"), [(80, "'{}'"), (81, "'{}'… (81 characters)")])
 def test_a_value_in_a_message_is_shown_up_to_eighty_characters(length: int, shown: str) -> None:
     found = asked({f"{PREFIX}/policy": "x" * length})
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert f"policy is {shown.format('x' * 80)} (annotation" in found.message
 
 
@@ -473,7 +473,7 @@ def test_what_is_wrong_with_a_list_is_shown_up_to_120_characters(more: int, cut:
     """Characters that nobody can see are shown as ten each."""
     value = "x" * (9 + more) + "\U000e0001" * 7
     found = asked({f"{PREFIX}/numacpu": value})
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     problem = f"{value!r} is not a number or a range such as 0-3"
     assert len(problem) == 120 + more
     assert found.message.endswith(f" such as 0-3,8: {problem[:120]}{cut}")
@@ -498,16 +498,22 @@ def test_what_is_wrong_with_a_list_is_shown_up_to_120_characters(more: int, cut:
     ],
 )
 def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None:
-    assert addressees({annotation: "0"}, PREFIX) == ({} if name is None else {name: annotation})
+    assert named_containers({annotation: "0"}, PREFIX) == (
+        {} if name is None else {name: annotation}
+    )
 
 
 def test_the_sentence_names_who_was_perhaps_meant() -> None:
-    one = Missing(annotation="a/numacpu.enigne", name="enigne", had=("engine", "proxy"))
+    one = UnknownContainerName(
+        annotation="a/numacpu.enigne", name="enigne", known_names=("engine", "proxy")
+    )
     assert one.sentence == (
         "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
         "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
     )
-    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has none")
+    assert UnknownContainerName(annotation="a", name="x", known_names=()).sentence.endswith(
+        "it has none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -531,13 +537,13 @@ def test_the_sentence_names_who_was_perhaps_meant() -> None:
 def test_a_prefix_that_is_nearly_ours_is_taken_for_a_slip(
     annotation: str, meant: str | None
 ) -> None:
-    found = misspelt({annotation: "x"}, PREFIX)
+    found = misspelt_prefix_sentences({annotation: "x"}, PREFIX)
     assert [f"(did you mean {meant}?)" in one for one in found] == ([True] if meant else [])
 
 
 def test_of_many_slips_a_few_are_named() -> None:
     many = {f"numa.kubernets.io/policy.c{n}": "x" for n in range(1000)}
-    assert len(misspelt(many, PREFIX)) == MOST_GUESSES
+    assert len(misspelt_prefix_sentences(many, PREFIX)) == MAX_SUGGESTION_CHECKS
 
 
 @pytest.mark.parametrize(
@@ -576,7 +582,11 @@ def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) 
 
 @pytest.mark.parametrize(
     ("load", "text"),
-    [(HIGH, "high"), (LOW, "low"), (Load(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00")],
+    [
+        (LOAD_HIGH, "high"),
+        (LOAD_LOW, "low"),
+        (Load(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00"),
+    ],
 )
 def test_a_load_is_written_as_it_is_read(load: Load, text: str) -> None:
     assert format_load(load) == text

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Allocation, Kind, contradiction
+from nri_numa.engine.state import Allocation, Kind, find_contradiction
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.store import journal
 from tests.beds.allocations import allocation
@@ -16,12 +16,12 @@ from tests.beds.allocations import allocation
 OWNER = allocation(
     kind=Kind.EXCLUSIVE,
     cpus=CPUSet.parse("1"),
-    idle=CPUSet.parse("5"),
-    owned=True,
+    idle_siblings=CPUSet.parse("5"),
+    exclusive=True,
     numa_nodes=NUMASet.parse("0"),
     mems=NUMASet.parse("0"),
 )
-SHARED = replace(OWNER, kind=Kind.SHARED, cpus=CPUSet(), idle=CPUSet(), owned=False)
+SHARED = replace(OWNER, kind=Kind.SHARED, cpus=CPUSet(), idle_siblings=CPUSet(), exclusive=False)
 
 
 def document_of(allocation: Allocation) -> dict[str, Any]:
@@ -32,9 +32,9 @@ def document_of(allocation: Allocation) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=Kind.EXPLICIT)])
+@pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=Kind.LISTED)])
 def test_what_can_be_true_is_believed(good: Allocation) -> None:
-    assert contradiction(good) == ""
+    assert find_contradiction(good) == ""
     read_back = journal.allocation_from("c", document_of(good))
     assert read_back == good
 
@@ -43,16 +43,16 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
     ("bad", "reason"),
     [
         (replace(OWNER, cpus=CPUSet()), "must own CPUs"),
-        (replace(OWNER, owned=False), "must own CPUs"),
+        (replace(OWNER, exclusive=False), "must own CPUs"),
         (replace(SHARED, numa_nodes=NUMASet()), "must have NUMA nodes"),
-        (replace(OWNER, kind=Kind.UNBOUND), "unbound cannot own"),
-        (replace(OWNER, idle=CPUSet.parse("1")), "kept idle"),
-        (replace(SHARED, idle=CPUSet.parse("5")), "kept idle"),
+        (replace(OWNER, kind=Kind.UNPINNED), "unbound cannot own"),
+        (replace(OWNER, idle_siblings=CPUSet.parse("1")), "kept idle"),
+        (replace(SHARED, idle_siblings=CPUSet.parse("5")), "kept idle"),
         (replace(SHARED, kind=Kind.FOREIGN), "foreign"),
     ],
 )
 def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: str) -> None:
-    assert reason in contradiction(bad)
+    assert reason in find_contradiction(bad)
     document = document_of(bad)
     state, problems = journal.state_from({"c/c": document})
     assert not state.allocations

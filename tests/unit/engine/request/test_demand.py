@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.request.demand import Demand, demand
+from nri_numa.engine.request.demand import Demand, compute_demand
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
     CPUMode,
+    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Requested,
     Resources,
 )
 
@@ -26,7 +26,7 @@ G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
 
 def good(
     resources: Resources,
-    requested: Requested | None = None,
+    requested: PlacementOptions | None = None,
     *,
     qos: QoSClass = G,
     score: int | None = None,
@@ -34,7 +34,7 @@ def good(
 ) -> Demand:
     pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", qos=qos)
     container = Container(id="c", pod_id="p", name="main", resources=resources, oom_score_adj=score)
-    found = demand(pod, container, requested or Requested(), capacity)
+    found = compute_demand(pod, container, requested or PlacementOptions(), capacity)
     assert isinstance(found, Demand), found.message
     return found
 
@@ -48,13 +48,13 @@ def kubelet_cpu(request: int, limit: int = 0) -> Resources:
     )
 
 
-ALIGNED = Requested(policy=Policy.RESTRICTED)
-ASKED = Requested(
+ALIGNED = PlacementOptions(policy=Policy.RESTRICTED)
+ASKED = PlacementOptions(
     cpus=CPUMode.EXCLUSIVE,
-    given=frozenset({"cpus"}),
+    explicit_keys=frozenset({"cpus"}),
     sources={"cpus": "annotation numa.kubernetes.io/cpus"},
 )
-BY_DEFAULT = Requested(cpus=CPUMode.EXCLUSIVE, sources={"cpus": "default"})
+BY_DEFAULT = PlacementOptions(cpus=CPUMode.EXCLUSIVE, sources={"cpus": "default"})
 WHOLE = kubelet_cpu(2000, 2000)
 FRACTION = kubelet_cpu(1500, 1500)
 
@@ -73,7 +73,7 @@ def test_negative_cpu_shares_are_disregarded_and_said() -> None:
         (G, WHOLE, ALIGNED, 2),
         (G, FRACTION, ALIGNED, 0),
         (G, kubelet_cpu(0), ALIGNED, 0),
-        (G, WHOLE, Requested(), 0),
+        (G, WHOLE, PlacementOptions(), 0),
         (B, WHOLE, ALIGNED, 0),
         (BE, Resources(), ALIGNED, 0),
         # the kubelet runs without CFS quota: the shares tell
@@ -81,24 +81,31 @@ def test_negative_cpu_shares_are_disregarded_and_said() -> None:
         # asked for
         (G, WHOLE, ASKED, 2),
         (B, kubelet_cpu(4000, 4000), ASKED, 4),
-        (B, kubelet_cpu(1000, 4000), replace(ASKED, unpaid_cpus=True), 4),
+        (B, kubelet_cpu(1000, 4000), replace(ASKED, unrequested_cpus=True), 4),
         (B, kubelet_cpu(3000), ASKED, 3),
         # refused by the pod
-        (G, WHOLE, Requested(policy=Policy.RESTRICTED, cpus=CPUMode.SHARED), 0),
-        (G, WHOLE, Requested(policy=Policy.RESTRICTED, bind=Bind.NONE), 0),
+        (G, WHOLE, PlacementOptions(policy=Policy.RESTRICTED, cpus=CPUMode.SHARED), 0),
+        (G, WHOLE, PlacementOptions(policy=Policy.RESTRICTED, bind=Bind.NONE), 0),
         # a configured default is no demand: what cannot own CPUs shares
         (G, WHOLE, BY_DEFAULT, 2),
         (G, FRACTION, BY_DEFAULT, 0),
         (BE, Resources(), BY_DEFAULT, 0),
         # an explicit list is taken as it is, whatever the number
-        (B, FRACTION, Requested(numacpu="0-3", cpus=CPUMode.EXCLUSIVE, given=ASKED.given), 0),
+        (
+            B,
+            FRACTION,
+            PlacementOptions(
+                numacpu="0-3", cpus=CPUMode.EXCLUSIVE, explicit_keys=ASKED.explicit_keys
+            ),
+            0,
+        ),
         # promises about siblings need CPUs of one's own
-        (G, WHOLE, Requested(smt=SMT.FULL_CORE, given=frozenset({"smt"})), 2),
-        (G, WHOLE, Requested(smt=SMT.FULL_CORE), 0),
+        (G, WHOLE, PlacementOptions(smt=SMT.FULL_CORE, explicit_keys=frozenset({"smt"})), 2),
+        (G, WHOLE, PlacementOptions(smt=SMT.FULL_CORE), 0),
     ],
 )
 def test_who_gets_cpus_of_its_own(
-    qos: QoSClass, resources: Resources, requested: Requested, exclusive: int
+    qos: QoSClass, resources: Resources, requested: PlacementOptions, exclusive: int
 ) -> None:
     found = good(resources, requested, qos=qos)
     assert found.exclusive_cpus == exclusive

@@ -42,7 +42,7 @@ def to_runtime(stream: int, method: str) -> bytes:
 def test_a_captured_registration_is_spoken_byte_for_byte() -> None:
     """With containerd 2.1.9: register, configure, an empty synchronisation."""
     session = PluginSession()
-    session.register("numapin", "10", nri_version="v0.12.2", timeout=5)
+    session.register_plugin("numapin", "10", nri_version="v0.12.2", timeout=5)
     assert session.data_to_send() == golden("register-plugin")
 
     session.receive_data(golden("register-plugin-reply"))
@@ -69,7 +69,7 @@ def test_a_captured_registration_is_spoken_byte_for_byte() -> None:
 def test_a_captured_nri_0_12_conversation() -> None:
     """The library of NRI 0.12.2: its version, a running container, an event, an update."""
     session = PluginSession()
-    session.register("numapin", "10")
+    session.register_plugin("numapin", "10")
     session.data_to_send()
     session.receive_data(golden("register-plugin-reply") + golden("configure-nri-0.12.2"))
     _, configure = drain(session)
@@ -89,7 +89,7 @@ def test_a_captured_nri_0_12_conversation() -> None:
     session.receive_data(golden("run-pod-sandbox"))
     (run,) = drain(session)
     assert (run.event, run.message.pod.id) == (Event.RUN_POD_SANDBOX, "pod0")
-    session.refuse(run.stream, "method RunPodSandbox", ttrpc.Code.UNIMPLEMENTED)
+    session.reply_error(run.stream, "method RunPodSandbox", ttrpc.Code.UNIMPLEMENTED)
     assert session.data_to_send().endswith(golden("run-pod-sandbox-unimplemented"))
     session.receive_data(golden("state-change-run-pod"))
     (again,) = drain(session)
@@ -135,7 +135,7 @@ def test_a_captured_unsolicited_update() -> None:
 def test_configure_and_synchronize_in_one_packet_are_served_in_turn() -> None:
     """The runtime may not wait; the answer to the first makes the second legal."""
     pair = SessionPair()
-    pair.plugin.register("numapin", "10")
+    pair.plugin.register_plugin("numapin", "10")
     pair.plugin.receive_data(request_frame(1, "Configure") + request_frame(3, "Synchronize"))
     configure = pair.plugin.next_event()
     pair.plugin.reply(configure.stream, pb.ConfigureResponse(events=1))
@@ -153,11 +153,11 @@ def test_a_second_registration_is_accepted_and_ignored_by_a_runtime() -> None:
 def test_a_name_no_runtime_takes_is_not_even_sent_and_another_once() -> None:
     session = PluginSession()
     with pytest.raises(LocalProtocolError, match="plugin"):
-        session.register("a b", "10")
+        session.register_plugin("a b", "10")
     assert session.data_to_send() == b""
-    session.register("x", "10")
+    session.register_plugin("x", "10")
     with pytest.raises(LocalProtocolError, match="registered already"):
-        session.register("x", "10")
+        session.register_plugin("x", "10")
     with pytest.raises(LocalProtocolError, match="UpdateContainers is illegal while registering"):
         session.update_containers(pb.UpdateContainersRequest())
 
@@ -175,11 +175,11 @@ def test_slices_are_collected_and_each_is_echoed() -> None:
         pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")], more=True),
     ]
     for request in slices:
-        pair.runtime.request("Synchronize", request)
+        pair.runtime.call_plugin("Synchronize", request)
         assert pair.to_plugin() == []
         (answered,) = pair.to_runtime()
         assert pb.SynchronizeResponse.FromString(answered.payload).more
-    pair.runtime.request("Synchronize", pb.SynchronizeRequest(containers=containers[2:]))
+    pair.runtime.call_plugin("Synchronize", pb.SynchronizeRequest(containers=containers[2:]))
     (event,) = pair.to_plugin()
     assert list(event.containers) == containers
     assert [pod.id for pod in event.pods] == ["p"]
@@ -190,7 +190,7 @@ def test_slices_are_collected_and_each_is_echoed() -> None:
 
 def test_a_second_synchronize_replaces_the_picture() -> None:
     pair = SessionPair().active()
-    pair.runtime.request("Synchronize", pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")]))
+    pair.runtime.call_plugin("Synchronize", pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")]))
     (event,) = pair.to_plugin()
     assert len(event.pods) == 1
     pair.plugin.reply(event.stream)
@@ -204,10 +204,10 @@ def test_a_picture_without_end_is_cut_off(limit: str, most: int, sent: int) -> N
     setattr(pair.plugin, limit, most)
     slice_ = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="0123456789")], more=True)
     for _ in range(sent - 1):
-        pair.runtime.request("Synchronize", slice_)
+        pair.runtime.call_plugin("Synchronize", slice_)
         pair.to_plugin()
         pair.to_runtime()
-    pair.runtime.request("Synchronize", slice_)
+    pair.runtime.call_plugin("Synchronize", slice_)
     with pytest.raises(RemoteProtocolError, match=f"brought {sent} pods and containers"):
         pair.to_plugin()
 
@@ -219,19 +219,19 @@ CONTAINER = pb.Container(id="c1", name="app")
 
 
 REQUESTS = {Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
-SUBSCRIBED = [event for event in Event if event.bit & AGENT_EVENTS]
+SUBSCRIBED = [event for event in Event if event.mask_bit & AGENT_EVENTS]
 
 
 @pytest.mark.parametrize("event", [event for event in SUBSCRIBED if event not in REQUESTS])
 def test_events_are_the_same_in_both_styles(event: Event) -> None:
     parts = {"pod": POD, "container": CONTAINER}
-    if event.method.endswith("PodSandbox"):
+    if event.method_name.endswith("PodSandbox"):
         del parts["container"]
     new, old = SessionPair().active(), SessionPair().active()
-    new.runtime.request(event.method, PLUGIN_METHODS[event.method](**parts))
-    old.runtime.request("StateChange", pb.StateChangeEvent(event=event.name, **parts))
+    new.runtime.call_plugin(event.method_name, PLUGIN_METHODS[event.method_name](**parts))
+    old.runtime.call_plugin("StateChange", pb.StateChangeEvent(event=event.name, **parts))
     for (seen,) in (new.to_plugin(), old.to_plugin()):
-        assert (seen.stream, seen.event, seen.method) == (5, event, event.method)
+        assert (seen.stream, seen.event, seen.method) == (5, event, event.method_name)
         assert all(getattr(seen.message, name) == part for name, part in parts.items())
 
 
@@ -242,7 +242,7 @@ def test_every_method_is_known() -> None:
 
 def test_a_goodbye_is_an_event() -> None:
     pair = SessionPair().active()
-    pair.runtime.request("Shutdown", pb.Empty())
+    pair.runtime.call_plugin("Shutdown", pb.Empty())
     assert pair.to_plugin() == [ev.ShutdownRequested(5)]
 
 
@@ -320,7 +320,7 @@ def test_a_runtime_answers_unknown_methods_too() -> None:
 
 def test_a_forgotten_update_makes_no_event() -> None:
     pair = SessionPair().active()
-    pair.plugin.forget(pair.plugin.update_containers(pb.UpdateContainersRequest()))
+    pair.plugin.abandon_call(pair.plugin.update_containers(pb.UpdateContainersRequest()))
     (event,) = pair.to_runtime()
     pair.runtime.reply(event.stream)
     assert pair.to_plugin() == []
@@ -329,7 +329,7 @@ def test_a_forgotten_update_makes_no_event() -> None:
 def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
     """The runtime holds the lock that the update needs until we have answered."""
     pair = SessionPair().active()
-    pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
+    pair.runtime.call_plugin("CreateContainer", pb.CreateContainerRequest())
     (event,) = pair.to_plugin()
     with pytest.raises(LocalProtocolError, match="before the open request"):
         pair.plugin.update_containers(pb.UpdateContainersRequest())
@@ -339,7 +339,7 @@ def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
 
 def test_an_update_may_cross_a_synchronize_on_the_wire() -> None:
     pair = SessionPair().configured()
-    pair.runtime.request("Synchronize", pb.SynchronizeRequest())
+    pair.runtime.call_plugin("Synchronize", pb.SynchronizeRequest())
     pair.plugin.update_containers(pb.UpdateContainersRequest())
     (update,) = pair.to_runtime()
     assert isinstance(update, ev.UpdateContainersRequested)
@@ -363,7 +363,7 @@ def test_an_unreadable_answer_to_an_update_ends_the_session() -> None:
 @pytest.mark.parametrize("method", sorted(set(PLUGIN_METHODS) - {"Configure", "Shutdown"}))
 def test_nothing_is_legal_before_configure(method: str) -> None:
     session = PluginSession()
-    session.register("x", "10")
+    session.register_plugin("x", "10")
     session.receive_data(request_frame(1, method))
     with pytest.raises(RemoteProtocolError, match="illegal while registering"):
         session.next_event()
@@ -380,7 +380,7 @@ def test_nothing_is_legal_before_configure(method: str) -> None:
 )
 def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> None:
     session = PluginSession()
-    session.register("x", "10")
+    session.register_plugin("x", "10")
     session.receive_data(wire)
     with pytest.raises(RemoteProtocolError):
         drain(session)
@@ -391,9 +391,9 @@ def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> No
         session.next_event,
         lambda: session.receive_data(b""),
         lambda: session.reply(1),
-        lambda: session.refuse(1, "x"),
+        lambda: session.reply_error(1, "x"),
         lambda: session.update_containers(pb.UpdateContainersRequest()),
-        lambda: session.register("x", "10"),
+        lambda: session.register_plugin("x", "10"),
     ):
         with pytest.raises(LocalProtocolError, match="dead"):
             attempt()
@@ -402,7 +402,7 @@ def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> No
 def test_events_before_the_mistake_are_still_delivered() -> None:
     pair = SessionPair().active()
     pair.plugin.receive_data(request_frame(101, "CreateContainer") + b"\0\0\0\1\xff\xff\xff\xff")
-    assert isinstance(pair.plugin.next_event(), ev.Requested)
+    assert isinstance(pair.plugin.next_event(), ev.EventRequested)
     pair.plugin.reply(101)
     with pytest.raises(RemoteProtocolError):
         pair.plugin.next_event()
@@ -430,11 +430,11 @@ def test_a_bug_in_the_session_kills_it_too() -> None:
     """Nothing can be said of its state any more."""
 
     class Broken(PluginSession):
-        def _serve(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+        def _event_from_call(self, call: ttrpc.Call) -> ev.PluginEvent | None:
             raise ZeroDivisionError
 
     session = Broken()
-    session.register("x", "10")
+    session.register_plugin("x", "10")
     session.receive_data(request_frame(1, "Configure"))
     with pytest.raises(ZeroDivisionError):
         session.next_event()
@@ -444,16 +444,16 @@ def test_a_bug_in_the_session_kills_it_too() -> None:
 def test_a_runtime_cannot_ask_out_of_turn() -> None:
     runtime = RuntimeSession()
     with pytest.raises(LocalProtocolError, match="Configure is illegal while connected"):
-        runtime.request("Configure", pb.ConfigureRequest())
+        runtime.call_plugin("Configure", pb.ConfigureRequest())
     with pytest.raises(LocalProtocolError, match="no method Nope"):
-        runtime.request("Nope", pb.Empty())
+        runtime.call_plugin("Nope", pb.Empty())
 
 
 def test_a_runtime_forgets_a_call_that_took_too_long() -> None:
     pair = SessionPair().active()
-    stream = pair.runtime.request("CreateContainer", pb.CreateContainerRequest())
-    pair.runtime.forget(stream)
-    pair.runtime.forget(stream)
+    stream = pair.runtime.call_plugin("CreateContainer", pb.CreateContainerRequest())
+    pair.runtime.abandon_call(stream)
+    pair.runtime.abandon_call(stream)
     (event,) = pair.to_plugin()
     pair.plugin.reply(event.stream)
     assert pair.to_runtime() == []
@@ -461,10 +461,10 @@ def test_a_runtime_forgets_a_call_that_took_too_long() -> None:
 
 def test_a_refused_synchronisation_does_not_move_the_runtime_on() -> None:
     pair = SessionPair().configured()
-    pair.runtime.request("Synchronize", pb.SynchronizeRequest())
+    pair.runtime.call_plugin("Synchronize", pb.SynchronizeRequest())
     before = pair.runtime.phase
     (event,) = pair.to_plugin()
-    pair.plugin.refuse(event.stream, "no CPU left")
+    pair.plugin.reply_error(event.stream, "no CPU left")
     (answered,) = pair.to_runtime()
     assert answered.status == ttrpc.CallStatus(code=2, message="no CPU left")
     assert pair.runtime.phase is before

@@ -110,24 +110,24 @@ def test_a_server_ignores_message_types_it_does_not_know(message_type: int) -> N
 
 def test_each_call_is_answered_once_and_in_any_order() -> None:
     made, answers = server(1, 3)
-    assert made.unanswered == 2
-    made.refuse(3, 2, "no")
+    assert made.unanswered_calls == 2
+    made.reply_error(3, 2, "no")
     made.reply(1, b"yes")
-    assert made.unanswered == 0
+    assert made.unanswered_calls == 0
     (refused, kept) = answers()
     assert (refused[0], refused[1].status.code, refused[1].status.message) == (3, 2, "no")
     assert (kept[0], kept[1].payload, kept[1].HasField("status")) == (1, b"yes", False)
     with pytest.raises(LocalProtocolError, match="not waiting"):
         made.reply(1, b"")
     with pytest.raises(LocalProtocolError, match="not waiting"):
-        made.refuse(9, 2, "never asked")
+        made.reply_error(9, 2, "never asked")
 
 
 def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
     made, answers = server(1)
     with pytest.raises(LocalProtocolError, match="other than 0"):
-        made.refuse(1, 0, "fine?")
-    made.refuse(1, 2, "half a character \ud800 and far too long " + "x" * 100_000)
+        made.reply_error(1, 0, "fine?")
+    made.reply_error(1, 2, "half a character \ud800 and far too long " + "x" * 100_000)
     ((_, response),) = answers()
     assert response.status.message.startswith("half a character ? and")
     assert len(response.status.message) == ttrpc.MAX_STATUS_TEXT
@@ -150,9 +150,9 @@ def test_a_flood_of_calls_without_waiting_for_answers_is_refused() -> None:
 def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() -> None:
     trunk = ttrpc.Trunk()
     client = ttrpc.TTRPCClient(trunk, 1)
-    assert [client.call("S", "M", b"") for _ in range(3)] == [1, 3, 5]
+    assert [client.send_call("S", "M", b"") for _ in range(3)] == [1, 3, 5]
     trunk.data_to_send()
-    client.call("S", "M", b"p", timeout_nano=-5, metadata={"b": "2", "a": "1"})
+    client.send_call("S", "M", b"p", timeout_nano=-5, metadata={"b": "2", "a": "1"})
     body = trunk.data_to_send()[18:]
     sent = ttrpc_pb2.Request.FromString(body)
     assert [(pair.key, pair.value) for pair in sent.metadata] == [("a", "1"), ("b", "2")]
@@ -161,8 +161,8 @@ def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() ->
 
 def test_a_client_matches_answers_in_any_order_and_ignores_strange_ones() -> None:
     client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
-    first, second, forgotten = (client.call("S", "M", b"") for _ in range(3))
-    client.forget(forgotten)
+    first, second, forgotten = (client.send_call("S", "M", b"") for _ in range(3))
+    client.abandon_call(forgotten)
     good = ttrpc_pb2.Response(payload=b"x").SerializeToString()
     bad = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=99, message="?")).SerializeToString()
     fine = ttrpc_pb2.Response(status=ttrpc_pb2.Status(), payload=b"y").SerializeToString()
@@ -190,7 +190,7 @@ def test_an_open_call_answered_by_no_response_is_an_error(
     message_type: int, body: bytes, text: str
 ) -> None:
     client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
-    stream = client.call("S", "M", b"")
+    stream = client.send_call("S", "M", b"")
     client.receive_data(ttrpc.encode_message(stream, message_type, body))
     with pytest.raises(LocalProtocolError, match=text):
         client.next_reply()
@@ -199,14 +199,14 @@ def test_an_open_call_answered_by_no_response_is_an_error(
 def test_a_client_has_limits_of_its_own() -> None:
     client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     for _ in range(ttrpc.MAX_UNANSWERED):
-        client.call("S", "M", b"")
+        client.send_call("S", "M", b"")
     with pytest.raises(LocalProtocolError, match="open already"):
-        client.call("S", "M", b"")
+        client.send_call("S", "M", b"")
     worn = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
     worn._next_stream = ttrpc.LAST_STREAM
-    assert worn.call("S", "M", b"") == ttrpc.LAST_STREAM
+    assert worn.send_call("S", "M", b"") == ttrpc.LAST_STREAM
     with pytest.raises(LocalProtocolError, match="no stream id left"):
-        worn.call("S", "M", b"")
+        worn.send_call("S", "M", b"")
 
 
 def test_a_status_reads_well_in_a_log() -> None:

@@ -26,8 +26,10 @@ def info(
 def test_events_have_the_protocols_numbers_and_names() -> None:
     for event in Event:
         assert pb.Event.Value(event.name) == event.value
-        assert event.method in {m.name for m in pb.DESCRIPTOR.services_by_name["Plugin"].methods}
-    assert Event.VALIDATE_CONTAINER_ADJUSTMENT.bit == 0x2000
+        assert event.method_name in {
+            m.name for m in pb.DESCRIPTOR.services_by_name["Plugin"].methods
+        }
+    assert Event.VALIDATE_CONTAINER_ADJUSTMENT.mask_bit == 0x2000
     # The eleven events of NRI 0.2, which every runtime knows; one bit more and older ones hang up.
     assert 0 < versions.AGENT_EVENTS <= 0x07FF
 

@@ -22,9 +22,9 @@ from bench.stats import ms, quantile, table
 from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
 from nri_numa.engine.admit import release_container
 from nri_numa.engine.decision import Admitted, NodeModel, Rejected
-from nri_numa.engine.room import admit_by_moving
+from nri_numa.engine.pod_admission import admit_pod
+from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.whole import admit_pod
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources

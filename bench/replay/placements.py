@@ -11,7 +11,7 @@ from bench.replay.optimum import moved_least
 from bench.replay.trace import Pod
 from nri_numa.engine.admit import admit, forget_pod, release_container
 from nri_numa.engine.decision import NodeModel, Rejected
-from nri_numa.engine.room import admit_by_moving, state_after_migration
+from nri_numa.engine.rebalance import admit_by_moving, state_after_migration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology

@@ -19,19 +19,12 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import DriftTable, observe_some
 from nri_numa.agent.room_searches import RoomSearches
-from nri_numa.engine import admit, whole
+from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.others import foreign_overlaps
-from nri_numa.engine.resize import override_stale_cpuset, resize_container
-from nri_numa.engine.resync import (
-    Correction,
-    admit_running,
-    rebuild_node_state,
-    reclassify_unanswered,
-)
-from nri_numa.engine.room import (
+from nri_numa.engine.rebalance import (
     Search,
     admit_by_moving,
     fits_after_moves_text,
@@ -40,6 +33,13 @@ from nri_numa.engine.room import (
     nodes_short_of_memory,
     restore_headroom,
     room_search,
+)
+from nri_numa.engine.resize import override_stale_cpuset, resize_container
+from nri_numa.engine.resync import (
+    Correction,
+    admit_running,
+    rebuild_node_state,
+    reclassify_unanswered,
 )
 from nri_numa.engine.state import (
     STRICT_POLICIES,
@@ -72,7 +72,7 @@ from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_trace
 from nri_numa.store.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import KubeletSync
+    from nri_numa.agent.kubelet_sync import KubeletSync
     from nri_numa.agent.reconcile import Reconciler
     from nri_numa.agent.reload import MachineReloader
 
@@ -264,7 +264,7 @@ class Agent:
         before = self.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        decision = whole.admit_pod(
+        decision = pod_admission.admit_pod(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
         if isinstance(decision, Rejected):
@@ -371,7 +371,7 @@ class Agent:
         return ""
 
     def short_of_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
-        """As `nri_numa.engine.room.nodes_short_of_memory`, by what is free now."""
+        """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
         return nodes_short_of_memory(self.state, self._readings.memory, used)
 
     def immovable_ids(self) -> set[str]:
@@ -537,7 +537,7 @@ class Agent:
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
-        kept = whole.reserve_for_sandbox(
+        kept = pod_admission.reserve_for_sandbox(
             self.machine, self.state, pod, self._readings.memory, self._now()
         )
         if kept.state is not self.state or self.state.can_keep_for(pod.uid):

@@ -22,8 +22,7 @@ from nri_numa.agent.reload import apply_config
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
-from nri_numa.machine.tree import open_tree
-from nri_numa.machine.waiting import (
+from nri_numa.machine.cpu_wait import (
     CPUTimes,
     SmoothedFactors,
     cpu_times,
@@ -31,6 +30,7 @@ from nri_numa.machine.waiting import (
     runqueue_by_node,
     steal_by_node,
 )
+from nri_numa.machine.tree import open_tree
 from nri_numa.model.machine import Topology
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
@@ -50,8 +50,8 @@ from nri_numa.observe.metrics import Metrics, StealGauges
 from nri_numa.store.files import read_file
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import KubeletSettings
     from nri_numa.agent.daemon import Daemon
+    from nri_numa.agent.kubelet_sync import KubeletSettings
 
 # --- From outside ---
 

@@ -21,12 +21,12 @@ from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
-from nri_numa.agent.beside_kubelet import KubeletSettings, KubeletSync
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.agent.claims import build_claim_store, serve_kubelet
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.interrupts import Interrupts
+from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
@@ -35,7 +35,7 @@ from nri_numa.agent.links import (
     over_cri,
 )
 from nri_numa.agent.loop import Clock, HeapRelease, LoopMonitor, collect_generation, watched_loop
-from nri_numa.agent.mover import MemoryMigrator
+from nri_numa.agent.memory_migration import MemoryMigrator
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -47,7 +47,7 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
-from nri_numa.agent.unmatched import UnmatchedAnnotations
+from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
     AgentConfig,
     InternalErrorAnswer,
@@ -75,7 +75,7 @@ from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
 
 if TYPE_CHECKING:
-    from nri_numa.agent.late import LateStarts
+    from nri_numa.agent.late_starts import LateStarts
 
 log = logs.get_logger("daemon")
 
@@ -213,7 +213,7 @@ class Daemon:
         self._late: LateStarts | None = None
         self.link: RuntimeLink
         if by_cri:
-            from nri_numa.agent.late import LateStarts
+            from nri_numa.agent.late_starts import LateStarts
             from nri_numa.cri.link import CRILink
 
             agent.sees_starts = False

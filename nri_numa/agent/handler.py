@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.unmatched import UnmatchedAnnotations
+from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Rejected
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,

@@ -30,14 +30,14 @@ from nri_numa.config.sections import config_keys
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
-from nri_numa.kubelet.adoption import inherit_settings
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
+from nri_numa.kubelet.inherited_settings import inherit_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, StateFiles
+from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.pci import pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.machine.usable import partition_sentence
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
@@ -310,7 +310,7 @@ _HOST_PROCESSES = "host processes"
 
 def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Which processes outside of pods may run on CPUs that containers can have exclusively."""
-    from nri_numa.agent.beside_kubelet import KubeletSettings
+    from nri_numa.agent.kubelet_sync import KubeletSettings
 
     known = KubeletSettings(config.kubelet_root)
     known.read_config(config)

@@ -31,8 +31,8 @@ from nri_numa.model.machine import Topology
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import KubeletSettings
     from nri_numa.agent.daemon import Daemon
+    from nri_numa.agent.kubelet_sync import KubeletSettings
     from nri_numa.agent.links import NodeDevices
 
 

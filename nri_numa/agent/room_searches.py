@@ -11,7 +11,7 @@ from operator import is_not
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.engine.decision import Admitted, Rejected
-from nri_numa.engine.room import LATER_WORK_LIMIT, Search
+from nri_numa.engine.rebalance import LATER_WORK_LIMIT, Search
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent

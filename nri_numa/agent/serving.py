@@ -26,13 +26,13 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.agent.beside_kubelet import KubeletSync
     from nri_numa.agent.capacity import StealWatch
     from nri_numa.agent.handler import PendingPods
-    from nri_numa.agent.late import LateStarts
+    from nri_numa.agent.kubelet_sync import KubeletSync
+    from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
     from nri_numa.agent.reload import MachineReloader
-    from nri_numa.agent.unmatched import UnmatchedAnnotations
+    from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 
 log = get_logger("http")
 

@@ -28,6 +28,7 @@ from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState, effective_cpus
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cgroups import CgroupReader
+from nri_numa.machine.cpu_wait import CPUWaits, read_cpu_waits, tasks_waiting
 from nri_numa.machine.usage import (
     NUMA_STAT,
     ContainerMemoryNodes,
@@ -37,7 +38,6 @@ from nri_numa.machine.usage import (
     read_container_memory,
     read_usage,
 )
-from nri_numa.machine.waiting import CPUWaits, read_cpu_waits, tasks_waiting
 from nri_numa.model.machine import NUMAMemory
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ContainerSeries

@@ -17,7 +17,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
 from nri_numa.agent.agent import Agent, RejectedContainer
-from nri_numa.agent.beside_kubelet import KubeletSync
+from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Drift, DriftById
 from nri_numa.agent.serving import OptionalParts, ProcessInfo
@@ -36,8 +36,8 @@ from nri_numa.engine.explain.sentences import (
     late_text,
 )
 from nri_numa.engine.others import KUBELET_KIND, grant_holders, shown_kind
+from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.resync import is_undecided
-from nri_numa.engine.room import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, is_displaced
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document

@@ -17,17 +17,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_numa.controller.evictor import is_recreated
-from nri_numa.engine.room import MAX_MOVES
+from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping_or_empty
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fit, evaluate_fit
-from nri_numa.scheduler.node_room import NodeResources, ResourceCounts
+from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from nri_numa.simulate.manifests import value_text
 
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"

@@ -45,8 +45,8 @@ from nri_numa.model.machine import count_text
 from nri_numa.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from nri_numa.agent.give_back import ReleasedContainer, ReleaseReport
     from nri_numa.agent.preflight import Finding
+    from nri_numa.agent.release import ReleasedContainer, ReleaseReport
 
 _CONTAINER_COLUMNS: Final = ("NAMESPACE", "POD", "CONTAINER")
 _CPUSET_COLUMNS: Final = (Column("CPUS", ColumnKind.LIST), Column("MEMS", ColumnKind.LIST))
@@ -281,7 +281,7 @@ def release(
     import signal
 
     from nri_numa.agent import daemon
-    from nri_numa.agent import give_back as releasing
+    from nri_numa.agent import release as releasing
 
     config = load_command_config(config_path)
     ends = (signal.SIGTERM, signal.SIGINT)
@@ -336,7 +336,7 @@ def _release_document(report: ReleaseReport, dry_run: bool) -> dict[str, Any]:
 
 
 def _release_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
-    from nri_numa.agent.give_back import ReleaseResult
+    from nri_numa.agent.release import ReleaseResult
 
     changed = [c for c in report.containers if c.has_changes]
     if changed:

@@ -319,8 +319,8 @@ def _build_machine(
     from nri_numa.config.derived import slots_resource
     from nri_numa.engine.cpus.index import build_allocator_index
     from nri_numa.engine.decision import NodeModel
-    from nri_numa.kubelet.adoption import InheritedSettings, inherit_settings
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
+    from nri_numa.kubelet.inherited_settings import InheritedSettings, inherit_settings
 
     with translate_errors():
         config = configuration.load_config(path, {}, values)

@@ -3,7 +3,7 @@
 What the selectors have in common is here: the Eviction API, so that disruption budgets hold, with
 the pod's uid as a precondition; so many a minute; one workload only so often; an Event for each.
 Two selectors empty NUMA nodes, `DrainEvictor` and `StealEvictor`; for pods that their node refuses
-see `nri_numa.controller.refused`. Each is an output in the sense of `nri_numa.publisher.outbox`.
+see `nri_numa.controller.stuck_pods`. Each is an output in the sense of `nri_numa.publisher.outbox`.
 
 Who is on a NUMA node stands in the annotation ``assigned`` of pods (``publish.podAnnotation``); a
 pod that has no pin of ours stays.
@@ -36,9 +36,9 @@ from nri_numa.model.offline_capacity import (
     numa_nodes,
     parse_zone,
 )
+from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Bucket, Output, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
-from nri_numa.publisher.wanted import pod_event
 
 LIST_INTERVAL_S: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""

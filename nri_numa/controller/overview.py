@@ -20,7 +20,7 @@ from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, numa_nodes
 from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest

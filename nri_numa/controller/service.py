@@ -26,8 +26,8 @@ from nri_numa.controller.capacity import Measurement, OfflineCapacityOutput, Unk
 from nri_numa.controller.evictor import DrainEvictor, StealEvictor
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
-from nri_numa.controller.refused import EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.controller.sources import FileSource, PrometheusSource
+from nri_numa.controller.stuck_pods import EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
@@ -37,7 +37,7 @@ from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import TopologyValidity
+from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
 from nri_numa.web.protocol import APIError, Handler, Response, Route
 from nri_numa.web.protocol import HTTPRequest as HTTPRequest

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from nri_numa.machine.allowed import read_limits
 from nri_numa.machine.sysfs import discover_tree, read_amounts, read_online
 from nri_numa.machine.tree import NODE_DIR, Tree, open_tree
-from nri_numa.machine.usable import read_limits
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.text import human_bytes

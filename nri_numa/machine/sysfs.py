@@ -17,9 +17,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from nri_numa.errors import TopologyError
+from nri_numa.machine.allowed import find_partitions, partition_sentence, read_limits
 from nri_numa.machine.synthetic import sockets_from
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
-from nri_numa.machine.usable import find_partitions, partition_sentence, read_limits
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import (
     CPU,

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine import waiting
+from nri_numa.machine import cpu_wait
 from nri_numa.machine.usage import cpu_times
 from nri_numa.measure.plan import Comparison, ImpossibleComparison, Worker
 from nri_numa.measure.results import ComparisonOutcome, Measured
@@ -138,7 +138,7 @@ def cpu_utilization(
 def steal_ticks() -> tuple[int, int] | None:
     """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
-        ticks = waiting.cpu_times(Path("/proc/stat").read_text(), "").steal.values()
+        ticks = cpu_wait.cpu_times(Path("/proc/stat").read_text(), "").steal.values()
     except OSError:
         return None
     return (sum(one for one, _ in ticks), sum(all_ for _, all_ in ticks)) if ticks else None

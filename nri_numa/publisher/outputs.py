@@ -14,7 +14,7 @@ from typing import Any, Final
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, MAX_DOCUMENT_BYTES, OFFLINE_CAPACITY
 from nri_numa.observe.notices import Notice
-from nri_numa.publisher import wanted
+from nri_numa.publisher import desired_objects
 from nri_numa.publisher.outbox import (
     Bucket,
     Output,
@@ -92,8 +92,8 @@ class NodeMetadataOutput(NodePatchOutput):
         super().__init__("node", node)
         self._with = {"annotations": annotations, "labels": labels}
         self._ours = {
-            "annotations": {f"{prefix}/{key}" for key in wanted.NODE_ANNOTATIONS},
-            "labels": {f"{prefix}/{key}" for key in wanted.NODE_LABELS},
+            "annotations": {f"{prefix}/{key}" for key in desired_objects.NODE_ANNOTATIONS},
+            "labels": {f"{prefix}/{key}" for key in desired_objects.NODE_LABELS},
         }
         self._wanted: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
         self._there = self._wanted
@@ -212,7 +212,7 @@ class PodAnnotationOutput(Output):
 
     def set_desired(self, assignments: Iterable[Assignment]) -> None:
         """These are all containers; pods without pinned ones are left as they are."""
-        now = wanted.pod_annotations(assignments)
+        now = desired_objects.pod_annotations(assignments)
         for name in self._shelf.keys() - now.keys():
             del self._shelf[name]
         self.dropped += sum(
@@ -326,14 +326,17 @@ class EventOutput(Output):
                 ) > 0:
                     item.retry_at = now + wait
                     continue
-                verb, body = Verb.CREATE, wanted.build_event(notice, self._prefix, self._node)
+                verb, body = (
+                    Verb.CREATE,
+                    desired_objects.build_event(notice, self._prefix, self._node),
+                )
             elif notice.count < 2:
                 item.mark_sent(notice.count)
                 continue
             else:
-                verb, body = Verb.PATCH, wanted.event_series(notice)
+                verb, body = Verb.PATCH, desired_objects.event_series(notice)
             return self._new_request(
-                verb, Resource.EVENTS, wanted.event_name(notice.pod, key),
+                verb, Resource.EVENTS, desired_objects.event_name(notice.pod, key),
                 namespace=notice.namespace, body=body, key=key, version=notice.count,
             )  # fmt: skip
         return None

@@ -23,7 +23,7 @@ from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, text_of, uid_of
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
 from nri_numa.observe.logs import get_logger
-from nri_numa.publisher import numatopology, slices, wanted
+from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimServer
 from nri_numa.publisher.numatopology import NumatopologyOutput
 from nri_numa.publisher.outbox import Output, backoff_seconds
@@ -312,10 +312,10 @@ class Publisher:
             info = await self._source.read_document(NUMAInfo)
             topology = await self._source.read_document(TopologyDocument)
             with _expect_topology_keys():
-                labels = wanted.node_labels(self._prefix, topology)
-            annotations = wanted.node_annotations(self._prefix, info)
+                labels = desired_objects.node_labels(self._prefix, topology)
+            annotations = desired_objects.node_annotations(self._prefix, info)
             if self._handover is not None:
-                annotations |= wanted.numa_ids(self._prefix, topology)
+                annotations |= desired_objects.numa_ids(self._prefix, topology)
             self._node.set_desired(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:

@@ -19,9 +19,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
-from nri_numa.model.charged import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.publisher.desired_objects import micro_time
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
-from nri_numa.publisher.wanted import micro_time
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import Zone, Zones
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.config import AgentConfig, parse_duration
+from nri_numa.engine.pod_admission import ExpectedContainer, format_containers
 from nri_numa.engine.request.annotations import (
     CONTAINERS_KEY,
     SCHEDULED_NODES_KEY,
     format_scheduled_nodes,
 )
-from nri_numa.engine.whole import ExpectedContainer, format_containers
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
 from nri_numa.kube.requests import KubeError, Resource
 from nri_numa.observe.logs import get_logger

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fit, Unfit, Verdict, Work, evaluate_fit, min_score_key
-from nri_numa.scheduler.node_room import NO_RESOURCES, NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import NO_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 

@@ -28,7 +28,7 @@ from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_room import Column, NodeResources, ResourceCounts
+from nri_numa.scheduler.node_resources import Column, NodeResources, ResourceCounts
 from nri_numa.scheduler.pod_request import (
     EXTENDED_RESOURCE_MARK,
     ContainerRequest,

@@ -1,7 +1,8 @@
 """All nodes: what they publish, and what is held for pods that are on their way to them.
 
 A pod is *held* from the moment it has its node until the node's object counts it. The object of
-``nri-numa publish`` names the containers that its numbers count (`nri_numa.model.charged`), and
+``nri-numa publish`` names the containers that its numbers count
+(`nri_numa.model.counted_containers`), and
 what it names is not subtracted a second time: that follows from the hold and the object alone,
 in whatever order they came, and however late. A hold ends when its pod left the phase Pending and
 was counted, or when there is no such pod any more.
@@ -20,9 +21,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.model.charged import container_mark
+from nri_numa.model.counted_containers import container_mark
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.node_room import NodeResources, ResourceCounts, UnreadableTopology
+from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts, UnreadableTopology
 from nri_numa.scheduler.pod_request import PodRequest
 
 NodeInfo = NodeResources | UnreadableTopology

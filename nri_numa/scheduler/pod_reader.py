@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.engine.place.memory import MEMPOLICY_KEY, pages_name, unpinned_policy_rejection
+from nri_numa.engine.pod_admission import MAX_CONTAINERS as MAX_CONTAINERS
 from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     is_from_annotation,
@@ -27,7 +28,6 @@ from nri_numa.engine.request.demand import (
     with_static_cpus,
 )
 from nri_numa.engine.state import NO_CHARGE, Charge
-from nri_numa.engine.whole import MAX_CONTAINERS as MAX_CONTAINERS
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings

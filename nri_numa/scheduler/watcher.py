@@ -14,10 +14,10 @@ from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, text_of, uid_of
 from nri_numa.kube.requests import ContentType, KubeError, Resource, mapping_or_empty
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import TopologyValidity
+from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.text import escape_unprintable
 
 log = get_logger("scheduler")

@@ -20,15 +20,15 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
-from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
-from nri_numa.engine.room import (
+from nri_numa.engine.pod_admission import admit_pod
+from nri_numa.engine.rebalance import (
     LATER_WORK_LIMIT,
     admit_by_moving,
     room_search,
     state_after_migration,
 )
+from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.whole import admit_pod
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
     DEVICE_REJECTION_REASON,

@@ -14,7 +14,7 @@ from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from nri_numa.web.server import RouteServer
 from tests.beds.loop_thread import LoopThread
 

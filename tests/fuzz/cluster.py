@@ -21,7 +21,7 @@ from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_SCORE
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
 

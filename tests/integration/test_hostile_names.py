@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from nri_numa.cli import cli
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.observe import logs
-from nri_numa.publisher import wanted
+from nri_numa.publisher import desired_objects
 from nri_numa.web.responses import Assignments, Notices
 from tests.beds.page_bed import PageBed
 
@@ -127,12 +127,12 @@ def test_what_the_publisher_makes_of_them_is_one_harmless_line(bed: PageBed) -> 
     notices = msgspec.json.decode(got(bed, "v1/notices?after=0"), type=Notices).notices
     assert len(notices) >= len(NAMES)
     for notice in notices:
-        event = wanted.build_event(notice, prefix="numa.kubernetes.io", node="n1")
+        event = desired_objects.build_event(notice, prefix="numa.kubernetes.io", node="n1")
         assert event["note"].isprintable()
-        assert len(event["note"].encode()) <= wanted.MAX_NOTE_BYTES
-        assert len(event["metadata"]["name"]) <= wanted.MAX_EVENT_NAME_CHARS
+        assert len(event["note"].encode()) <= desired_objects.MAX_NOTE_BYTES
+        assert len(event["metadata"]["name"]) <= desired_objects.MAX_EVENT_NAME_CHARS
     containers = msgspec.json.decode(got(bed, "v1/assignments"), type=Assignments).containers
-    texts = wanted.pod_annotations(containers)
+    texts = desired_objects.pod_annotations(containers)
     assert len(texts) >= len(NAMES)
     for _, text in texts.values():
         assert text.isprintable()

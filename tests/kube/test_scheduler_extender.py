@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.model.charged import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller

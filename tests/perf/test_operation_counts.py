@@ -26,10 +26,10 @@ from msgspec.structs import replace
 
 from bench.room import shapes
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.agent.unmatched import UnmatchedAnnotations
+from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, NodeModel, Rejected
-from nri_numa.engine.room import admit_by_moving
-from nri_numa.engine.whole import admit_pod
+from nri_numa.engine.pod_admission import admit_pod
+from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass

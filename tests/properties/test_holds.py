@@ -30,7 +30,7 @@ from nri_numa.model.workload import Strategy
 from nri_numa.publisher import topology
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import LONGEST_PAUSE
 from nri_numa.simulate.manifests import read_pod

@@ -25,8 +25,8 @@ import pytest
 
 from nri_numa.engine.admit import forget_pod, release_container
 from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.whole import admit_pod
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import CPUOrder, Settings

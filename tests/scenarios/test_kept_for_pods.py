@@ -12,8 +12,8 @@ from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.others import shown_kind
+from nri_numa.engine.pod_admission import ExpectedContainer, format_containers
 from nri_numa.engine.state import TO_COME
-from nri_numa.engine.whole import ExpectedContainer, format_containers
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import give_back
+from nri_numa.agent import release
 from nri_numa.engine.adopt import is_signed, sign_document
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupReader
@@ -189,7 +189,7 @@ def test_after_release_everybody_is_decided_anew() -> None:
     world.put("memory", {"numamem": "1"}, 0.5, 1)
     world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
     world.put("own", {"policy": "single-numa-node"}, 2, 1)
-    given = give_back.plan_release(
+    given = release.plan_release(
         world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
     )
     world.apply(one.release_update for one in given if one.has_changes)

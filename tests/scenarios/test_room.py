@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import ContainerStart
-from nri_numa.agent.mover import IDLE_NODE_S, MemoryMigrator
+from nri_numa.agent.memory_migration import IDLE_NODE_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import Admitted, MeasuredFree, Rejected
-from nri_numa.engine.room import MAX_MOVES, Search, plan_moves, restore_headroom
+from nri_numa.engine.rebalance import MAX_MOVES, Search, plan_moves, restore_headroom
 from nri_numa.engine.state import Kind, NodeState, check_invariants
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import MigrationStep
@@ -34,7 +34,7 @@ from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
@@ -556,7 +556,7 @@ def moving(
             one.cancel()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nri_numa.agent.mover.migrate_pages", migrate)
+        patched.setattr("nri_numa.agent.memory_migration.migrate_pages", migrate)
         asyncio.run(live())
     messages = [n.message for n in world.agent.notices.notices_after()]
     assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
@@ -613,7 +613,8 @@ def test_each_move_is_timed_by_itself() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "nri_numa.agent.mover.migrate_pages", lambda *_: iter([MigrationStep(MIB, 0)])
+            "nri_numa.agent.memory_migration.migrate_pages",
+            lambda *_: iter([MigrationStep(MIB, 0)]),
         )
         asyncio.run(live())
 
@@ -713,7 +714,7 @@ class DeferredWorld:
     def __init__(self, world: World, patch: pytest.MonkeyPatch, **limits: int) -> None:
         for name, limit in ({"PIECE_WORK": 1} | limits).items():
             patch.setattr(f"nri_numa.agent.room_searches.{name}", limit)
-        patch.setattr("nri_numa.engine.room.WORK_LIMIT", TRY_WORK)
+        patch.setattr("nri_numa.engine.rebalance.WORK_LIMIT", TRY_WORK)
         self.world, self.rounds = world, 0
         self.tasks: list[Callable[[], object]] = []
         world.ends_whole = False
@@ -820,7 +821,7 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
     assert isinstance(answer, Rejected)
     assert (answer.is_about_later_container, answer.is_search_spent) == (True, False)
     later = DeferredWorld(world, monkeypatch)
-    monkeypatch.setattr("nri_numa.engine.room.WORK_LIMIT", 100)
+    monkeypatch.setattr("nri_numa.engine.rebalance.WORK_LIMIT", 100)
     answer = new(world)
     assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, later.ends()) == (False, [])

@@ -16,8 +16,9 @@ from nri_numa.cli import COMMANDS, cli
 from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.engine.request.annotations import OPTION_KEYS, SCHEDULED_NODES_KEY
-from nri_numa.model.charged import COUNTED_ATTRIBUTE
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY
+from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.publisher.publisher import PublishMetrics
 from nri_numa.publisher.topology import (
     RELEASE_COUNT_ANNOTATION,
@@ -25,7 +26,6 @@ from nri_numa.publisher.topology import (
     VALIDITY_ANNOTATION,
     ZONE_ATTRIBUTES,
 )
-from nri_numa.publisher.wanted import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.scheduler.extender import SchedulerMetrics
 from nri_numa.scheduler.watcher import WAKE_ANNOTATION
 from tools import docs_metrics

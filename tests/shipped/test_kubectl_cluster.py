@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.scheduler.node_room import NodeResources
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.node_resources import NodeResources
+from nri_numa.scheduler.topology_reader import decode_topology
 from tests.checks.docs_refusals import REFUSALS
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run

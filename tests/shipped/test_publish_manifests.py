@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
 from nri_numa.config.layers import environment_names
-from nri_numa.publisher import topology, wanted
+from nri_numa.publisher import desired_objects, topology
 from tests.beds.http_view import FakeView
 from tests.shipped.test_install_manifests import AS_ROOT, BASE, charted, documents
 from tests.unit.web.test_openapi import closed
@@ -88,9 +88,13 @@ def test_the_roles_give_what_the_page_says_and_no_more() -> None:
 
 def test_the_page_has_every_key_and_every_reason() -> None:
     page = PAGE.read_text()
-    for reason, kind in wanted.EVENT_REASONS.values():
+    for reason, kind in desired_objects.EVENT_REASONS.values():
         assert f"| `{reason}` | {kind} |" in page
-    keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *topology.ZONE_ATTRIBUTES)
+    keys = (
+        *desired_objects.NODE_ANNOTATIONS,
+        *desired_objects.NODE_LABELS,
+        *topology.ZONE_ATTRIBUTES,
+    )
     for key in (*keys, topology.RELEASE_COUNT_ANNOTATION, "agent"):
         assert f"| `numa.kubernetes.io/{key}` |" in page
 

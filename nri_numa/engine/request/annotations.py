@@ -261,7 +261,7 @@ def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str)
 
 
 CONTAINERS_KEY: Final = "containers"
-"""The annotation's key, below the prefix; `nri_numa.engine.whole` reads it."""
+"""The annotation's key, below the prefix; `nri_numa.engine.pod_admission` reads it."""
 WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
 

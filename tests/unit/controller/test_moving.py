@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.config.sections import Steal, Stuck
 from tests.unit.controller import test_evictor as stolen
-from tests.unit.controller import test_refused as stuck
+from tests.unit.controller import test_stuck_pods as stuck
 from tests.unit.controller.replica import Cluster, node, started, until
 from tests.unit.scheduler.objects import topology
 

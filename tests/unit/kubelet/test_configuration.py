@@ -18,7 +18,6 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
 from nri_numa.config.layers import LayeredDocument, build_config
 from nri_numa.engine.cpus.index import build_allocator_index
-from nri_numa.kubelet.adoption import InheritedSettings, inherit_settings
 from nri_numa.kubelet.configuration import (
     DiscoveredConfig,
     Flags,
@@ -29,6 +28,7 @@ from nri_numa.kubelet.configuration import (
     merge_documents,
     read_kubelet_config,
 )
+from nri_numa.kubelet.inherited_settings import InheritedSettings, inherit_settings
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from nri_numa.kubelet.adoption import KubeletPinningMonitor
+from nri_numa.kubelet.inherited_settings import KubeletPinningMonitor
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 

@@ -32,7 +32,7 @@ from nri_numa.publisher.outputs import (
 )
 from nri_numa.web.responses import Assignment
 from tests.beds.http_view import assignment
-from tests.unit.publisher.test_wanted import NOTICE
+from tests.unit.publisher.test_desired_objects import NOTICE
 
 NOW = 1_700_000_010.0
 """Unix time at which the notices are read."""

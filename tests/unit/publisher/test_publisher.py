@@ -24,8 +24,8 @@ from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Assignments
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.beds.http_view import FakeView, get
+from tests.unit.publisher.test_desired_objects import NOTICE
 from tests.unit.publisher.test_topology_output import OURS
-from tests.unit.publisher.test_wanted import NOTICE
 
 NOW = 1_700_000_010.0
 WAS_GOOD = '{"type":"BOOKMARK","object":{"metadata":{}}}\n{"type":"ERROR","object":{"code":410}}'

@@ -11,14 +11,14 @@ from nri_numa.agent.view import zones_document
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.charged import COUNTED_ATTRIBUTE, container_mark
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, container_mark
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass
 from nri_numa.publisher import topology
 from nri_numa.publisher.topology import build_topology_contents, pods_fingerprint
-from nri_numa.scheduler import published
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler import topology_reader
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.web.responses import Zones
 from tests.beds.http_view import FakeView
 from tests.beds.topology_match import Pod, passes
@@ -91,7 +91,7 @@ def test_where_the_kubelet_pins_its_policy_is_said_and_judged_by() -> None:
         "memoryManagerPolicy": "Static",
     }
     assert expected.items() <= values(what["attributes"]).items()
-    room = published.decode_topology(what, "x.io")
+    room = topology_reader.decode_topology(what, "x.io")
     assert isinstance(room, NodeResources)
     assert (room.policy, room.scope) == ("single-numa-node", "pod")
     assert (room.aligns_cpus, room.aligns_memory) == (False, True)
@@ -271,7 +271,7 @@ def test_devices_that_nobody_knows_are_not_none() -> None:
 def test_our_own_scheduler_reads_zones_with_devices_as_before() -> None:
     gpu = DeviceCount(resource="a/gpu", numa_node=1, allocatable=4, available=3)
     with_them, without = (
-        published.decode_topology(with_devices(c), "x.io") for c in ((gpu,), None)
+        topology_reader.decode_topology(with_devices(c), "x.io") for c in ((gpu,), None)
     )
     assert isinstance(with_them, NodeResources)
     assert isinstance(without, NodeResources)

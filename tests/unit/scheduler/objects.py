@@ -8,12 +8,12 @@ from typing import Any
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
-from nri_numa.model.charged import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
 from nri_numa.model.settings import Settings
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
 PREFIX = "numa.kubernetes.io"

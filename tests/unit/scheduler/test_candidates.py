@@ -10,7 +10,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import compute_score_key
-from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table

@@ -14,10 +14,10 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, Work, evaluate_fit
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK

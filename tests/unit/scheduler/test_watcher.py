@@ -15,7 +15,7 @@ from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.scheduler.node_room import NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import PodWatcher

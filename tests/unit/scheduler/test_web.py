@@ -19,7 +19,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.extender import MAX_BODY_BYTES, Extender
 from nri_numa.scheduler.fit import evaluate_fit
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 

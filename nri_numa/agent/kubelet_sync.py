@@ -24,8 +24,12 @@ from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.others import pinned_to
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.kubelet.adoption import InheritedSettings, KubeletPinningMonitor, inherit_settings
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
+from nri_numa.kubelet.inherited_settings import (
+    InheritedSettings,
+    KubeletPinningMonitor,
+    inherit_settings,
+)
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocality
-from nri_numa.engine.room import move_purpose_text
+from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
 from nri_numa.machine.migration import find_migration_problem, migrate_pages

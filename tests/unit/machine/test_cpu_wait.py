@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.tree import DirectoryTree
-from nri_numa.machine.waiting import (
+from nri_numa.machine.cpu_wait import (
     MAX_CPUS_READ,
     PRESSURE_FILE,
     SCHEDSTAT_FILE,
@@ -25,6 +24,7 @@ from nri_numa.machine.waiting import (
     steal_by_node,
     tasks_waiting,
 )
+from nri_numa.machine.tree import DirectoryTree
 from tests.beds.cgroup_tree import ContainerTree
 from tests.machines import named as machines
 
@@ -150,7 +150,7 @@ def test_each_reason_is_told_and_no_zero(tree: Tree, monkeypatch: pytest.MonkeyP
     for tid in range(20, 24):
         tree.thread(10, tid, "1 1 1\n")
     assert "took too long" in tree.look(limit=2).no_threads
-    monkeypatch.setattr("nri_numa.machine.waiting.MAX_THREADS_READ", 3)
+    monkeypatch.setattr("nri_numa.machine.cpu_wait.MAX_THREADS_READ", 3)
     assert tree.look().no_threads == "it has more than the 3 threads that are read"
     gone = read_cpu_waits(CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root))
     assert gone.no_threads == gone.no_pressure == "it has no cgroup that can be read"

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from nri_numa.agent import give_back
-from nri_numa.agent.give_back import (
+from nri_numa.agent import release
+from nri_numa.agent.release import (
     AgentIsRunning,
     ReleasedContainer,
     ReleaseResult,
@@ -173,7 +173,7 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under the systemd driver: not the sum counts, but how long nothing happens."""
-    monkeypatch.setattr(give_back, "READ_BACK_SECONDS", 0.04)
+    monkeypatch.setattr(release, "READ_BACK_SECONDS", 0.04)
     tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
     names = [f"one-{number}" for number in range(10)]
     left = [*names, ""]
@@ -194,5 +194,5 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
         )
         for name in names
     ]  # fmt: skip
-    done = asyncio.run(give_back._read_back(Reader(str(tree.root)), sent))
+    done = asyncio.run(release._read_back(Reader(str(tree.root)), sent))
     assert {one.result for one in done} == {ReleaseResult.RELEASED}

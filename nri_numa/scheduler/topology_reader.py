@@ -16,10 +16,15 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import annotations_of
-from nri_numa.model.charged import COUNTED_ATTRIBUTE
+from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy, Scope
-from nri_numa.scheduler.node_room import Column, NodeResource, NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import (
+    Column,
+    NodeResource,
+    NodeResources,
+    UnreadableTopology,
+)
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 NODE_ZONE_TYPE: Final = "Node"

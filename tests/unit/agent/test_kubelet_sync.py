@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.beside_kubelet import KubeletSettings, KubeletSync
+from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
 from nri_numa.engine.resync import Correction

@@ -105,8 +105,8 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         agent_not_ready: its agent does not place containers now.
         exclusive_limit: whole CPUs that can be exclusive in all, where a floor or a quota makes
             that less than the sum; None where nothing says it.
-        counted_containers: `nri_numa.model.charged.encode_marks` of the containers that the numbers
-            count; None where the object does not say which these are.
+        counted_containers: `nri_numa.model.counted_containers.encode_marks` of the containers that
+            the numbers count; None where the object does not say which these are.
     """
 
     ids: tuple[int, ...]

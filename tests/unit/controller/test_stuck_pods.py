@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nri_numa.controller.evictor import EvictionRules
-from nri_numa.controller.refused import (
+from nri_numa.controller.stuck_pods import (
     CHECK_INTERVAL_S,
     MAX_RUNNING_PODS,
     SIGN_TIMEOUT_S,
@@ -23,11 +23,11 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, Work, evaluate_fit
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import decode_topology
+from nri_numa.scheduler.topology_reader import decode_topology
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
@@ -313,7 +313,7 @@ def test_one_workload_goes_so_often_and_then_stays() -> None:
 
 def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nri_numa.controller.evictor.MAX_EVICTION_RECORDS", 3)
-    monkeypatch.setattr("nri_numa.controller.refused.MAX_STUCK_PODS", 2)
+    monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_STUCK_PODS", 2)
     cluster = Cluster(ROOM, window_s=300.0)
     cluster.see(pod("a"), pod("b"), pod("c"))
     assert cluster.output.pending_count() == 2

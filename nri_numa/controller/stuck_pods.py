@@ -33,7 +33,7 @@ from nri_numa.controller.evictor import (
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, Work
-from nri_numa.scheduler.node_room import NodeResources
+from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 

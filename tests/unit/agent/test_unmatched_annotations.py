@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import unmatched
-from nri_numa.agent.unmatched import SETTLED_AFTER_S, UnmatchedAnnotations
+from nri_numa.agent import unmatched_annotations
+from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
 from tests.beds.world import StillClock, World, pod
 from tests.machines import named as machines
 
@@ -87,7 +87,7 @@ def test_pods_whose_names_all_come_are_no_news(bed: Bed, annotations: dict[str, 
 
 
 def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmatched, "_MAX_PODS", 3)
+    monkeypatch.setattr(unmatched_annotations, "_MAX_PODS", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
     bed.watch.record_containers((one, "app") for one in pods)
     bed.quiet()

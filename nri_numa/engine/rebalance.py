@@ -42,6 +42,7 @@ from nri_numa.engine.decision import (
     Rejected,
 )
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
+from nri_numa.engine.pod_admission import admit_pod, guaranteed_resources, named_containers
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
@@ -52,7 +53,6 @@ from nri_numa.engine.state import (
     effective_cpus,
     without_cpus,
 )
-from nri_numa.engine.whole import admit_pod, guaranteed_resources, named_containers
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (

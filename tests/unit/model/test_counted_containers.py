@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.model.charged import container_mark, encode_marks
+from nri_numa.model.counted_containers import container_mark, encode_marks
 
 
 def test_a_container_has_one_mark_on_every_machine() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.machine.allowed import is_partition, partition_sentence
 from nri_numa.machine.hotplug import changed_fields, rediscover_topology
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
-from nri_numa.machine.usable import is_partition, partition_sentence
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Partition, PartitionKind, Topology
 from tests.machines import named as machines
@@ -143,7 +143,7 @@ def test_files_that_make_no_sense_are_no_partition(root: Path) -> None:
 
 
 def test_a_tree_without_end_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.machine.usable.MAX_CGROUPS", 3)
+    monkeypatch.setattr("nri_numa.machine.allowed.MAX_CGROUPS", 3)
     for n in range(9):
         _v2(root, f"a{n}.slice", f"{n}", "root")
     assert len(discover_topology(root).partitions) == 3

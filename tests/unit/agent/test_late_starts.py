@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.late import LateStarts
+from nri_numa.agent.late_starts import LateStarts
 from nri_numa.machine.cgroups import CgroupPlace
 from tests.beds.cgroup_bed import CgroupBed, Writer, tree
 from tests.beds.cgroup_tree import CgroupTree

@@ -39,8 +39,7 @@ from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
-from nri_numa.web.protocol import APIError, Handler, Response, Route
-from nri_numa.web.protocol import HTTPRequest as HTTPRequest
+from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate, TokenFile
 from nri_numa.web.server import RouteServer
 

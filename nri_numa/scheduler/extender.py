@@ -32,8 +32,7 @@ from nri_numa.scheduler.watcher import (
     PodActivator,
     PodWatcher,
 )
-from nri_numa.web.protocol import APIError, Handler, Response, Route
-from nri_numa.web.protocol import HTTPRequest as HTTPRequest
+from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate
 from nri_numa.web.server import RouteServer
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.engine.place.memory import MEMPOLICY_KEY, pages_name, unpinned_policy_rejection
-from nri_numa.engine.pod_admission import MAX_CONTAINERS as MAX_CONTAINERS
+from nri_numa.engine.pod_admission import MAX_CONTAINERS
 from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     is_from_annotation,

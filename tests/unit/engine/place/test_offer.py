@@ -68,7 +68,10 @@ def told(where: NodeModel, state: NodeState) -> tuple[dict[int, int], dict[int, 
         (machine({"smt": "full-core"}), FREE, {0: 7, 1: 7}, {0: 8, 1: 8}, 14),
         # A core each: its sibling is kept idle, and of those a quarter of the CPUs at most.
         (machine({"smt": "isolate"}), FREE, {0: 2, 1: 2}, {0: 4, 1: 4}, 4),
-        (machine({"smt": "isolate"}, idle_siblings=CPUAmount(16)), FREE, {0: 4, 1: 3}, {0: 4, 1: 4}, 7),
+        (
+            machine({"smt": "isolate"}, idle_siblings=CPUAmount(16)),
+            FREE, {0: 4, 1: 3}, {0: 4, 1: 4}, 7,
+        ),
         # Quotas and floors that are configured.
         (machine(quota=THREE), FREE, {0: 2, 1: 1}, {0: 3, 1: 3}, 3),
         (machine(quota=THREE), holder("0-3"), {0: 0, 1: 0}, {0: 0, 1: 0}, 0),

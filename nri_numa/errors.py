@@ -1,7 +1,7 @@
 """Every exception of nri-numa: one base, `AgentError`, whose names are reasons that users see.
 
 A *refusal* of a container is an ordinary outcome and travels as a value
-(`nri_numa.engine.admit.Refused`), never as an exception.
+(`nri_numa.engine.decision.Rejected`), never as an exception.
 """
 
 from __future__ import annotations

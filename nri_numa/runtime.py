@@ -234,7 +234,7 @@ class RuntimeLink(ABC):
         """Keep the link up until cancelled, or until a runtime that launched us closes it.
 
         Raises:
-            RefusedForGood: the runtime will never accept this plugin.
+            PermanentlyRejected: the runtime will never accept this plugin.
         """
 
     @abstractmethod

@@ -158,7 +158,7 @@ class ClaimStore:
         """Prepare a claim; once more is the same.
 
         Raises:
-            BadClaim: it cannot be had, or not be met on this node.
+            InvalidClaim: it cannot be had, or not be met on this node.
             OSError: its files cannot be written.
         """
         from nri_numa.dra.service import PreparedDevice
@@ -385,7 +385,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
     """Say no to what this machine does not have, and to parameters that make no sense.
 
     Raises:
-        BadClaim: with the first that was found.
+        InvalidClaim: with the first that was found.
     """
     there = machine.topology.memory_nodes
     for number, one in enumerate(claim.results):

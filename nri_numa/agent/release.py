@@ -288,7 +288,7 @@ async def release_all_containers(
     takes longer than one. A dry run changes nothing, and does not mind a running agent.
 
     Raises:
-        AgentRuns: an agent uses the state directory.
+        AgentIsRunning: an agent uses the state directory.
         RuntimeUnavailable: the runtime cannot be reached or did not answer; nothing was changed.
         TopologyError: the machine cannot be read.
     """

@@ -50,7 +50,7 @@ class AgentClient:
     The timeout is for each step of a request, in seconds.
 
     Raises:
-        Mistake: the address is none.
+        InputError: the address is none.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AgentClient:
 
         Raises:
             Unreachable: nothing answers, or another program.
-            NotKnown: the agent does not know it.
+            UnknownToAgent: the agent does not know it.
             Failure: the agent refuses.
         """
         headers = {"Accept": "application/json"}
@@ -152,7 +152,7 @@ def _check_address(given: str, scheme: str, rest: str) -> None:
     """Refuse an ``--api`` that names no place to ask.
 
     Raises:
-        Mistake: it is none, with what was expected.
+        InputError: it is none, with what was expected.
     """
     from nri_numa.config import split_address
 

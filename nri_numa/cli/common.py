@@ -215,7 +215,7 @@ def load_command_config(given: str | None) -> AgentConfig:
     """The configuration of the command line, the environment and a file.
 
     Raises:
-        Mistake: it has mistakes.
+        InputError: it has mistakes.
     """
     from nri_numa import config as configuration
 

@@ -66,7 +66,7 @@ def simulate_cluster(
     exclusive CPUs, and whether our DRA driver is on (``claims``) are those of the nodes.
 
     Raises:
-        Mistake: the file is no capture.
+        InputError: the file is no capture.
         Unreachable: it cannot be read.
     """
     with show_progress(f"reading {file}"):

@@ -96,7 +96,7 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
     Afterwards ``serve`` keeps the plugin until SIGINT, SIGTERM, or the terminal is closed.
 
     Raises:
-        NotAsExpected: something came out differently.
+        DemoFailure: something came out differently.
     """
     started = time.monotonic()
     async with Stage(directory) as stage:

@@ -124,7 +124,7 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
     """Read a claim object of the API server for our driver and this node's pool.
 
     Raises:
-        BadClaim: it is not one that can be prepared here.
+        InvalidClaim: it is not one that can be prepared here.
     """
     top = _require_mapping(document, "the document")
     metadata, status = (_require_mapping(top.get(key), key) for key in ("metadata", "status"))
@@ -269,7 +269,7 @@ def decode_record(text: str) -> Claim:
     """Read what `encode_record` made.
 
     Raises:
-        BadClaim: it is something else, or of a newer version.
+        InvalidClaim: it is something else, or of a newer version.
     """
     try:
         claim = msgspec.json.decode(text, type=Claim)

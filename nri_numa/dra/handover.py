@@ -58,7 +58,7 @@ class HandoverClient:
         """The claim object.
 
         Raises:
-            BadClaim: it cannot be had; the message says why.
+            InvalidClaim: it cannot be had; the message says why.
         """
         number, who = secrets.token_hex(8), f"claim {namespace}/{name}"
         ask, answered = (

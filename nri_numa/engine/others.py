@@ -302,7 +302,7 @@ def resolve_grant(
     """Say whose a container is.
 
     None for a container that the kubelet granted nothing to, or nothing that matters: it is like
-    any other. A `Refusal` where the pod insists on a list and may not.
+    any other. A `Rejection` where the pod insists on a list and may not.
     """
     cpus = grants.cpus_of(pod.uid, container.name, container.id)
     mems = grants.mems_of(pod.uid, container.name)

@@ -260,7 +260,7 @@ def _read_numa_maps(directory: str, proc: str, too_long: Callable[[], bool]) -> 
     Memory that several processes share counts for each of them.
 
     Raises:
-        Unknown: it is not known.
+        UsageUnknown: it is not known.
     """
     pids = processes_of(directory)
     if not pids:
@@ -282,7 +282,7 @@ def _map_of(pid: int, proc: str, too_long: Callable[[], bool]) -> Counter[int] |
     """What numa_maps of one process says; None when the process is gone.
 
     Raises:
-        Unknown: it is not known.
+        UsageUnknown: it is not known.
     """
     found: Counter[int] = Counter()
     try:
@@ -311,7 +311,7 @@ def processes_of(directory: str) -> set[int]:
     """Ids of the processes of a cgroup and those within.
 
     Raises:
-        Unknown: there are too many cgroups, or processes that are not seen from here.
+        UsageUnknown: there are too many cgroups, or processes that are not seen from here.
     """
     found: set[int] = set()
     for count, (path, _, _) in enumerate(os.walk(directory), 1):

@@ -79,7 +79,7 @@ ACCEPTED_SECONDS: Final = 2.0
 """The longest pause while the runtime's socket accepts connections."""
 
 REGISTRATION_STEP: Final = "registration"
-"""The call that `AnswerWatch` knows as this."""
+"""The call that `CallTimer` knows as this."""
 
 QUIET_SECONDS: Final = 0.3
 """Without a request for this long, nothing else is under way in the runtime."""
@@ -97,7 +97,7 @@ REMOVAL_SECONDS: Final = 5.0
 """How long after its stop a sandbox may be on its way out with containers still in it."""
 
 PUSH_REGISTRATION_STEP: Final = "second registration"
-"""The call that `AnswerWatch` knows as this."""
+"""The call that `CallTimer` knows as this."""
 
 SETTLE_SECONDS: Final = 0.05
 """How long the one-shot stays connected after its answer, so that the runtime reads it whole."""
@@ -262,7 +262,7 @@ class NRILink(RuntimeLink):
         """Keep the link up until cancelled; in pre-installed mode until the runtime closes it.
 
         Raises:
-            RefusedForGood: the runtime will never accept this plugin.
+            PermanentlyRejected: the runtime will never accept this plugin.
         """
         try:
             if self._settings.descriptor is not None:

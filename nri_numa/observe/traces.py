@@ -31,7 +31,8 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     alignment: Alignment | None
 
 
-# Fields of `Basis` and `Needs` are added at their end, those of `Alignment` and what is in it
+# Fields of `ExplanationInput` and `DemandSource` are added at their end, those of `Alignment` and
+# what is in it
 # anywhere, all with a default, and none goes: so every version reads the traces of every other one,
 # without the fields that it does not know.
 

@@ -1,4 +1,4 @@
-"""What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeRoom`.
+"""What nodes publish of their NUMA nodes: NodeResourceTopology objects, read into `NodeResources`.
 
 The objects (``topology.node.k8s.io/v1alpha2``) may come from ``nri-numa publish`` or another
 publisher, and may have been edited by hand. What cannot be read makes the node an unknown one, with

@@ -59,7 +59,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         prefer_closest: of equally wide masks the one with the least average distance is best, the
             kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
-        rank: what is best next, see `Order`: 0 the best, or without ranks as the kubelet.
+        rank: what is best next, see `MaskOrder`: 0 the best, or without ranks as the kubelet.
         one_width: what the neediest resource needs on an empty machine is narrow enough for all;
             the kubelet wants each to need that many NUMA nodes.
     """

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from nri_numa.engine.request.demand import limit_milli, request_milli
+from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
 from nri_numa.errors import AgentError
 from nri_numa.model.workload import (
     Container,
@@ -305,7 +305,7 @@ def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSCl
             return QoSClass.BURSTABLE
         if resources == EMPTY_RESOURCES:
             resources = container.resources
-    limit, request = limit_milli(resources, []), request_milli(resources, [])
+    limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
     memory = resources.memory_limit or 0
     if limit and memory > 0 and (not request or abs(limit - request) <= _MILLI_TOLERANCE):
         return QoSClass.GUARANTEED

@@ -98,7 +98,7 @@ class Ours:
         # Memory has moved before the next pod comes.
         self._state = state_after_migration(decision)
         self.moved = {
-            int(m.after.pod[1:]): _got(m.after.migration_finished) for m in decision.moves
+            int(m.after.pod[1:]): _got(m.after.with_migration_finished) for m in decision.moves
         }
         return _got(decision.allocation)
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import DriftTable, observe_some
+from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
 from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
@@ -25,26 +25,26 @@ from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejecte
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.others import foreign_overlaps
 from nri_numa.engine.rebalance import (
-    Search,
+    StepwiseSearch,
     admit_by_moving,
     fits_after_moves_text,
     move_purpose_text,
     move_text,
     nodes_short_of_memory,
+    rebalance_search,
     restore_headroom,
-    room_search,
 )
 from nri_numa.engine.resize import override_stale_cpuset, resize_container
 from nri_numa.engine.resync import (
     Correction,
     admit_running,
     rebuild_node_state,
-    reclassify_unanswered,
+    reclassify_unanswered_containers,
 )
 from nri_numa.engine.state import (
     STRICT_POLICIES,
     Allocation,
-    Kind,
+    ContainerKind,
     NodeState,
     check_invariants,
     check_step_invariants,
@@ -76,14 +76,14 @@ if TYPE_CHECKING:
     from nri_numa.agent.reconcile import Reconciler
     from nri_numa.agent.reload import MachineReloader
 
-SYNCHRONIZE_SECONDS: Final = 1.0
+SYNCHRONIZE_BUDGET_S: Final = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
 less (``plugin_request_timeout``), and then drops the plugin."""
-START_SECONDS: Final = 120.0
+START_TIMEOUT_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 TASK_BATCH: Final = 25
 """Deferred tasks done, or cgroups widened, in one go: one to two milliseconds."""
-LOGGED_AT_ONCE: Final = 10
+MAX_LOGGED_UNTRUSTED: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 MAX_NAMED_CONTAINERS: Final = 5
 """Containers that one line names; a node may have hundreds."""
@@ -247,7 +247,7 @@ class Agent:
         self._tasks = DeferredTasks(clock)
         self._room_searches = RoomSearches(self, self._tasks.add)
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
-        self._synchronize_seconds = SYNCHRONIZE_SECONDS
+        self._synchronize_seconds = SYNCHRONIZE_BUDGET_S
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
         self._listeners: list[Callable[[], None]] = []
         self._ended: dict[str, None] = {}
@@ -256,7 +256,7 @@ class Agent:
 
     def set_response_timeout(self, seconds: float) -> None:
         """How long the runtime waits for an answer; 0 when it does not say."""
-        self._synchronize_seconds = min(SYNCHRONIZE_SECONDS, seconds / 2 or SYNCHRONIZE_SECONDS)
+        self._synchronize_seconds = min(SYNCHRONIZE_BUDGET_S, seconds / 2 or SYNCHRONIZE_BUDGET_S)
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
@@ -282,7 +282,7 @@ class Agent:
             self._replace_state(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
-                self._check_if_undone(before.get(container_id))
+                self._log_if_never_started(before.get(container_id))
                 self._drop_container(container_id)
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._on_admitted(decision)
@@ -315,18 +315,18 @@ class Agent:
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
 
-    def is_refused(self, refused: Rejected) -> bool:
+    def is_still_refused(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
         record = self.state.pods.get(uid)
         there = [self.state.allocations[i].container for i in record.containers] if record else ()
         return _key_of(refused) in self._refusals and name not in there
 
-    def search_for(self, refused: Rejected) -> Search[Admitted | Rejected]:
+    def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
         memory, now = self._readings.memory, self._now()
         state, still = self.state, self.immovable_ids()
-        return room_search(self.machine, state, refused, memory, now, still, is_deferred=True)
+        return rebalance_search(self.machine, state, refused, memory, now, still, is_deferred=True)
 
     def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
         """What a search found that went on after a refusal: some move, and the refusal says it."""
@@ -345,7 +345,7 @@ class Agent:
         if text and one is not None:
             message = replace(refused, room_text=text).message
             self._refusals[key] = replace(one, message=message)
-            self._decision_log.note_room(refused.trace, text)
+            self._decision_log.log_room_found(refused.trace, text)
             self.notify_listeners()
 
     def restore_headroom(self, most: int) -> int:
@@ -367,10 +367,10 @@ class Agent:
         made = self._apply_moves(before, found, reason)
         if isinstance(made, str):
             return made
-        self._check_unsent(made)
+        self._request_check_of_unsent(made)
         return ""
 
-    def short_of_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
+    def nodes_short_of_free_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
         """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
         return nodes_short_of_memory(self.state, self._readings.memory, used)
 
@@ -383,7 +383,7 @@ class Agent:
             i
             for i, a in self.state.allocations.items()
             if self.observe
-            or not self.is_running(i)
+            or not self.is_cgroup_settled(i)
             or i in self.unconfirmed_ids
             or (a.mems and not self.moves_memory)
         }
@@ -418,7 +418,7 @@ class Agent:
         )
         if problems := [one.problem for one in done.values() if one.problem]:
             self._replace_state(replace(before, serial=self.state.serial + 1), decision.change)
-            self.repair_cgroups([i for i in wanted if self.is_running(i)])
+            self.repair_cgroups([i for i in wanted if self.is_cgroup_settled(i)])
             self._request_check(wanted)
             return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
@@ -433,7 +433,7 @@ class Agent:
                     move_purpose_text(move.after),
                 )
             )
-        every = {u.container_id: u for u in (*kept, *self._return_cpus(more))}
+        every = {u.container_id: u for u in (*kept, *self._schedule_cpu_return(more))}
         return tuple(every.values())
 
     def finish_migration(self, container_id: str) -> CgroupWrite:
@@ -444,7 +444,7 @@ class Agent:
         """
         self.unconfirmed_ids.add(container_id)
         self.write_counts[container_id] += 1
-        there = self.state.allocations[container_id].migration_finished
+        there = self.state.allocations[container_id].with_migration_finished
         after = self.state.without_allocation(container_id).with_allocation(there)
         self._replace_state(after, StateChange((container_id,), (there.pod_uid,)))
         return CgroupWrite(self.cgroup_places[container_id], "", str(there.mems))
@@ -502,7 +502,7 @@ class Agent:
         kept = outcome.container_update.cpus if outcome.container_update is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
-            rewritten = self.kubelet.cpuset_rewritten
+            rewritten = self.kubelet.on_cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
         if requested.cpus and kept:
             self._tasks.add(
@@ -528,11 +528,13 @@ class Agent:
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
-        return self._return_cpus(self._release_container(container_id))
+        return self._schedule_cpu_return(self._release_container(container_id))
 
     def remove_container(self, container_id: str) -> None:
         """A container is gone; normally it gave everything back when it stopped."""
-        self._check_unsent(self._return_cpus(self._release_container(container_id)))
+        self._request_check_of_unsent(
+            self._schedule_cpu_return(self._release_container(container_id))
+        )
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
@@ -540,9 +542,9 @@ class Agent:
         kept = pod_admission.reserve_for_sandbox(
             self.machine, self.state, pod, self._readings.memory, self._now()
         )
-        if kept.state is not self.state or self.state.can_keep_for(pod.uid):
+        if kept.state is not self.state or self.state.may_reserve_for_pod(pod.uid):
             self._replace_state(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
-            self._check_unsent(self._write_updates(kept.updates))
+            self._request_check_of_unsent(self._write_updates(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
@@ -573,7 +575,7 @@ class Agent:
             uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
         }
         latest = self._now() - seconds
-        latest_start = self._now() - max(seconds, START_SECONDS)
+        latest_start = self._now() - max(seconds, START_TIMEOUT_S)
         late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
         self._release_reservations(
             [a for a in kept if a.reserved_at <= latest or a.pod_uid in gone] + late
@@ -589,7 +591,7 @@ class Agent:
         for allocation in kept:
             self._drop_container(allocation.container_id)
             self._decision_log.log_reservation_released(allocation)
-        self._check_unsent(self._return_cpus(released.updates))
+        self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
@@ -601,7 +603,7 @@ class Agent:
         for container_id in released.change.containers:
             self._drop_container(container_id)
             self._check_if_foreign(before.allocations.get(container_id))
-        self._check_unsent(self._return_cpus(released.updates))
+        self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
 
     def synchronize(
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
@@ -631,7 +633,7 @@ class Agent:
         self.unconfirmed_ids, self.widening = set(), {}
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.narrowed_at = began
-        updates, outcome = self._write_all(reclassify_unanswered(outcome, unsure))
+        updates, outcome = self._write_all(reclassify_unanswered_containers(outcome, unsure))
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
         self._tasks.add(
             lambda: self._decision_log.log_invariant_violations(
@@ -669,12 +671,12 @@ class Agent:
             self._on_rejected(decision, running=True)
             return
         self._replace_state(decision.state, decision.change, pod)
-        gap = decision.allocation.kind not in (Kind.UNPINNED, Kind.FOREIGN)
+        gap = decision.allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
         if gap:
             self._metrics.gap_containers.inc()
         self._on_admitted(decision, gap=gap)
         self._check_if_foreign(decision.allocation)
-        self._check_unsent(self._write_updates(met.updates))
+        self._request_check_of_unsent(self._write_updates(met.updates))
         self._write_assignment_mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
@@ -684,7 +686,7 @@ class Agent:
         before = self.state
         after = before.with_kubelet(grants)
         self._replace_state(after, NO_CHANGE)
-        self._check_unsent(
+        self._request_check_of_unsent(
             self._write_updates(admit.pool_updates(self.machine, before, after, skip=""))
         )
 
@@ -710,7 +712,7 @@ class Agent:
         for container_id, a in sorted(state.allocations.items()):
             had = effective_cpus(a, before, old.topology, state.unavailable_bits)
             has = effective_cpus(a, after, machine.topology, state.unavailable_bits)
-            if not has and had and a.kind is Kind.UNPINNED:
+            if not has and had and a.kind is ContainerKind.UNPINNED:
                 has = after
             if has and has != had:
                 updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
@@ -721,7 +723,7 @@ class Agent:
         if self.observe:
             return ()
         self._correct_all_starting()
-        self._check_unsent(self._write_updates(updates))
+        self._request_check_of_unsent(self._write_updates(updates))
         return tuple(updates)
 
     # --- cgroups ----------------------------------------------------------------------------------
@@ -740,9 +742,11 @@ class Agent:
 
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
         """Which of these containers that run have something else than is meant now."""
-        places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_running(i)]
+        places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_cgroup_settled(i)]
         reader = self._cgroups.reader
-        return observe_some(reader, self.machine, self.state, places, self.narrowed_at).corrections
+        return observe_cgroup_batch(
+            reader, self.machine, self.state, places, self.narrowed_at
+        ).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
@@ -761,7 +765,7 @@ class Agent:
             }
         )
 
-    def is_running(self, container_id: str) -> bool:
+    def is_cgroup_settled(self, container_id: str) -> bool:
         """Whether a container is known, and its cgroup is meant to be as the state says by now."""
         under_way = container_id in self.starting or container_id in self.widening
         return container_id in self.cgroup_places and not under_way
@@ -787,7 +791,9 @@ class Agent:
             left = [u for u in left if u.container_id not in done]
         return tuple(left)
 
-    def _return_cpus(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+    def _schedule_cpu_return(
+        self, updates: Sequence[ContainerUpdate]
+    ) -> tuple[ContainerUpdate, ...]:
         """Give back what others lacked, once the reply has left; returns what it has to carry."""
         if self.observe or not updates:
             return ()
@@ -811,9 +817,10 @@ class Agent:
         meant = [
             ContainerUpdate(i, self.cpus_of(a) or str(self._shared_pool()))
             for i in ids
-            if (a := self.state.allocations.get(i)) is not None and a.kind is not Kind.FOREIGN
+            if (a := self.state.allocations.get(i)) is not None
+            and a.kind is not ContainerKind.FOREIGN
         ]
-        self._check_unsent(self._write_updates(meant))
+        self._request_check_of_unsent(self._write_updates(meant))
         if self.widening:
             self._tasks.add(self._return_cpus_batch)
 
@@ -841,7 +848,7 @@ class Agent:
         repaired = tuple(i for i in outcome.adopted if i in changed)
         return tuple(left), replace(outcome, repaired=repaired)
 
-    def _check_unsent(self, left: Sequence[ContainerUpdate]) -> None:
+    def _request_check_of_unsent(self, left: Sequence[ContainerUpdate]) -> None:
         """No reply carries what is left; who has not started is put right at its start."""
         self._request_check([u.container_id for u in left if u.container_id not in self.starting])
 
@@ -857,7 +864,7 @@ class Agent:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def grounds_of(self, container_id: str) -> StoredExplanation | None:
+    def explanation_of(self, container_id: str) -> StoredExplanation | None:
         """How the decision about a live container came about; None for an adopted one."""
         allocation, kept = self.state.allocations.get(container_id), self._traces.get(container_id)
         if allocation is None or kept is None:
@@ -868,7 +875,7 @@ class Agent:
             else stored_explanation(kept)
         )
 
-    def grounds_of_refusal(self, refusal: RejectedContainer) -> StoredExplanation:
+    def explanation_of_refusal(self, refusal: RejectedContainer) -> StoredExplanation:
         """How a refusal came about."""
         return self._unpack_trace(refusal.trace, refusal)
 
@@ -909,7 +916,7 @@ class Agent:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
             self._drop_container(container_id)
             return ()
-        self._check_if_undone(allocation)
+        self._log_if_never_started(allocation)
         released = admit.release_container(self.machine, self.state, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._drop_container(container_id)
@@ -924,7 +931,7 @@ class Agent:
     ) -> None:
         """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
-        if pod is not None and after.can_keep_for(pod.uid):
+        if pod is not None and after.may_reserve_for_pod(pod.uid):
             after = self._with_sandbox(after, pod)
         broken = check_step_invariants(before, after, self.machine.topology, self.machine.settings)
         if broken:
@@ -935,7 +942,7 @@ class Agent:
         if withheld:
             self.narrowed_at = self._now()
         if withheld != after.unavailable_bits:
-            self._tasks.add(self._check_foreign)
+            self._tasks.add(self._report_foreign_overlaps)
         if self._begun:
             self._correct_all_starting()
         self.notify_listeners()
@@ -968,10 +975,10 @@ class Agent:
 
     def _check_if_foreign(self, allocation: Allocation | None) -> None:
         """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
-        if allocation is not None and allocation.kind is Kind.FOREIGN:
-            self._tasks.add(self._check_foreign)
+        if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
+            self._tasks.add(self._report_foreign_overlaps)
 
-    def _check_if_undone(self, allocation: Allocation | None) -> None:
+    def _log_if_never_started(self, allocation: Allocation | None) -> None:
         """One ends, or another takes its place: was it created and did not come to its start?
 
         Another plugin may have wanted the same, or the OCI runtime failed. containerd reports an
@@ -982,9 +989,9 @@ class Agent:
             return
         container_id = allocation.container_id
         if container_id in self.starting and container_id not in self._begun:
-            self._tasks.add(partial(self._decision_log.undone, allocation))
+            self._tasks.add(partial(self._decision_log.log_undone, allocation))
 
-    def _check_foreign(self) -> None:
+    def _report_foreign_overlaps(self) -> None:
         self._foreign.report_overlaps(self.state)
 
     def _correct_all_starting(self) -> None:
@@ -997,7 +1004,7 @@ class Agent:
         allocation = self.state.allocations.get(container_id)
         if start is None or container_id not in self._begun or allocation is None:
             return
-        if allocation.kind is Kind.FOREIGN:
+        if allocation.kind is ContainerKind.FOREIGN:
             return
         cpus, mems = self.cpus_of(allocation), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus or str(self._shared_pool())
@@ -1060,7 +1067,7 @@ class Agent:
         if not self.observe:  # else it was refused in words only, and is no gap
             self._track_unreported_start(container)
             self._metrics.gap_containers.inc()
-        self._check_unsent(self._write_updates(met.updates))
+        self._request_check_of_unsent(self._write_updates(met.updates))
         last = self.rejections[-1] if self.rejections else None
         if isinstance(met.decision, Admitted):
             self._on_admitted(met.decision, gap=True)
@@ -1104,7 +1111,10 @@ class Agent:
     def _hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
         # Containers without any request would cost memory for an explanation of one clause.
-        plain = allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems
+        plain = (
+            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+            and not allocation.mems
+        )
         if not plain or not allocation.aligned:
             self._traces[allocation.container_id] = trace
             self._tasks.add(partial(self._pack_trace, allocation.container_id))
@@ -1165,7 +1175,7 @@ class Agent:
         for container_id in outcome.removed:
             self._drop_container(container_id)
         self._foreign.report_untrusted(outcome)
-        self._tasks.add(self._check_foreign)
+        self._tasks.add(self._report_foreign_overlaps)
         self._decision_log.log_synchronized(outcome)
 
     def _shared_pool(self) -> CPUSet:
@@ -1211,10 +1221,10 @@ class ForeignPins:
         disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
         self._metrics.claims_disbelieved.inc(len(disbelieved))
         self._metrics.unexplained_pins.inc(len(unexplained))
-        for sentence in disbelieved[:LOGGED_AT_ONCE]:
+        for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED]:
             log.warning("annotation not believed", problem=sentence)
-        if len(disbelieved) > LOGGED_AT_ONCE:
-            more = len(disbelieved) - LOGGED_AT_ONCE
+        if len(disbelieved) > MAX_LOGGED_UNTRUSTED:
+            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED
             log.warning("more annotations not believed", containers=more)
         if unexplained:
             log.warning(

@@ -36,13 +36,13 @@ from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_DOCUMENT_BYTES,
     MAX_VALIDITY_S,
-    OFFLINE_CAPACITY,
+    OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
-    json_object,
-    list_of,
-    numa_nodes,
+    format_id_list,
     parse_capacity,
+    parse_id_list,
+    parse_json_object,
 )
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
@@ -129,7 +129,8 @@ class ExternalCapacity(CapacityMonitor):
         }
         if absent := set(factors) - set(topology.numa_nodes):
             problems.add(
-                f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
+                f"this machine has no NUMA node {format_id_list(absent)}; it has "
+                f"{topology.numa_ids}"
             )
             factors = {i: f for i, f in factors.items() if i not in absent}
         self._report_problems(frozenset(problems))
@@ -139,7 +140,7 @@ class ExternalCapacity(CapacityMonitor):
             "capacity from outside",
             factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
             source=capacity.source,
-            drained=list_of(self._drained),
+            drained=format_id_list(self._drained),
         )
         self.factors = factors
         return True
@@ -147,20 +148,20 @@ class ExternalCapacity(CapacityMonitor):
     def _apply_document(self, text: str) -> set[str]:
         """Believe what is sound of a document; the problems of the rest."""
         try:
-            document = json_object(text)
+            document = parse_json_object(text)
         except BadCapacity as error:
             return {str(error)}
         problems: set[str] = set()
-        if unknown := document.keys() - {OFFLINE_CAPACITY, DRAINED_ANNOTATION}:
+        if unknown := document.keys() - {OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION}:
             problems.add(f"unknown key {ascii(min(unknown))[:60]}")
-        for key in (OFFLINE_CAPACITY, DRAINED_ANNOTATION):
+        for key in (OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION):
             value = document.get(key)
             if not isinstance(value, str):
                 problems.add(f"{key}: expected a text")
                 continue
             try:
                 if key == DRAINED_ANNOTATION:
-                    self._drained = numa_nodes(value)
+                    self._drained = parse_id_list(value)
                 else:
                     self._capacity = parse_capacity(value)
             except BadCapacity as error:
@@ -175,7 +176,7 @@ class ExternalCapacity(CapacityMonitor):
 
 # --- Measured ---
 
-FACTOR_STEP: Final = 0.1
+MIN_FACTOR_CHANGE: Final = 0.1
 """How far the average must be from a factor before it changes."""
 STEAL_SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
@@ -192,7 +193,7 @@ class StealWatch(CapacityMonitor):
         self._gauges: StealGauges | None = None
         self._clock = clock
         self._smoothed = SmoothedFactors(
-            half_life=parse_duration(config.half_life), step=FACTOR_STEP, floor=config.floor
+            half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""

@@ -27,7 +27,7 @@ from nri_numa.config import AgentConfig, driver_sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     CPU_CAPACITY,
-    CPUS_VARIABLE,
+    CPUSET_VARIABLE_PREFIX,
     MAX_CLAIM_BYTES,
     MEMORY_CAPACITY,
     Claim,
@@ -46,8 +46,13 @@ from nri_numa.dra.claims import (
 )
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.request.annotations import Resolver
-from nri_numa.engine.request.demand import NOT_PREPARED, read_claims, result_text, with_slots
+from nri_numa.engine.request.annotations import OptionsResolver
+from nri_numa.engine.request.demand import (
+    UNPREPARED_CLAIM_PREFIX,
+    claim_result_text,
+    parse_claims,
+    with_slots,
+)
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import count_text, cpus_text, numa_text
@@ -243,7 +248,7 @@ class ClaimStore:
         topology = self._agent.machine.topology
         lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
         for one in self._agent.state.allocations.values():
-            claimed, gone = read_claims(one.slots), one.cpus - topology.online
+            claimed, gone = parse_claims(one.slots), one.cpus - topology.online
             if claimed is None or one.reserved_at or not gone:
                 continue
             has = topology.cpu_count_by_node(one.cpus & topology.online)
@@ -267,18 +272,23 @@ class ClaimStore:
         for uid, number in named:
             claim = self.claims.get(uid)
             if claim is None or number >= len(claim.results):
-                text = f"{NOT_PREPARED}its ResourceClaim {uid} is not prepared on this node"
+                text = (
+                    f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {uid} is not prepared on this node"
+                )
                 break
             if pod.uid not in claim.pods or pod.namespace != claim.namespace:
                 text = (
-                    f"{NOT_PREPARED}ResourceClaim {claim.full_name} was prepared for another pod; "
+                    f"{UNPREPARED_CLAIM_PREFIX}ResourceClaim {claim.full_name} was prepared "
+                    "for another pod; "
                     "expected a claim that no other pod uses at the same time"
                 )
                 break
             results.append((uid, number, claim.results[number]))
         if not text:
-            text = ",".join(result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
-        key = self._agent.machine.slots_key
+            text = ",".join(
+                claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results
+            )
+        key = self._agent.machine.slots_annotation_key
         container = replace(container, annotations={**container.annotations, key: text})
         found = [one for _, _, one in results]
         return with_parameters(self._agent.machine, pod, container, found), container
@@ -290,7 +300,7 @@ class ClaimStore:
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
             return to  # of several claims it is not known which CPUs are whose
-        return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
+        return replace(to, env={**to.env, f"{CPUSET_VARIABLE_PREFIX}{uids.pop()}": to.cpus})
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
@@ -396,7 +406,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
                 f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
                 f"of {machine.topology.cpu_nodes}"
             )
-        usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
+        usable = len(machine.usable_cpus_by_node[one.numa_node] - machine.settings.reserved_cpus)
         memory = one.capacity.get(MEMORY_CAPACITY, 0)
         for what, asked, has in (
             (CPU_CAPACITY, one.cpus, usable),
@@ -444,15 +454,15 @@ def _resolve_claim_options(
     """What a container with this result alone, and as many CPUs, would ask for."""
     one = claim.results[number]
     pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
-    text = result_text(one.numa_node, claim.uid, number, one.cpus)
+    text = claim_result_text(one.numa_node, claim.uid, number, one.cpus)
     container = Container(
         id="",
         pod_id="",
         name="claim",
-        annotations={machine.slots_key: text},
+        annotations={machine.slots_annotation_key: text},
         resources=Resources(cpu_quota=one.cpus * _CFS_PERIOD_US, cpu_period=_CFS_PERIOD_US),
     )
     # That of the machine remembers what it read, for the loop's thread alone.
-    resolve = Resolver(machine.settings, machine.list_limit)
+    resolve = OptionsResolver(machine.settings, machine.max_list_chars)
     asked = resolve(with_parameters(machine, pod, container, [one]), container)
     return with_slots(machine.settings, pod, container, asked)

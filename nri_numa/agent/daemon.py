@@ -30,11 +30,17 @@ from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
-    locked_socket,
+    is_reached_over_cri,
     memory_policies,
-    over_cri,
+    runtime_lock_socket,
 )
-from nri_numa.agent.loop import Clock, HeapRelease, LoopMonitor, collect_generation, watched_loop
+from nri_numa.agent.loop import (
+    Clock,
+    HeapRelease,
+    LoopMonitor,
+    collect_generation,
+    new_monitored_loop,
+)
 from nri_numa.agent.memory_migration import MemoryMigrator
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
@@ -61,7 +67,7 @@ from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, Topolo
 from nri_numa.kubelet.configuration import hostname_override
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
@@ -82,15 +88,15 @@ log = logs.get_logger("daemon")
 EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
 PERIODIC_INTERVAL_S: Final = 1.0
 """Seconds between two rounds of what is done beside requests."""
-MEMORY_EVERY: Final = 5
+ROUNDS_BETWEEN_MEMORY_READS: Final = 5
 """Rounds between two looks at memory and at what changes on a machine."""
-EXPLANATIONS_EVERY: Final = 10
+ROUNDS_BETWEEN_EXPLANATION_SAVES: Final = 10
 """Rounds between two looks at whether there are new explanations to save."""
 LOOP_GAP_SAMPLES: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
-DECIDED_REQUESTS: Final = 1024
+MAX_DECIDED_REQUESTS: Final = 1024
 """Requests kept for spans, about a megabyte: `nri-numa publish` reads them within two seconds."""
-BLIND_EVERY: Final = 15
+ROUNDS_BETWEEN_RESYNCHRONIZES: Final = 15
 """Rounds between two pictures of the node where the runtime gives launched plugins none."""
 
 
@@ -126,7 +132,7 @@ class Daemon:
         self.metrics = metrics = Metrics(__version__)
         self.clock = clock = Clock()
         started = clock.time()
-        metrics.config_read(at=started)
+        metrics.record_config_reload(at=started)
         name = node_name(config, hostname_override)
 
         topology = discover_topology(config.sysfs_root)
@@ -186,7 +192,10 @@ class Daemon:
             log.warning("notices", problem=problem)
         agent.notices.changed = agent.notify_listeners
         if config.publish.otlp_endpoint:
-            agent.decided.limit, agent.decided.changed = DECIDED_REQUESTS, agent.notify_listeners
+            agent.decided.limit, agent.decided.changed = (
+                MAX_DECIDED_REQUESTS,
+                agent.notify_listeners,
+            )
         self.unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.new_device_watch(agent)
         self._claims = build_claim_store(config, name, agent)
@@ -197,7 +206,7 @@ class Daemon:
 
         launched = preinstalled_from_environment(os.environ)
         self._launched = launched is not None
-        by_cri = over_cri(config, launched=self._launched)
+        by_cri = is_reached_over_cri(config, launched=self._launched)
         self.handler = AgentHandler(
             agent,
             metrics,
@@ -234,9 +243,9 @@ class Daemon:
         self.runtime = RuntimeConnection(
             agent, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
         )
-        self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
+        self._lock = RuntimeLock(runtime_lock_socket(config, launched=self._launched))
         self.reconciler = Reconciler(
-            agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
+            agent, metrics, self.runtime, writer=writer, scopes=SystemdScopes(), clock=clock
         )
         self._mover = MemoryMigrator(agent, metrics, writer, clock)
         self.serving: HTTPThread | None = None
@@ -324,13 +333,13 @@ class Daemon:
 
     async def _run_link(self) -> None:
         """Run the link, once no other agent works on the runtime."""
-        while problem := self._other_agent():
+        while problem := self._lock_runtime():
             if problem != self.runtime.status[1]:
                 self.handler.link_changed(LinkState.DISCONNECTED, problem)
             await self.clock.sleep(PERIODIC_INTERVAL_S)
         await self.link.run()
 
-    def _other_agent(self) -> str:
+    def _lock_runtime(self) -> str:
         """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
 
         What was only observed is put right once it need not be any more.
@@ -358,7 +367,7 @@ class Daemon:
             "every second": self._run_periodic(),
             "reconcile": self.reconciler.run_rounds(self),
             "looks": self.reconciler.run_checks(self),
-            "systemd": self.reconciler.run_systemd(),
+            "systemd": self.reconciler.run_systemd_sync(),
             "mover": self._mover.run(),
             "kubelet's configuration": self._kubelet.watch_config(self),
             "hotplug": hotplug.watch_cpu_events(
@@ -401,19 +410,19 @@ class Daemon:
         while True:
             await self.clock.sleep(PERIODIC_INTERVAL_S)
             number += 1
-            if number % MEMORY_EVERY == 0 or agent.refused != refused:
+            if number % ROUNDS_BETWEEN_MEMORY_READS == 0 or agent.refused != refused:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
                 refused = agent.refused
                 await self._rereading.read_memory(agent)
                 await self._rereading.read_machine(agent)
                 agent.release_reservations()
-            if number % MEMORY_EVERY == 0:
+            if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
                 self._mover.request_check()
             self._beside.check_grants()
             self.store.retry_or_compact()
-            self._other_agent()
-            if number % EXPLANATIONS_EVERY == 0:
+            self._lock_runtime()
+            if number % ROUNDS_BETWEEN_EXPLANATION_SAVES == 0:
                 self._explanations.save_soon()
                 self.unmatched.report_settled()
             collect_generation(number)
@@ -424,11 +433,11 @@ class Daemon:
                 # plugins are up, so the first tries may fail.
                 look_in -= 1
                 if look_in <= 0 and not await self.link.resynchronize_containers():
-                    look_in = BLIND_EVERY
+                    look_in = ROUNDS_BETWEEN_RESYNCHRONIZES
             self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
             self.notifier.notify_watchdog()
             gaps.append(self._gaps.pop_longest_gap())
-            self.metrics.loop_lag(max(gaps))
+            self.metrics.record_loop_lag(max(gaps))
 
     # --- called by the link -----------------------------------------------------------------------
 
@@ -459,7 +468,7 @@ class Daemon:
             self._report_bad_drop_in(error, "drop-in configuration not used")
 
     def _report_bad_drop_in(self, error: ConfigError, event: str) -> None:
-        self.metrics.config_read(at=None)
+        self.metrics.record_config_reload(at=None)
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
@@ -504,7 +513,7 @@ class Daemon:
             except ConfigError as error:
                 self._report_bad_drop_in(error, "configuration not reloaded")
             except Exception:
-                self.metrics.config_read(at=None)
+                self.metrics.record_config_reload(at=None)
                 self.metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
@@ -516,7 +525,7 @@ class Daemon:
         self.notifier.notify_ready("reloaded")
 
     def _apply_config(self, new: PreparedConfig, late: str = "this change needs a restart") -> None:
-        self.metrics.config_read(at=self.clock.time())
+        self.metrics.record_config_reload(at=self.clock.time())
         for key in new.restart:
             log.warning(late, key=key)
         if not new.live:
@@ -524,7 +533,7 @@ class Daemon:
             return
         config = self.config = new.config
         logs.set_level(config.log.level.value)
-        self._other_agent()
+        self._lock_runtime()
         self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.update_topology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
@@ -543,7 +552,7 @@ def run_daemon(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
 
     Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
     """
-    loop, gaps = watched_loop()
+    loop, gaps = new_monitored_loop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(_run_new_daemon(config, load, gaps))
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = get_logger("nri")
 
-SLOW_SECONDS: Final = 0.5
+SLOW_ANSWER_S: Final = 0.5
 """An answer that takes longer is logged."""
 
 PENDING_POD_TIMEOUT_S: Final = 300.0
@@ -253,7 +253,7 @@ class AgentHandler:
     def on_request_answered(self, event_name: str, seconds: float) -> None:
         """Count the request, now that its answer is on its way."""
         self._metrics.record_request(event_name, seconds)
-        if seconds > SLOW_SECONDS:
+        if seconds > SLOW_ANSWER_S:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))
 
     def link_changed(self, state: LinkState, detail: str) -> None:

@@ -22,8 +22,8 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import apply_config
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
-from nri_numa.engine.others import pinned_to
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.others import parse_foreign_cpuset
+from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import (
     InheritedSettings,
@@ -79,7 +79,7 @@ class KubeletSync:
         """Look without a request; called every second, and costs two ``stat`` calls."""
         self.refresh_kubelet_grants()
         self._check_cgroups()
-        self._drop_removed()
+        self._forget_ended_conflicts()
 
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
@@ -116,18 +116,18 @@ class KubeletSync:
                 remedy="let each side have its part of the CPUs: docs/kubelet.md",
             )
 
-    def cpuset_rewritten(
+    def on_cpuset_rewritten(
         self, before: Allocation, after: Allocation, asked: str, kept: str
     ) -> None:
         """A cpuset was sent for a container: by the kubelet?"""
         granted = self._agent.state.kubelet.cpus_of(
             after.pod_uid, after.container, after.container_id
         )
-        if not granted or not pinned_to(asked) <= granted:
+        if not granted or not parse_foreign_cpuset(asked) <= granted:
             return  # the shared set, or not the kubelet at all: `overridden` says so
         if kept:
             self._record_conflict(after, asked, kept, "nri-numa", "UpdateContainer")
-        elif before.kind not in (Kind.FOREIGN, Kind.UNPINNED):
+        elif before.kind not in (ContainerKind.FOREIGN, ContainerKind.UNPINNED):
             self._record_conflict(after, asked, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
@@ -137,7 +137,7 @@ class KubeletSync:
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue
-            has = pinned_to(one.cpus)
+            has = parse_foreign_cpuset(one.cpus)
             wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
             if has and (has == wants or has in state.kubelet.shared):
                 if container_id in self.conflicts:
@@ -186,7 +186,7 @@ class KubeletSync:
         self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
         self._agent.notify_listeners()
 
-    def _drop_removed(self) -> None:
+    def _forget_ended_conflicts(self) -> None:
         live = self._agent.state.allocations
         if any(i not in live for i in self.conflicts):
             self.conflicts = MappingProxyType(

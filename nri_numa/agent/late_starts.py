@@ -18,7 +18,7 @@ from typing import Final
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import observe_cgroups
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
@@ -29,7 +29,7 @@ log = get_logger("late")
 FIRST_POLL_S: Final = 0.005
 MAX_POLL_S: Final = 0.2
 """Seconds between two looks at a container that is not right yet, growing."""
-MEASURE_LIMIT_S: Final = 10.0
+MAX_MEASURED_DELAY_S: Final = 10.0
 """Seconds after which it is a matter of drift, which is looked for by itself."""
 
 
@@ -81,7 +81,7 @@ class LateStarts:
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
         """CPUs and memory nodes to have; None for one that is left alone."""
         allocation = self._agent.state.allocations.get(container_id)
-        if self._agent.observe or allocation is None or allocation.kind is Kind.FOREIGN:
+        if self._agent.observe or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return None
         if container_id not in self._agent.cgroup_places:
             return None
@@ -134,11 +134,11 @@ class LateStarts:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         forked = self._clock.time() - age
         # Without the host's PIDs it may be anybody's process.
-        return forked if 0 < started - forked < MEASURE_LIMIT_S else started
+        return forked if 0 < started - forked < MAX_MEASURED_DELAY_S else started
 
     async def _measure_start_delay(self, container_id: str, started: float) -> None:
         agent, wait = self._agent, FIRST_POLL_S
-        while self._clock.time() - started < MEASURE_LIMIT_S:
+        while self._clock.time() - started < MAX_MEASURED_DELAY_S:
             place = agent.cgroup_places.get(container_id)
             if place is None or container_id not in agent.state.allocations:
                 return

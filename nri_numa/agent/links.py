@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = get_logger("daemon")
 
 
-def over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
+def is_reached_over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
     """Whether the runtime is reached over CRI; never where it launched us over NRI itself."""
     if config.runtime.link is not LinkKind.CRI:
         return False
@@ -44,9 +44,9 @@ def over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
     return not launched
 
 
-def locked_socket(config: AgentConfig, *, launched: bool = False) -> str:
+def runtime_lock_socket(config: AgentConfig, *, launched: bool = False) -> str:
     """The socket whose directory says that an agent works on this runtime."""
-    if over_cri(config, launched=launched):
+    if is_reached_over_cri(config, launched=launched):
         return config.runtime.cri_socket.removeprefix("unix://")
     return config.runtime.nri_socket
 
@@ -221,7 +221,7 @@ class NodeDevices:
 
     def device_counts(self) -> CountsOrReason | None:
         """How many devices the kubelet can give, or why that is not known, from memory."""
-        return None if self._counts is None else self._counts.cached_counts()
+        return None if self._counts is None else self._counts.known_counts()
 
     def new_device_watch(self, agent: Agent) -> DeviceWatch | None:
         """Finds out which devices containers have."""

@@ -130,7 +130,7 @@ class LoopMonitor(selectors.DefaultSelector):
         return longest
 
 
-def watched_loop(
+def new_monitored_loop(
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[asyncio.SelectorEventLoop, LoopMonitor]:
     """An event loop, and who watches it."""
@@ -205,7 +205,7 @@ class YieldingSelector(selectors.DefaultSelector):
 
 HEAP_GROWTH_BYTES: Final = 2 << 20
 """Bytes of resident memory more than after the last time that make it worth a look."""
-RELEASE_REST: Final = 5
+MIN_ROUNDS_BETWEEN_RELEASES: Final = 5
 """Rounds between two times at least: a busy node needs again what it gave back."""
 _HEAP_RESERVE_BYTES: Final = 1 << 18
 """Bytes left at the end of the heap, for the requests that come next."""
@@ -266,7 +266,7 @@ class HeapRelease:
             return
         self._release_heap()
         self._least = self._resident()
-        self._rest = RELEASE_REST
+        self._rest = MIN_ROUNDS_BETWEEN_RELEASES
 
 
 def collect_generation(round_number: int) -> None:

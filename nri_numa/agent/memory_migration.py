@@ -18,7 +18,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocality
 from nri_numa.engine.rebalance import move_purpose_text
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
 from nri_numa.machine.migration import find_migration_problem, migrate_pages
 from nri_numa.model.cpuset import NUMASet
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 log = get_logger("mover")
 
-MIGRATION_BYTES_PER_S: Final = 1 << 30
+MAX_MIGRATION_BYTES_PER_S: Final = 1 << 30
 """Bytes in a second at most; half of what one core copies."""
 MAX_MIGRATION_PASSES: Final = 2
 """The second finds what was touched meanwhile."""
 SMALL_MIGRATION_BYTES: Final = 64 << 20
 """Bytes that are left to the kernel, which moves them when ``cpuset.mems`` is written; and so few
 that are far stay far."""
-SMALLEST_LEFT: Final = 1 << 20
+MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
 """Bytes that would not move and are worth a word; fewer round to nothing."""
 RETRY_S: Final = 300.0
 """Seconds until what would not move is tried again."""
-IDLE_NODE_S: Final = 30.0
+NODE_IDLE_AFTER_S: Final = 30.0
 """Seconds without a creation after which something moves ahead of need."""
 REMOTE_CHECK_INTERVAL_S: Final = 60.0
 BUDGET_WINDOW_S: Final = 3600.0
@@ -115,12 +115,12 @@ class MemoryMigrator:
         agent, now = self._agent, self._clock.monotonic()
         if agent.creations != self._creations:
             self._creations, self._busy = agent.creations, now
-        return now - self._busy >= IDLE_NODE_S
+        return now - self._busy >= NODE_IDLE_AFTER_S
 
     def _migrating_allocation(self, container_id: str) -> Allocation | None:
         agent = self._agent
         a = agent.state.allocations.get(container_id)
-        moves = agent.synchronized and agent.is_running(container_id) and not agent.observe
+        moves = agent.synchronized and agent.is_cgroup_settled(container_id) and not agent.observe
         return a if moves and a is not None and a.migrating_from else None
 
     async def _migrate_pages(
@@ -129,7 +129,7 @@ class MemoryMigrator:
         sources: NUMASet,
         target: int,
         should_continue: Callable[[], object],
-        rate: float = MIGRATION_BYTES_PER_S,
+        rate: float = MAX_MIGRATION_BYTES_PER_S,
     ) -> _MigrationResult:
         """Move the pages of one container to ``target`` while it ``goes_on``."""
         done, left, why, moving = 0, 0, "", self._agent.moving
@@ -171,9 +171,9 @@ class MemoryMigrator:
         if a is None:
             return
         ahead = a.moved_proactively
-        rate = self._remaining_budget()[0] if ahead else MIGRATION_BYTES_PER_S
+        rate = self._remaining_budget()[0] if ahead else MAX_MIGRATION_BYTES_PER_S
         if ahead and not (rate and self._is_node_idle()):
-            self._try_later(container_id, IDLE_NODE_S)
+            self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
         began = self._began.setdefault(container_id, self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
@@ -189,7 +189,7 @@ class MemoryMigrator:
         if a is None:
             return
         if moved.is_cancelled:
-            self._try_later(container_id, IDLE_NODE_S)
+            self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
         if moved.unmigrated_bytes > SMALL_MIGRATION_BYTES:
             self._try_later(container_id, RETRY_S)
@@ -209,7 +209,7 @@ class MemoryMigrator:
             a, NoticeKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"where": where, "seconds": round(seconds, 3)}
-        if moved.unmigrated_bytes >= SMALLEST_LEFT:
+        if moved.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
             fields |= {"left": moved.unmigrated_bytes, "problem": moved.obstacle}
         log.info("memory moved", container=a.full_name, **fields)
 
@@ -240,7 +240,7 @@ class MemoryMigrator:
         if agent.moves_memory and self._watch is not None:
             read = self._watch.known.items()
             used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}
-            short = agent.short_of_memory(used)
+            short = agent.nodes_short_of_free_memory(used)
             every = [
                 (agent.state.allocations[i], used[i]) for i in agent.state.allocations.keys() & used
             ]
@@ -258,7 +258,7 @@ class MemoryMigrator:
 
         Where NUMA nodes are ``short`` of it, it is too much at once.
         """
-        if a.kind is Kind.FOREIGN or a.migrating_from or not a.mems:
+        if a.kind is ContainerKind.FOREIGN or a.migrating_from or not a.mems:
             return None
         if self._later.get(a.container_id, 0.0) > self._clock.monotonic():
             return None

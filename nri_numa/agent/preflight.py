@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, IRQBALANCE_SOCKETS
-from nri_numa.agent.links import locked_socket
+from nri_numa.agent.links import runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import AgentConfig, LinkKind, derive_settings, split_address, validate_config
 from nri_numa.config.sections import config_keys
@@ -97,20 +97,20 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
     if topology is not None:
         yield from check_machine(topology)
         yield from check_configuration(config, topology)
-        yield from nohz_full(config, topology)
-        yield from host_processes(config, topology)
+        yield from check_nohz_full(config, topology)
+        yield from check_host_processes(config, topology)
         yield from check_isolated_cpus(config, topology)
         yield from check_devices(config)
     yield from check_privileges()
     yield from check_cgroup_controllers(Path(config.cgroup_root), root)
     yield from check_runtime_link(config, root)
-    yield from pod_level_resources(root)
+    yield from check_pod_level_resources(root)
     yield from check_other_agents(config)
     yield from check_kubelet(config, topology)
-    yield from state_directory(Path(config.state_dir))
-    yield from libraries(config)
+    yield from check_state_directory(Path(config.state_dir))
+    yield from check_libraries(config)
     yield from check_http_address(config)
-    yield from numa_balancing(root)
+    yield from check_numa_balancing(root)
     yield from check_interrupt_steering(config, root)
     yield from check_systemd_service(config, root)
 
@@ -163,7 +163,7 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
     )
 
 
-def nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+def check_nohz_full(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Whether anybody takes notice of the kernel's nohz_full list."""
     if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
         yield _passed_finding(
@@ -211,7 +211,7 @@ def check_privileges() -> Iterator[Finding]:
     """Whether we may do what the agent does."""
     if os.geteuid() == 0:
         yield _passed_finding("privileges", "running as root")
-        yield from installation()
+        yield from check_installation()
     else:
         yield _warning_finding(
             "privileges",
@@ -220,7 +220,7 @@ def check_privileges() -> Iterator[Finding]:
         )
 
 
-def installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[Finding]:
+def check_installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[Finding]:
     """Whether only root can write what root runs here: interpreter and package."""
     for path in paths:
         real = Path(os.path.realpath(path))
@@ -308,7 +308,7 @@ def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
 _HOST_PROCESSES = "host processes"
 
 
-def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Which processes outside of pods may run on CPUs that containers can have exclusively."""
     from nri_numa.agent.kubelet_sync import KubeletSettings
 
@@ -421,7 +421,7 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
     with contextlib.suppress(OSError):
         if directory_problem(os.stat(config.state_dir)):
             return
-    lock = RuntimeLock(locked_socket(config))
+    lock = RuntimeLock(runtime_lock_socket(config))
     try:
         lock.acquire()
     except RuntimeBusy as error:
@@ -511,13 +511,13 @@ _BINARY_DIRECTORIES = (
     *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
     *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
 )
-_FIRST_WITH_NRI = (1, 7)
+_FIRST_CONTAINERD_WITH_NRI = (1, 7)
 
 
 def containerd_lacks_nri(root: Path = Path("/")) -> str:
     """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
     version = containerd_version(root)
-    if version is None or version >= _FIRST_WITH_NRI:
+    if version is None or version >= _FIRST_CONTAINERD_WITH_NRI:
         return ""
     return f"containerd {version[0]}.{version[1]} has no NRI, expected 1.7 or newer"
 
@@ -577,7 +577,7 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
     return None
 
 
-def pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
+def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     """What the runtime says of pods with resources of their own (``spec.resources``)."""
     version = containerd_version(root)
     if version is None:
@@ -598,7 +598,7 @@ def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- our own needs ------------------------------------------------------------------------------
 
 
-def state_directory(directory: Path) -> Iterator[Finding]:
+def check_state_directory(directory: Path) -> Iterator[Finding]:
     """Whether the checkpoint can be written, and by no other user."""
     at = directory
     while not os.path.exists(at) and at != at.parent:  # also where we may not look
@@ -619,7 +619,7 @@ def state_directory(directory: Path) -> Iterator[Finding]:
         yield _passed_finding("state", f"{directory} can be written")
 
 
-_LIBRARIES: Final = {
+_LIBRARY_BY_SETTING: Final = {
     "devices.network": "pyroute2",
     "devices.podResources": "grpc",
     "devices.count": "grpc",
@@ -629,9 +629,9 @@ _LIBRARIES: Final = {
 """What is imported only where a key is on, and found out there."""
 
 
-def libraries(config: AgentConfig) -> Iterator[Finding]:
+def check_libraries(config: AgentConfig) -> Iterator[Finding]:
     """What is switched on and cannot be imported here."""
-    for key, module in _LIBRARIES.items():
+    for key, module in _LIBRARY_BY_SETTING.items():
         near = key in ("devices.network", "devices.podResources")
         if not config_keys()[key].value_in(config) or (near and not config.devices.enabled):
             continue
@@ -725,7 +725,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
     return "nri-numa" if server.startswith("nri-numa") else "other"
 
 
-def numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
+def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the kernel moves pages on its own account."""
     if (_read_text_file(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
         yield _passed_finding(
@@ -827,7 +827,7 @@ def check_kubelet(
             "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
         )
     yield from _check_kubelet_policies(files, found.facts, config)
-    yield from _kubelet_differences(config, topology, found)
+    yield from _check_kubelet_differences(config, topology, found)
 
 
 def _check_kubelet_policies(
@@ -854,13 +854,13 @@ def _check_kubelet_policies(
             f"{files.state_file_path('memory')} and restart the kubelet. {_KUBELET_GUIDE_TEXT}",
         )
     if facts is not None:
-        yield from _next_kubelet_start(files, grants, facts)
+        yield from _check_next_kubelet_start(files, grants, facts)
     if cpu != "static" and memory != "Static":
         known = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
         yield _passed_finding("kubelet", known)
 
 
-def _next_kubelet_start(
+def _check_next_kubelet_start(
     files: StateFiles, grants: KubeletGrants, facts: KubeletFacts
 ) -> Iterator[Finding]:
     policies: Mapping[str, tuple[str, str]] = {
@@ -878,7 +878,7 @@ def _next_kubelet_start(
             )
 
 
-def _kubelet_differences(
+def _check_kubelet_differences(
     config: AgentConfig, topology: Topology | None, found: DiscoveredConfig
 ) -> Iterator[Finding]:
     if topology is None or found.facts is None:

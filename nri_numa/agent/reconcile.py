@@ -15,9 +15,9 @@ dear, and hangs containerd (2.1.9, 2.4.2) for good when a sandbox is removed in 
 
 What the kernel would refuse, because of a cgroup above or below, is not written: that cgroup is
 named, and the repair follows when it is out of the way. A container that is rewritten again and
-again is not fought for ever: after ``maxRepairs`` within `REPAIR_WINDOW` that is reported, and it
-is left until the window has passed (docs/adr/0012). systemd, where it made a cgroup, is given the
-same set afterwards.
+again is not fought for ever: after ``maxRepairs`` within `REPAIR_COUNT_WINDOW_S` that is reported,
+and it is left until the window has passed (docs/adr/0012). systemd, where it made a cgroup, is
+given the same set afterwards.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.resync import Correction, plan_corrections
-from nri_numa.engine.state import Kind, NodeState, effective_cpus
+from nri_numa.engine.state import ContainerKind, NodeState, effective_cpus
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
     CgroupWriter,
-    Scopes,
+    SystemdScopes,
     observe_all,
 )
 from nri_numa.machine.cpuset_watch import CpusetWatch
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = get_logger("reconcile")
 
-REPAIR_WINDOW: Final = 600.0
+REPAIR_COUNT_WINDOW_S: Final = 600.0
 """Seconds in which repairs of one container are counted."""
 POLL_INTERVAL_S: Final = 0.01
 """Seconds between a write and the look at it, and between two looks."""
@@ -83,7 +83,7 @@ PUSH_BATCH: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
 NO_CGROUP_ROUNDS: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
-UPDATE_WITHOUT_EFFECT: Final = "the runtime took the update, and the cgroup is as before"
+UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime took the update, and the cgroup is as before"
 
 
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class Reconciler:
         runtime: RuntimeConnection,
         *,
         writer: CgroupWriter,
-        scopes: Scopes,
+        scopes: SystemdScopes,
         clock: Clock,
     ) -> None:
         self._agent = agent
@@ -253,7 +253,7 @@ class Reconciler:
     ) -> RoundResult:
         """Look at every container once, and repair what is not as meant.
 
-        One that was repaired ``max_repairs`` times within `REPAIR_WINDOW` is left.
+        One that was repaired ``max_repairs`` times within `REPAIR_COUNT_WINDOW_S` is left.
         ``without_runtime`` repairs drift while the runtime cannot be reached; ``only`` looks at
         these containers instead.
         """
@@ -261,7 +261,9 @@ class Reconciler:
         agent = self._agent
         if not agent.synchronized or self._writer.is_blocked:
             return RoundResult()
-        ids = [i for i in (agent.cgroup_places if only is None else only) if agent.is_running(i)]
+        ids = [
+            i for i in (agent.cgroup_places if only is None else only) if agent.is_cgroup_settled(i)
+        ]
         late = {i: since for i in ids if (since := self._undelivered.get(i)) is not None}
         self._undelivered = (
             {} if only is None else {i: t for i, t in self._undelivered.items() if i not in only}
@@ -338,7 +340,7 @@ class Reconciler:
         self._metrics.late_repairs.inc(len(right))
         for correction in right:
             known = self._agent.state.allocations.get(correction.container_id)
-            if known is not None and known.kind is not Kind.UNPINNED:
+            if known is not None and known.kind is not ContainerKind.UNPINNED:
                 self._agent.notices.add_for_allocation(
                     known, NoticeKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
                 )
@@ -373,7 +375,7 @@ class Reconciler:
     def _repairs_exhausted(self, correction: Correction, max_repairs: int) -> bool:
         container_id = correction.container_id
         past = self._repairs.get(container_id, deque())
-        while past and past[0] <= self._clock.monotonic() - REPAIR_WINDOW:
+        while past and past[0] <= self._clock.monotonic() - REPAIR_COUNT_WINDOW_S:
             past.popleft()
         if len(past) < max_repairs:
             self._given_up.discard(container_id)
@@ -390,7 +392,7 @@ class Reconciler:
                 id=container_id[:12],
                 found=correction.finding,
                 repairs=len(past),
-                window_seconds=round(REPAIR_WINDOW),
+                window_seconds=round(REPAIR_COUNT_WINDOW_S),
             )
         return True
 
@@ -399,7 +401,7 @@ class Reconciler:
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
         self._unmoved &= drifting
-        oldest = self._clock.monotonic() - REPAIR_WINDOW
+        oldest = self._clock.monotonic() - REPAIR_COUNT_WINDOW_S
         for container_id in self._repairs.keys() - drifting:
             past = self._repairs[container_id]
             # Repairs outside the window are dropped before the next one, which may then fail.
@@ -420,7 +422,7 @@ class Reconciler:
     # --- looking ----------------------------------------------------------------------------------
 
     def _running_cgroups(self, ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
-        return [(i, self._agent.cgroup_places[i]) for i in ids if self._agent.is_running(i)]
+        return [(i, self._agent.cgroup_places[i]) for i in ids if self._agent.is_cgroup_settled(i)]
 
     async def _observe_cgroups(self, ids: Iterable[str]) -> Observation | None:
         """Read and compare in a thread; None when nothing can be read."""
@@ -521,14 +523,14 @@ class Reconciler:
         self._unmoved.update(c.container_id for c in new)
         for correction in new:
             self._add_drift_notice(
-                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT}"
+                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
             )
         _log_each(
             log.warning,
             "drift not repaired",
             "more drift not repaired",
             new,
-            lambda c: {"because": UPDATE_WITHOUT_EFFECT},
+            lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
         )
 
     # --- systemd ----------------------------------------------------------------------------------
@@ -537,11 +539,11 @@ class Reconciler:
         """Have systemd given what the cgroups of those of these that it made have, soon."""
         if self._writer.reader.unified and not self._agent.observe:
             places = self._agent.cgroup_places
-            self._untold |= {i: None for i in ids if i in places and places[i].by_systemd}
+            self._untold |= {i: None for i in ids if i in places and places[i].is_systemd_managed}
             if self._untold:
                 self._tell.set()
 
-    async def run_systemd(self) -> None:
+    async def run_systemd_sync(self) -> None:
         """Give systemd what cgroups have, until cancelled: no request waits for it."""
         while True:
             await self._tell.wait()
@@ -563,7 +565,7 @@ class Reconciler:
             container_id = next(iter(self._untold))
             del self._untold[container_id]
             self._behind.pop(container_id, None)
-            if not agent.is_running(container_id):
+            if not agent.is_cgroup_settled(container_id):
                 continue
             write_count, self._push_target = agent.write_counts[container_id], container_id
             agree = partial(self._sync_scope, container_id, agent.state, agent.machine, write_count)
@@ -605,7 +607,7 @@ class Reconciler:
         """
         place = self._agent.cgroup_places.get(container_id)
         allocation = state.allocations.get(container_id)
-        if place is None or allocation is None or allocation.kind is Kind.FOREIGN:
+        if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
         topology = machine.topology
         pool = state.shared_pool(topology, machine.settings)
@@ -660,13 +662,15 @@ def observe_cgroups(
     for start in range(0, len(places), READ_BATCH):
         if start:
             pause(THREAD_PAUSE_S)
-        some = observe_some(reader, machine, state, places[start : start + READ_BATCH], narrowed_at)
+        some = observe_cgroup_batch(
+            reader, machine, state, places[start : start + READ_BATCH], narrowed_at
+        )
         seen += some.cgroup_count
         found += some.corrections
     return Observation(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
 
 
-def observe_some(
+def observe_cgroup_batch(
     reader: CgroupReader,
     machine: NodeModel,
     state: NodeState,

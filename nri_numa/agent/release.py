@@ -30,14 +30,14 @@ from nri_numa import config as configuration
 from nri_numa.agent.assigned_files import remove_all
 from nri_numa.agent.explanations import EXPLANATIONS_FILE_NAME
 from nri_numa.agent.interrupts import Interrupts
-from nri_numa.agent.links import locked_socket, over_cri
+from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.adopt import ASSIGNED_KEY
 from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
+from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_milli
 from nri_numa.engine.resync import rebuild_node_state
-from nri_numa.engine.state import Allocation, Kind, NodeState, build_state
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState, build_node_state
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
@@ -53,10 +53,10 @@ from nri_numa.store.journal import Document, state_from
 
 _Ids = TypeVar("_Ids", CPUSet, NUMASet)
 
-RELEASED_FILE: Final = "checkpoint.released"
+RELEASED_CHECKPOINT_NAME: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
 
-READ_BACK_SECONDS: Final = 10.0
+READ_BACK_STALL_S: Final = 10.0
 """Seconds in which no cgroup is written, after which those that are left count as not written.
 
 Under the systemd driver each takes its time."""
@@ -169,7 +169,9 @@ def plan_release(
     live = [container for container in containers if container.pod_id in by_pod]
     outcome = rebuild_node_state(machine, prior, by_pod.values(), live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = build_state(known, kubelet=prior.kubelet).shared_pool(machine.topology, machine.settings)
+    pool = build_node_state(known, kubelet=prior.kubelet).shared_pool(
+        machine.topology, machine.settings
+    )
     placed = outcome.state.allocations
     found = [
         _plan_container(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live
@@ -203,7 +205,7 @@ def _plan_container(
         kind, lifted = allocation.kind, allocation.lifted_quota
     else:
         kind, lifted = _kind_from_annotation(machine, pool, container, placed)
-    if kind is Kind.FOREIGN:
+    if kind is ContainerKind.FOREIGN:
         return entry
     cpus, mems = (
         _parse_list_or_none(CPUSet, resources.cpus),
@@ -211,11 +213,11 @@ def _plan_container(
     )
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
-        milli = request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
+        milli = cpu_request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
         if lifted > 0:
             quota = lifted
         elif milli:  # the limit is the request
-            quota = milli * (resources.cpu_period or DEFAULT_PERIOD) // 1000
+            quota = milli * (resources.cpu_period or DEFAULT_CFS_PERIOD_US) // 1000
         else:
             note = "its CPU limit stays lifted: the checkpoint that knew it was lost"
     # What the kubelet sent, which does not send it again: the grant, or what is not granted.
@@ -235,7 +237,7 @@ def _plan_container(
 
 def _kind_from_annotation(
     machine: NodeModel, pool: CPUSet, container: Container, placed: Allocation | None
-) -> tuple[Kind, int | None]:
+) -> tuple[ContainerKind, int | None]:
     """What a container is that the checkpoint does not know, and the quota that was lifted.
 
     The quota itself is in the checkpoint alone, so it is 0 where one was lifted. Over CRI no
@@ -254,13 +256,13 @@ def _kind_from_annotation(
         if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
             lifted = placed.exclusive and container.resources.cpu_quota == NO_QUOTA
             return placed.kind, 0 if lifted else None
-        return (Kind.UNPINNED if cpus == pool else Kind.FOREIGN), None
+        return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
     try:
         document = json.loads(marker)
-        kind = Kind(document["kind"])
-        owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
+        kind = ContainerKind(document["kind"])
+        owned = kind is ContainerKind.EXCLUSIVE or bool(document.get("owned"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Kind.UNPINNED, None  # damaged, but only we write this key
+        return ContainerKind.UNPINNED, None  # damaged, but only we write this key
     return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
 
 
@@ -305,7 +307,7 @@ async def release_all_containers(
         else:
             store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
             cleanup.callback(store.close)
-            claim = RuntimeLock(locked_socket(config))
+            claim = RuntimeLock(runtime_lock_socket(config))
             cleanup.callback(claim.close)
             try:
                 loaded = store.load()
@@ -368,7 +370,7 @@ async def _send_release(
     timer = asyncio.get_running_loop().call_later(1.0, waiting)
     try:
         async with asyncio.timeout(seconds):
-            if over_cri(config):
+            if is_reached_over_cri(config):
                 from nri_numa.cri.link import update_once
 
                 detail = await update_once(on_synchronize, socket_path=config.runtime.cri_socket)
@@ -382,7 +384,7 @@ async def _send_release(
     except TimeoutError:
         detail = (
             f"the runtime did not answer within {seconds:g} s"
-            if over_cri(config)
+            if is_reached_over_cri(config)
             else f"the runtime did not synchronise the second registration within {seconds:g} s"
         )
     finally:
@@ -407,7 +409,7 @@ async def _read_back(
     """Wait until the cgroups say what was sent; the runtime does not say what became of it."""
     open_entries = {c.container_id: c for c in planned if c.has_changes}
     results: dict[str, ReleaseResult] = dict.fromkeys(open_entries, ReleaseResult.RECORDED)
-    deadline = time.monotonic() + READ_BACK_SECONDS
+    deadline = time.monotonic() + READ_BACK_STALL_S
     while open_entries and reader.detect_hierarchy():
         places = [(i, c.cgroup) for i, c in open_entries.items()]
         seen = await asyncio.to_thread(observe_all, reader, places)
@@ -419,7 +421,7 @@ async def _read_back(
             results[container_id] = ReleaseResult.RELEASED if arrived else ReleaseResult.FAILED
             if arrived:
                 del open_entries[container_id]
-                deadline = time.monotonic() + READ_BACK_SECONDS
+                deadline = time.monotonic() + READ_BACK_STALL_S
         if not seen or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
@@ -428,7 +430,7 @@ async def _read_back(
 
 def _archive_checkpoint(store: CheckpointStore, keep: bool) -> str:
     """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
-    aside = os.path.join(store.directory, RELEASED_FILE)
+    aside = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(store.directory, EXPLANATIONS_FILE_NAME))
     try:

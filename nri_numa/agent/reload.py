@@ -121,7 +121,7 @@ def build_tables(machine: NodeModel) -> NodeModel:
         machine.allocator_index,
         machine.cpu_capacity_milli,
         machine.memory_capacity,
-        machine.cpu_milli,
+        machine.shared_pool_milli_by_node,
     )
     return machine
 
@@ -132,7 +132,7 @@ log = get_logger("daemon")
 
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
-HOURLY_CHANGES: Final = frozenset(("memory", "hugepages"))
+HOURLY_LOGGED_CHANGES: Final = frozenset(("memory", "hugepages"))
 """Of what `nri_numa.machine.hotplug.changed_fields` finds; a balloon moves them all the time."""
 
 
@@ -203,7 +203,7 @@ class MachineReloader:
         at = self._clock.monotonic()
         if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-        elif found.keys() - HOURLY_CHANGES:
+        elif found.keys() - HOURLY_LOGGED_CHANGES:
             log.warning("machine changed", **found)
         elif found and at >= self._logged_at + MIN_LINE_INTERVAL_S:
             log.info("machine changed", **found)

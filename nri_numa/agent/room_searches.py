@@ -11,16 +11,16 @@ from operator import is_not
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.engine.decision import Admitted, Rejected
-from nri_numa.engine.rebalance import LATER_WORK_LIMIT, Search
+from nri_numa.engine.rebalance import MAX_DEFERRED_SEARCH_WORK, StepwiseSearch
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
 
-PIECE_WORK: Final = 2_000
+SEARCH_UNITS_PER_PIECE: Final = 2_000
 """Units of work of one piece, unless a single try is more."""
-MAX_BEGINNINGS: Final = 3
+MAX_SEARCH_RESTARTS: Final = 3
 """The node changes all the time where pods come and go; the kubelet tries again anyway."""
-MAX_WAITING: Final = 32
+MAX_WAITING_SEARCHES: Final = 32
 """Refused containers whose search is to go on; of more the oldest are left as they are."""
 
 
@@ -30,7 +30,7 @@ class RoomSearches:
     def __init__(self, agent: Agent, later: Callable[[Callable[[], object]], object]) -> None:
         self._agent, self._later = agent, later
         self._waiting: dict[tuple[str, str], Rejected] = {}
-        self._search: Search[Admitted | Rejected] | None = None
+        self._search: StepwiseSearch[Admitted | Rejected] | None = None
         self._about: tuple[object, ...] = ()
         self._beginnings = 0
 
@@ -38,7 +38,7 @@ class RoomSearches:
         """Go on for a container that was refused; once, however often it is."""
         idle = not self._waiting
         self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) > MAX_WAITING_SEARCHES:
             self._end_search()
         if idle:
             self._later(self._do_piece)
@@ -50,11 +50,11 @@ class RoomSearches:
     def _do_piece(self) -> None:
         """Do one piece; the next one follows by itself."""
         refused = next(iter(self._waiting.values()))
-        found, ends = None, not self._agent.is_refused(refused)
+        found, ends = None, not self._agent.is_still_refused(refused)
         if not ends:
             search = self._current_search(refused)
-            found = None if search is None else search.work(PIECE_WORK)
-            ends = search is None or found is not None or search.used >= LATER_WORK_LIMIT
+            found = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
+            ends = search is None or found is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
         if ends:
             self._end_search()
         if self._waiting:
@@ -62,13 +62,13 @@ class RoomSearches:
         if found is not None:
             self._agent.finish_search(refused, found)
 
-    def _current_search(self, refused: Rejected) -> Search[Admitted | Rejected] | None:
+    def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
         """The search about the state of now; None where it began too often."""
         agent = self._agent
         about = agent.machine, agent.state
         if any(map(is_not, about, self._about)) or self._search is None:
-            if self._beginnings == MAX_BEGINNINGS:
+            if self._beginnings == MAX_SEARCH_RESTARTS:
                 return None
             self._beginnings, self._about = self._beginnings + 1, about
-            self._search = agent.search_for(refused)
+            self._search = agent.new_room_search(refused)
         return self._search

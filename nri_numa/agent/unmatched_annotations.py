@@ -18,8 +18,8 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
     UnknownContainerName,
+    annotated_container_names,
     misspelt_prefix_sentences,
-    named_containers,
 )
 from nri_numa.model.workload import PodSandbox
 from nri_numa.observe.logs import get_logger
@@ -77,7 +77,7 @@ class UnmatchedAnnotations:
             waiting = self._pods.get(pod.uid)
             if waiting is None:
                 prefix = self._agent.machine.settings.prefix
-                wanted = named_containers(pod.annotations, prefix)
+                wanted = annotated_container_names(pod.annotations, prefix)
                 wrong = misspelt_prefix_sentences(pod.annotations, prefix)
                 if not wanted and not wrong:
                     continue

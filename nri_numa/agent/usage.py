@@ -55,7 +55,7 @@ log = get_logger("http")
 
 CPU_BUDGET_PERCENT: Final = 0.5
 """Per cent of one CPU; a round is stretched over as much time as that needs."""
-MAX_SERIES: Final = 100
+MAX_SERIES_PER_METRIC: Final = 100
 """Series of a metric about containers at most; those that need attention most have them."""
 READ_SLICE_S: Final = 0.002
 """Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
@@ -114,7 +114,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
         ordered = sorted(
             found.items(), key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0])
         )
-        shown = dict(ordered[:MAX_SERIES])
+        shown = dict(ordered[:MAX_SERIES_PER_METRIC])
         return ContainerSeries(
             shown,
             {
@@ -289,9 +289,9 @@ SAMPLE_INTERVAL_S: Final = 5.0
 """Seconds between two samples."""
 SAMPLE_COUNT: Final = 60
 """Samples kept: five minutes."""
-CPU_TIME_RATIO: Final = 200
+SAMPLING_REST_RATIO: Final = 200
 """Reading takes at most this part of the time of one CPU."""
-CONTAINER_SECONDS: Final = 0.5
+CONTAINER_MEASURE_S: Final = 0.5
 """Seconds that the CPU time of a container is measured over."""
 MAX_MEASUREMENTS: Final = 4
 """Containers measured at the same time; others wait."""
@@ -357,7 +357,7 @@ class UsageWatch:
         """Sample until cancelled."""
         while True:
             cost = await self.take_sample()
-            await asyncio.sleep(max(SAMPLE_INTERVAL_S, CPU_TIME_RATIO * cost))
+            await asyncio.sleep(max(SAMPLE_INTERVAL_S, SAMPLING_REST_RATIO * cost))
 
     async def take_sample(self) -> float:
         """Take one sample; gives the seconds of CPU time that reading took."""
@@ -415,11 +415,11 @@ class UsageWatch:
             id=i,
             cpu_percent=_mean_percent(last, cpus),
             memory_bytes=one.total_bytes,
-            memory_used_bytes=_used_bytes(one),
+            memory_used_bytes=_used_memory_bytes(one),
             memory_reclaimable_bytes=one.reclaimable_bytes,
             remote_percent=None if remote is None else round(100 * remote, 1),
             cpu_history=tuple(_mean_percent(sample, cpus) for sample in samples),
-            memory_history=tuple(_used_percent(sample.memory.get(i)) for sample in samples),
+            memory_history=tuple(_used_memory_percent(sample.memory.get(i)) for sample in samples),
         )
 
     async def measure_container(self, allocation: Allocation) -> MeasuredContainer:
@@ -443,7 +443,7 @@ class UsageWatch:
             arguments = reader, place, self._cgroup_root, page
             first = await asyncio.to_thread(read_container, *arguments)
             begun = time.monotonic()
-            await asyncio.sleep(CONTAINER_SECONDS)
+            await asyncio.sleep(CONTAINER_MEASURE_S)
             second = await asyncio.to_thread(read_container, *arguments)
             seconds = time.monotonic() - begun
         if first is None or second is None:
@@ -484,14 +484,14 @@ def _mean_percent(sample: UsageSample, cpus: tuple[int, ...]) -> int | None:
     return round(100 * sum(known) / len(known)) if known else None
 
 
-def _used_bytes(one: NUMAMemory) -> int:
+def _used_memory_bytes(one: NUMAMemory) -> int:
     return max(0, one.total_bytes - one.available_bytes)
 
 
-def _used_percent(one: NUMAMemory | None) -> int | None:
+def _used_memory_percent(one: NUMAMemory | None) -> int | None:
     if one is None or not one.total_bytes:
         return None
-    return round(100 * _used_bytes(one) / one.total_bytes)
+    return round(100 * _used_memory_bytes(one) / one.total_bytes)
 
 
 class UsageWatches(msgspec.Struct, frozen=True):

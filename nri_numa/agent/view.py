@@ -30,15 +30,15 @@ from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, tot
 from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
 from nri_numa.engine.explain.sentences import (
-    actual_text,
     displaced_text,
+    drift_text,
     explanation_sentences,
-    late_text,
+    start_delay_text,
 )
 from nri_numa.engine.others import KUBELET_KIND, grant_holders, shown_kind
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.resync import is_undecided
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, is_displaced
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus, is_displaced
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nri_numa.kubelet.configuration import KubeletFacts
 
 
-NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
+NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 
 
 class Listing(NamedTuple):
@@ -173,7 +173,7 @@ class LiveView:
         self, allocation: Allocation, moment: StateSnapshot, later: RejectedContainer | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
-        known = self._agent.grounds_of(allocation.container_id)
+        known = self._agent.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.yielded_text(allocation, effective):
@@ -185,11 +185,11 @@ class LiveView:
         if assignment.displaced:
             before.append(displaced_text(assignment.displaced))
         if isinstance(assignment.start_delay, float):
-            before.append(late_text(assignment.start_delay))
+            before.append(start_delay_text(assignment.start_delay))
         if before or since:
             document["later"] = [*before, *since]
         if (has := assignment.actual) is not None:
-            document["actual"] = actual_text(
+            document["actual"] = drift_text(
                 has.text, utc_text(has.observed_at), has.holders, given_up=has.repairs_abandoned
             )
         return shown.Explanation(
@@ -204,7 +204,7 @@ class LiveView:
         )
 
     def _rejection_explanation(self, refused: RejectedContainer) -> shown.Explanation:
-        known = self._agent.grounds_of_refusal(refused)
+        known = self._agent.explanation_of_refusal(refused)
         document = explain_rejection(known, refused.reason, refused.message)
         return shown.Explanation(
             namespace=refused.namespace,
@@ -233,7 +233,7 @@ class LiveView:
             serial=state.serial,
             ready=not reason,
             reason=reason,
-            annotation=machine.slots_key,
+            annotation=machine.slots_annotation_key,
             total=offered.total_slots,
             exclusive=len(state.exclusive),
             numa_nodes=tuple(
@@ -257,7 +257,7 @@ class LiveView:
             reason=self._unready_reason(),
             measured=None if more.measured is None else more.measured.enforced_factors(),
             devices=None if more.devices is None else more.devices.device_counts(),
-            roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
+            roots_of_pcie=NO_PCIE_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
             kubelet=None if more.kubelet is None else more.kubelet.configuration.discovered.facts,
         )
@@ -498,14 +498,14 @@ class StateSnapshot:
 
 # --- How many containers there are ---
 
-_FOREIGN_COUNT_KEYS = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
+_FOREIGN_COUNT_KEYS = frozenset((ContainerKind.FOREIGN, preferred) for preferred in (False, True))
 
 
 def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
     """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
     live = [a for a in state.allocations.values() if not a.reserved_at]
     counted = Counter((a.kind, a.aligned) for a in live)
-    counts = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
+    counts = {(k.value, p): counted[k, p] for k in ContainerKind for p in (False, True)}
     counts |= {(KUBELET_KIND, p): 0 for p in (False, True)}
     for a in live if counted.keys() & _FOREIGN_COUNT_KEYS else ():
         if shown_kind(state, a) == KUBELET_KIND:
@@ -605,7 +605,7 @@ def zones_document(
     reason: str = "",
     measured: Mapping[int, float] | None = None,
     devices: CountsOrReason | None = None,
-    roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
+    roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_PCIE_ROOTS,
     coming: Iterable[tuple[str, str]] = (),
     kubelet: KubeletFacts | None = None,
 ) -> shown.Zones:
@@ -633,7 +633,7 @@ def zones_document(
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     left = {size: machine.free_hugepages(size, state, reading) for size in sizes}
-    devices_of = _by_numa_node(devices)
+    devices_of = _devices_by_numa_node(devices)
     return shown.Zones(
         serial=state.serial,
         ready=not reason,
@@ -701,11 +701,13 @@ def _is_decided(allocation: Allocation) -> bool:
     """
     if allocation.charges:
         return True
-    unpinned = allocation.kind is Kind.UNPINNED and allocation.policy is Policy.NONE
+    unpinned = allocation.kind is ContainerKind.UNPINNED and allocation.policy is Policy.NONE
     return not (unpinned and allocation.aligned) and not is_undecided(allocation)
 
 
-def _by_numa_node(counts: CountsOrReason | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:
+def _devices_by_numa_node(
+    counts: CountsOrReason | None,
+) -> dict[int, tuple[shown.ZoneDevices, ...]]:
     """Devices by NUMA node, in the order of their resources; none where they are not known."""
     found: dict[int, tuple[shown.ZoneDevices, ...]] = {}
     for one in () if counts is None or isinstance(counts, str) else counts:

@@ -16,7 +16,7 @@ from nri_numa.cli.common import Failure, InputError, Unreachable, load_command_c
 from nri_numa.text import escape_unprintable
 
 REQUEST_TIMEOUT_S: Final = 5.0
-MAX_ANSWER: Final = 64 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 
 
 class UnknownToAgent(Failure):
@@ -110,7 +110,7 @@ class AgentClient:
             with closing(self._connect()) as connection:
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
-                body = response.read(MAX_ANSWER)
+                body = response.read(MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":

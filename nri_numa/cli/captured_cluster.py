@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.controller.evictor import is_recreated
+from nri_numa.controller.evictor import would_be_recreated
 from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping_or_empty
@@ -167,7 +167,7 @@ def _add_captured_pod(
         or phase in _FINISHED_PHASES
     ):
         return None
-    request, placed = reader.read_pod_request(document), reader.scheduled_nodes(document)
+    request, placed = reader.read_pod_request(document), reader.scheduled_numa_nodes(document)
     if request.is_unconstrained or request.invalid_reason:
         return None
     if phase == "Pending":
@@ -193,7 +193,7 @@ def _add_captured_pod(
         if (its := room.charge_pod(replace(request, containers=(one,)), placed)) is not None
     ]
     charge = room.charge_pod(request, placed)
-    moves = is_recreated(document), tuple(movers)
+    moves = would_be_recreated(document), tuple(movers)
     return None if charge is None else RunningPod(name, node, charge, request, *moves)
 
 

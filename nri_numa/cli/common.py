@@ -347,7 +347,9 @@ def complete_pods(ctx: click.Context, found: list[ContainerName], _begun: str) -
 
 
 @_completion_callback
-def pods_of_namespaces(ctx: click.Context, found: list[ContainerName], begun: str) -> Iterable[str]:
+def complete_namespaced_pods(
+    ctx: click.Context, found: list[ContainerName], begun: str
+) -> Iterable[str]:
     """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
     within = ctx.params.get("namespace")
     if within is None:

@@ -31,7 +31,7 @@ NRI_PLUGIN_NAME = "io.containerd.nri.v1.nri"
 _NRI_SECTION_PATTERN = re.compile(
     rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NRI_PLUGIN_NAME)}\1[ \t]*\]"
 )
-_ANY_HEADER = re.compile(r"^[ \t]*\[")
+_TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
 _NRI_SECTION = f"[plugins.'{NRI_PLUGIN_NAME}']\n  disable = false\n"
 _RESTART_ADVICE_TEXT = (
@@ -53,7 +53,7 @@ def plan_fix(path: Path) -> FileChange | None:
         version, table, files = containerd_nri(path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(path):
-            return _new_file(path, 2)
+            return _plan_new_file(path, 2)
         raise Failure(f"{error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -76,11 +76,11 @@ def plan_fix(path: Path) -> FileChange | None:
     document = tomllib.loads(text)
     directory = _drop_in_directory(document, path)
     if directory is not None and not nri_section(document):
-        return _new_file(directory / "nri-numa.toml", version)
-    return _edit_text(path, text, document)
+        return _plan_new_file(directory / "nri-numa.toml", version)
+    return _enable_nri(path, text, document)
 
 
-def _new_file(path: Path, version: int) -> FileChange:
+def _plan_new_file(path: Path, version: int) -> FileChange:
     text = f"version = {version}\n\n{_NRI_SECTION}"
     return FileChange(path, text, text)
 
@@ -93,7 +93,7 @@ def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
     return None
 
 
-def _edit_text(path: Path, text: str, document: Mapping[str, Any]) -> FileChange:
+def _enable_nri(path: Path, text: str, document: Mapping[str, Any]) -> FileChange:
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if _NRI_SECTION_PATTERN.match(line)), None)
     if start is None:
@@ -101,7 +101,7 @@ def _edit_text(path: Path, text: str, document: Mapping[str, Any]) -> FileChange
         change = FileChange(path, f"{text}{tail}\n{_NRI_SECTION}", _NRI_SECTION)
     else:
         behind = range(start + 1, len(lines))
-        end = next((i for i in behind if _ANY_HEADER.match(lines[i])), len(lines))
+        end = next((i for i in behind if _TOML_TABLE_HEADER_PATTERN.match(lines[i])), len(lines))
         kept = [line for line in lines[start + 1 : end] if not _DISABLE_KEY_PATTERN.match(line)]
         table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *kept])
         edited = "".join([*lines[:start], table, *lines[end:]])

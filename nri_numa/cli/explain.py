@@ -19,7 +19,7 @@ from nri_numa.cli.agent_client import (
 )
 from nri_numa.cli.common import api_options, config_option, output_option, show_progress
 from nri_numa.cli.output import terminal_width, wrap_text, write_output
-from nri_numa.cli.status import actual_since
+from nri_numa.cli.status import actual_cpuset_text
 from nri_numa.engine.explain import sentences
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
@@ -30,7 +30,7 @@ _IDS_SHOWN: Final = 8
 
 
 @click.command()
-@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=common.pods_of_namespaces)
+@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=common.complete_namespaced_pods)
 @click.argument("container", required=False, shell_complete=common.complete_containers)
 @click.option(
     "-n",
@@ -213,7 +213,7 @@ def explanation_lines(
             yield ""
         assignment, document = one.get("assignment") or {}, one["details"]
         if real := assignment.get("actual"):  # how long is easier to read than since when
-            document = {**document, "actual": actual_since(real, now)}
+            document = {**document, "actual": actual_cpuset_text(real, now)}
         yield from sentences.render_text(document, terminal_width(), brief=not verbose).split("\n")
         if verbose:
             yield from _memory_location_lines(assignment)

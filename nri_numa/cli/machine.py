@@ -31,9 +31,9 @@ from nri_numa.cli.output import (
     DEFAULT_WIDTH_COLUMNS,
     Column,
     ColumnKind,
-    broken_list,
     fit_table,
     table_width,
+    wrap_list,
     wrap_text,
     write_output,
 )
@@ -247,7 +247,7 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
 
 
 def _hanging_indent_lines(head: str, text: str, width: int | None) -> list[str]:
-    lines = [text] if width is None else broken_list(text, width - len(head))
+    lines = [text] if width is None else wrap_list(text, width - len(head))
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 
 

@@ -76,7 +76,7 @@ def terminal_width() -> int:
         import shutil  # with it come four compressors, which an agent never needs
 
         return shutil.get_terminal_size((DEFAULT_WIDTH_COLUMNS, 24)).columns
-    return _given_columns() or DEFAULT_WIDTH_COLUMNS
+    return _columns_from_environment() or DEFAULT_WIDTH_COLUMNS
 
 
 def table_width() -> int | None:
@@ -84,10 +84,10 @@ def table_width() -> int | None:
     command = click.get_current_context(silent=True)
     if command is not None and command.params.get("output") == "wide":
         return None
-    return terminal_width() if sys.stdout.isatty() else _given_columns()
+    return terminal_width() if sys.stdout.isatty() else _columns_from_environment()
 
 
-def _given_columns() -> int | None:
+def _columns_from_environment() -> int | None:
     text = os.environ.get("COLUMNS", "")
     fine = text.isascii() and text.isdigit() and len(text) < 7
     return int(text) or None if fine else None
@@ -223,10 +223,10 @@ def _wrap_cell(text: str, width: int, kind: ColumnKind) -> list[str]:
         return [text]
     if kind is ColumnKind.TEXT:
         return textwrap.wrap(text, width, break_on_hyphens=False)
-    return broken_list(text, width) if kind is ColumnKind.LIST else list(_wrap_name(text, width))
+    return wrap_list(text, width) if kind is ColumnKind.LIST else list(_wrap_name(text, width))
 
 
-def broken_list(text: str, width: int) -> list[str]:
+def wrap_list(text: str, width: int) -> list[str]:
     """A list in lines, broken behind commas and blanks only."""
     lines: list[str] = []
     for part in text.replace(",", ",\0").replace(" ", " \0").split("\0"):

@@ -39,9 +39,9 @@ _API_DOCUMENTS: Final = (
     "slots",
     "notices",
 )
-_LOG_LINES: Final = 5000
+_MAX_LOG_LINES: Final = 5000
 _URL_PASSWORD_PATTERN: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
-_LOG_NAME_PATTERN: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
+_LOGGED_NAME_PATTERN: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
 """Names in a line of the log, in either of its forms."""
 _MATCH_LIST_PATTERN: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
 """What the configuration says of names; its other words are not touched: it is to be loaded."""
@@ -92,7 +92,10 @@ def report(
         texts |= {f"{name}.json": json.dumps(one, indent=1) for name, one in documents.items()}
         texts = {name: _URL_PASSWORD_PATTERN.sub("***", text) for name, text in texts.items()}
         if hash_names:
-            names = {*_names_in_document(documents), *_LOG_NAME_PATTERN.findall(texts["log.txt"])}
+            names = {
+                *_names_in_document(documents),
+                *_LOGGED_NAME_PATTERN.findall(texts["log.txt"]),
+            }
             texts = _hash_names(texts, {part for name in names for part in name.split("/")})
         members = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
         members["machine.tar.gz"] = machine.data
@@ -165,9 +168,9 @@ def _fetch_documents(agent: AgentClient) -> dict[str, Any]:
 
 def _read_log_tail(file: str) -> str:
     """The last lines of the agent's log, from its file or the journal; else why there are none."""
-    command = ["tail", f"-n{_LOG_LINES}", file]
+    command = ["tail", f"-n{_MAX_LOG_LINES}", file]
     if not file:
-        command = ["journalctl", "-u", "nri-numa", f"-n{_LOG_LINES}", "-o", "cat", "--no-pager"]
+        command = ["journalctl", "-u", "nri-numa", f"-n{_MAX_LOG_LINES}", "-o", "cat", "--no-pager"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=30, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:

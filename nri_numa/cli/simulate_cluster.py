@@ -36,9 +36,9 @@ from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Workload, ineffective_annotation_sentences
 from nri_numa.text import escape_unprintable, human_bytes
 
-LARGEST_FILE: Final = 256 << 20
+MAX_CAPTURE_BYTES: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
-LARGEST_YAML: Final = 16 << 20
+MAX_YAML_CHARS: Final = 16 << 20
 """Characters: YAML is read a hundred times slower than JSON."""
 MAX_NAMED_NODES: Final = 5
 """Nodes that a line names."""
@@ -94,7 +94,9 @@ def simulate_cluster(
             "onTheirWay": len(nodes.assumed_pods),
         }
         judged = [
-            _evaluate_pod(pod, reader.request_of(pod), cluster, candidates, settings.strategy)
+            _evaluate_pod(
+                pod, reader.build_pod_request(pod), cluster, candidates, settings.strategy
+            )
             for pod in pods
         ]
     document = {
@@ -113,15 +115,15 @@ def simulate_cluster(
 
 def _read_cluster_documents(file: str) -> Iterator[object]:
     try:
-        text = text_of(file, LARGEST_FILE).strip()
+        text = text_of(file, MAX_CAPTURE_BYTES).strip()
     except OSError as error:
         raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
     if not text:
         raise CaptureError(f"is empty, expected what {CAPTURE_COMMAND} prints")
     if text[0] not in "{[":
-        if len(text) > LARGEST_YAML:
+        if len(text) > MAX_YAML_CHARS:
             raise CaptureError(
-                f"is YAML of more than {LARGEST_YAML >> 20} MiB; expected JSON (-o json)"
+                f"is YAML of more than {MAX_YAML_CHARS >> 20} MiB; expected JSON (-o json)"
             )
         try:
             yield from parse_all(text)

@@ -17,7 +17,7 @@ from nri_numa.cli.output import (
 )
 from nri_numa.engine.explain import explanation as explaining
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.state import Kind as Placement
+from nri_numa.engine.state import ContainerKind as Placement
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology, count_text, human_cpus, numa_text
 from nri_numa.model.workload import Device
@@ -50,11 +50,11 @@ _COMPARISON_COLUMNS: Final = (
     *(Column("A CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=1)),
     *(Column("B CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=2)),
 )
-_FILL_AT_END: Final = (
+_FILL_COMPARISON_COLUMNS: Final = (
     *(Column("NUMA NODE"), Column("A AFTER", drop_rank=3), Column("CPUS FREE"), _MEMORY_FREE),
     *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE),
 )
-NARROW_COLUMNS: Final = 72
+MIN_WIDE_TERMINAL_COLUMNS: Final = 72
 """Width of a terminal below which reasons stand under the table, not beside the CPUs."""
 
 
@@ -67,11 +67,11 @@ def report_lines(
     several = _several_namespaces(result)
     rows = [row for event in result.events for row in _event_rows(event, several=several)]
     if rows:
-        yield from _decisions(rows)
+        yield from _decision_lines(rows)
         yield ""
     for heading, about in (
         ("Devices that the kubelet gave", _device_lines),
-        ("Other containers whose CPUs changed", _changed_cpus),
+        ("Other containers whose CPUs changed", _changed_cpus_lines),
     ):
         if lines := [line for event in result.events for line in about(event)]:
             yield from (heading, *lines, "")
@@ -116,7 +116,7 @@ def comparison_lines(
         [i, *_usage_cells(first.final_fill[i]), *_usage_cells(second.final_fill[i])]
         for i in first.final_fill
     ]
-    yield from render_table(_FILL_AT_END, rows)
+    yield from render_table(_FILL_COMPARISON_COLUMNS, rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
         total, *rest = _verdict_lines(result, trace=False)
@@ -155,7 +155,7 @@ def _summary_lines(machine: str, topology: Topology) -> Iterator[str]:
     )
 
 
-def _decisions(rows: list[list[str]]) -> Iterator[str]:
+def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
     """What each container got and why, in a table or, on a narrow terminal, below one."""
     head = (
         Column(""),
@@ -164,7 +164,7 @@ def _decisions(rows: list[list[str]]) -> Iterator[str]:
         _CPUS_COLUMN,
         Column("MEMORY", ColumnKind.LIST, drop_rank=1),
     )
-    if (table_width() or NARROW_COLUMNS) >= NARROW_COLUMNS:
+    if (table_width() or MIN_WIDE_TERMINAL_COLUMNS) >= MIN_WIDE_TERMINAL_COLUMNS:
         yield from render_table((*head, Column("WHY", ColumnKind.TEXT)), rows)
         return
     yield from render_table(head, [row[:-1] for row in rows])
@@ -228,7 +228,7 @@ def _device_nodes_text(device: Device) -> str:
     return numa_text(NUMASet(device.numa_nodes)) if device.numa_nodes else "no NUMA node"
 
 
-def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
+def _changed_cpus_lines(event: SimulatedEvent) -> Iterator[str]:
     names = sorted(event.changed_cpus.items())
     for name, cpus in names[:MAX_NAMED_CONTAINERS]:
         yield from wrap_text(f"{event.number}: {name} -> {cpus}", "  ", "     ")

@@ -24,15 +24,15 @@ from nri_numa.cli.output import (
     wrap_text,
     write_document,
 )
-from nri_numa.engine.explain.sentences import actual_text, displaced_text
+from nri_numa.engine.explain.sentences import displaced_text, drift_text
 from nri_numa.model.machine import count_text, cpus_text, human_cpus
 from nri_numa.text import escape_unprintable, human_bytes
 
 Object = dict[str, Any]
 
-_REFUSALS_SHOWN: Final = 10
+_MAX_REFUSALS_SHOWN: Final = 10
 """On a terminal; a pipe gets them all."""
-_DIFFERING_SHOWN: Final = 20
+_MAX_DRIFT_LINES: Final = 20
 DRIFT_MARK: Final = "!"
 """Stands behind CPUs or memory nodes that are meant and not there."""
 
@@ -186,7 +186,7 @@ def status_lines(
         yield f"No containers{only}."
     refusals = document["refusals"]
     if refusals:
-        shown = refusals[:_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
+        shown = refusals[:_MAX_REFUSALS_SHOWN] if sys.stdout.isatty() and not wide else refusals
         yield ""
         yield f"Refused lately{only} ({len(refusals)}); see `nri-numa explain NAMESPACE/POD`:"
         yield from _status_table_lines(_REJECTION_COLUMNS, shown, now, wide=wide)
@@ -196,7 +196,7 @@ def status_lines(
 
 def nodes_table(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
     """NUMA nodes and what is free on each, of ``/v1/assignments``."""
-    return _status_table_lines(_NUMA_NODES, nodes, 0.0, wide=wide)
+    return _status_table_lines(_NUMA_NODE_COLUMNS, nodes, 0.0, wide=wide)
 
 
 def _agent_lines(status: dict[str, Any], now: float) -> Iterator[str]:
@@ -263,7 +263,7 @@ def _status_table_lines(
         yield f"(no room for {', '.join(made.dropped_columns)}; -o wide shows all columns)"
 
 
-def _cell_of(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
+def _cell_getter(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
     return lambda one, _: text(one[key]) if one.get(key) else "-"
 
 
@@ -295,7 +295,7 @@ def _free_of_capacity(
 
 
 _NAME_COLUMNS: Final = tuple(
-    _StatusColumn(Column(title, ColumnKind.NAME), _cell_of(title.lower()))
+    _StatusColumn(Column(title, ColumnKind.NAME), _cell_getter(title.lower()))
     for title in ("NAMESPACE", "POD", "CONTAINER")
 )
 _CONTAINER_COLUMNS: Final = (
@@ -311,7 +311,7 @@ _CONTAINER_COLUMNS: Final = (
     ),
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
     _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
-    _StatusColumn(Column("MEMPOLICY"), _cell_of("mempolicy"), _any_row_has("mempolicy")),
+    _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
     _StatusColumn(Column("LATE"), lambda c, _: _start_delay(c), _any_row_has("late")),
     _StatusColumn(
         Column("LOCAL MEMORY"),
@@ -331,30 +331,34 @@ _CONTAINER_COLUMNS: Final = (
         _any_row_has("waiting"),
         wide_output_only=True,
     ),
-    _StatusColumn(Column("NUMA NODES"), _cell_of("numaNodes"), wide_output_only=True),
-    _StatusColumn(Column("QOS"), _cell_of("qos"), wide_output_only=True),
-    _StatusColumn(Column("SMT"), _cell_of("smt"), wide_output_only=True),
-    _StatusColumn(Column("IDLE"), _cell_of("idle"), wide_output_only=True),
-    _StatusColumn(Column("CPU ALLOCATED"), _cell_of("cpuMilli", human_cpus), wide_output_only=True),
+    _StatusColumn(Column("NUMA NODES"), _cell_getter("numaNodes"), wide_output_only=True),
+    _StatusColumn(Column("QOS"), _cell_getter("qos"), wide_output_only=True),
+    _StatusColumn(Column("SMT"), _cell_getter("smt"), wide_output_only=True),
+    _StatusColumn(Column("IDLE"), _cell_getter("idle"), wide_output_only=True),
     _StatusColumn(
-        Column("MEMORY ALLOCATED"), _cell_of("memoryBytes", human_bytes), wide_output_only=True
+        Column("CPU ALLOCATED"), _cell_getter("cpuMilli", human_cpus), wide_output_only=True
     ),
-    _StatusColumn(Column("REASON"), _cell_of("reason"), wide_output_only=True),
-    _StatusColumn(Column("CONTAINER ID"), _cell_of("id"), wide_output_only=True),
+    _StatusColumn(
+        Column("MEMORY ALLOCATED"), _cell_getter("memoryBytes", human_bytes), wide_output_only=True
+    ),
+    _StatusColumn(Column("REASON"), _cell_getter("reason"), wide_output_only=True),
+    _StatusColumn(Column("CONTAINER ID"), _cell_getter("id"), wide_output_only=True),
 )
 _REJECTION_COLUMNS: Final = (
     *_NAME_COLUMNS,
-    _StatusColumn(Column("REASON"), _cell_of("reason")),
+    _StatusColumn(Column("REASON"), _cell_getter("reason")),
     _StatusColumn(Column("TIMES"), lambda r, _: r.get("count", 1)),
     _StatusColumn(Column("AGO", drop_rank=1), lambda r, now: human_age(r["at"], now)),
 )
-_NUMA_NODES: Final = (
+_NUMA_NODE_COLUMNS: Final = (
     _StatusColumn(Column("NUMA"), lambda n, _: n["id"]),
-    _StatusColumn(Column("EXCLUSIVE", ColumnKind.LIST), _cell_of("exclusive")),
-    _StatusColumn(Column("KUBELET", ColumnKind.LIST), _cell_of("kubelet"), _any_row_has("kubelet")),
-    _StatusColumn(Column("SHARED", ColumnKind.LIST), _cell_of("shared")),
-    _StatusColumn(Column("RESERVED", ColumnKind.LIST, drop_rank=1), _cell_of("reserved")),
-    _StatusColumn(Column("IDLE", ColumnKind.LIST), _cell_of("idle"), _any_row_has("idle")),
+    _StatusColumn(Column("EXCLUSIVE", ColumnKind.LIST), _cell_getter("exclusive")),
+    _StatusColumn(
+        Column("KUBELET", ColumnKind.LIST), _cell_getter("kubelet"), _any_row_has("kubelet")
+    ),
+    _StatusColumn(Column("SHARED", ColumnKind.LIST), _cell_getter("shared")),
+    _StatusColumn(Column("RESERVED", ColumnKind.LIST, drop_rank=1), _cell_getter("reserved")),
+    _StatusColumn(Column("IDLE", ColumnKind.LIST), _cell_getter("idle"), _any_row_has("idle")),
     _StatusColumn(
         Column("FREE EXCLUSIVE"),
         lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
@@ -377,12 +381,12 @@ _NUMA_NODES: Final = (
 # --- Containers that have something else than meant ----------------------------------------------
 
 
-def actual_since(actual: Mapping[str, Any], now: float) -> str:
+def actual_cpuset_text(actual: Mapping[str, Any], now: float) -> str:
     """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``."""
     seconds = max(0.0, now - actual["since"])
     since = f"{int(seconds)} s" if seconds < 60 else human_duration(seconds)
     return escape_unprintable(
-        actual_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
+        drift_text(actual["text"], since, actual["owners"], given_up=actual["givenUp"])
     )
 
 
@@ -414,10 +418,10 @@ def _drift_lines(containers: Sequence[Mapping[str, Any]], now: float) -> Iterato
         "",
         "    ",
     )
-    shown = _DIFFERING_SHOWN if sys.stdout.isatty() else count
+    shown = _MAX_DRIFT_LINES if sys.stdout.isatty() else count
     for one in differing[:shown]:
         parts = [displaced_text(one["displaced"])] if one.get("displaced") else []
-        parts += [actual_since(one["actual"], now)] if one.get("actual") else []
+        parts += [actual_cpuset_text(one["actual"], now)] if one.get("actual") else []
         name = f"{one['namespace']}/{one['pod']}/{one['container']}"
         yield from wrap_text(f"{name}: {'; '.join(parts)}", "  ", "    ")
     if count > shown:

@@ -25,7 +25,7 @@ from nri_numa.config.values import (
     parse_quantity,
     split_address,
 )
-from nri_numa.engine.request.annotations import OPTION_KEYS, check_level, check_value
+from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level, check_value
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.settings import ANY_KEY, CPUOrder
@@ -191,7 +191,7 @@ def _check_annotation_values(config: AgentConfig) -> Iterator[str]:
         if not rule.keys:
             yield f"rules[{number}].set: is empty, expected at least one annotation key"
     for path, values in _annotation_levels(config):
-        for problem in check_level(annotation_texts(values)):
+        for problem in check_option_level(annotation_texts(values)):
             yield f"{path}.{problem}"
 
 

@@ -24,17 +24,17 @@ from typing import Any, Final
 
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, annotations_of
 from nri_numa.model.offline_capacity import (
-    NUMA_IDS,
-    OFFLINE_CAPACITY,
+    NUMA_IDS_KEY,
+    OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
-    format_capacity,
-    list_of,
-    numa_nodes,
+    encode_capacity,
+    format_id_list,
     parse_capacity,
-    parse_factor,
-    parse_zone,
-    parse_zones,
+    parse_capacity_factor,
+    parse_id_list,
+    parse_zone_factors,
+    parse_zone_id,
 )
 from nri_numa.publisher.outbox import Output, backoff_seconds
 
@@ -75,7 +75,7 @@ def parse_put(node: str, document: object, *, longest: float) -> Measurement:
         raise BadCapacity('expected a JSON object such as {"zones": {"0": 0.5}}')
     if unknown := sorted(str(key) for key in document if key not in ("zones", "validity")):
         raise BadCapacity(f"unknown key {ascii(unknown[0])[:60]}, expected zones and validity")
-    found = parse_zones(document.get("zones"))
+    found = parse_zone_factors(document.get("zones"))
     if not found:
         raise BadCapacity("zones: is empty, expected at least one NUMA node")
     validity = document.get("validity")
@@ -105,7 +105,7 @@ def parse_file(document: object) -> tuple[list[Measurement], list[str]]:
     problems: list[str] = []
     for name, one in nodes.items():
         try:
-            measurements.append(Measurement(str(name), parse_zones(one)))
+            measurements.append(Measurement(str(name), parse_zone_factors(one)))
         except BadCapacity as error:
             problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
     return measurements, truncate_problems(problems)
@@ -153,7 +153,7 @@ def _parse_sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[s
     where = f"node {ascii(node)[:80]}, {numa_node_label}={ascii(numa_node)[:40]}"
     try:
         # A text in JSON, so that NaN and infinities can be written.
-        return node, parse_zone(numa_node), parse_factor(float(str(value[1])[:40]))
+        return node, parse_zone_id(numa_node), parse_capacity_factor(float(str(value[1])[:40]))
     except BadCapacity as error:
         raise BadCapacity(f"{where}: {error}") from None
     except ValueError:
@@ -331,7 +331,7 @@ class OfflineCapacityOutput(Output):
 
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
         super().__init__("offline-capacity")
-        self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY}", f"{prefix}/{NUMA_IDS}"
+        self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY_KEY}", f"{prefix}/{NUMA_IDS_KEY}"
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}
         self._capacity: dict[str, NodeCapacity] = {}
@@ -347,7 +347,7 @@ class OfflineCapacityOutput(Output):
         ids: frozenset[int] | None = None
         if text := annotations.get(self._ids_key):
             try:
-                ids = numa_nodes(text)
+                ids = parse_id_list(text)
             except BadCapacity:
                 ids = None
         self._ids[name] = ids
@@ -386,8 +386,8 @@ class OfflineCapacityOutput(Output):
         ids = self._ids[measured.node]
         if ids is not None and (absent := measured.zones.keys() - ids):
             raise BadCapacity(
-                f"Node {measured.node} has no NUMA node {list_of(set(absent))}; "
-                f"it has {list_of(ids)}"
+                f"Node {measured.node} has no NUMA node {format_id_list(set(absent))}; "
+                f"it has {format_id_list(ids)}"
             )
         self._node_capacity(measured.node).record_measurement(
             source, measured.zones, now, measured.validity
@@ -443,7 +443,7 @@ class OfflineCapacityOutput(Output):
             if capacity is None or not capacity.is_write_due(now, self._wall):
                 continue
             wanted = capacity.desired_annotation(now, self._wall)
-            text = None if wanted is None else format_capacity(wanted)
+            text = None if wanted is None else encode_capacity(wanted)
             body = {"metadata": {"annotations": {self._key: text}}}
             return self._new_request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
         return None

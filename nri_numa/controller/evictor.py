@@ -30,11 +30,11 @@ from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
     MAX_CPU_ID,
     MAX_NUMA_NODE_ID,
-    NUMA_IDS,
+    NUMA_IDS_KEY,
     BadCapacity,
-    list_of,
-    numa_nodes,
-    parse_zone,
+    format_id_list,
+    parse_id_list,
+    parse_zone_id,
 )
 from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Bucket, Output, backoff_seconds
@@ -89,7 +89,7 @@ class EvictionCandidate:
     failures: int = 0
 
 
-def is_recreated(document: Mapping[str, Any]) -> bool:
+def would_be_recreated(document: Mapping[str, Any]) -> bool:
     """Whether a pod's owner makes another one, which may go elsewhere.
 
     Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
@@ -310,7 +310,7 @@ class NUMANodePod(EvictionCandidate):
 
 
 @dataclass(slots=True)
-class _DrainingNode:
+class _DrainingNUMANodes:
     numa_nodes: frozenset[int]
     due_at: float
 
@@ -320,8 +320,8 @@ def assigned_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> frozenset[i
     try:
         found: set[int] = set()
         for one in json.loads(text).values():
-            found |= numa_nodes(str(one.get("mems", "")))
-            used = numa_nodes(str(one.get("cpus", "")), MAX_CPU_ID)
+            found |= parse_id_list(str(one.get("mems", "")))
+            used = parse_id_list(str(one.get("cpus", "")), MAX_CPU_ID)
             found |= {i for i, there in cpus.items() if there & used}
     except (ValueError, AttributeError, RecursionError):
         return frozenset()
@@ -333,7 +333,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
 
     def __init__(self, name: str, prefix: str, rules: EvictionRules, now: float) -> None:
         super().__init__(name, prefix, rules, now)
-        self._emptied: dict[str, _DrainingNode] = {}
+        self._emptied: dict[str, _DrainingNUMANodes] = {}
         self._cpus: dict[str, dict[int, frozenset[int]]] = {}
 
     def draining_count(self) -> int:
@@ -343,7 +343,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
-        ids = _numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS}", ""))
+        ids = _numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS_KEY}", ""))
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
         self._cpus[name] = {}
         if len(ids) == len(fields):
@@ -359,7 +359,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         """These NUMA nodes of a node are to be emptied, from a time on; none for no more."""
         known = self._emptied.get(node)
         if numa_nodes and (known is None or known.numa_nodes != numa_nodes):
-            self._emptied[node] = _DrainingNode(numa_nodes, at)
+            self._emptied[node] = _DrainingNUMANodes(numa_nodes, at)
         elif known is not None and not numa_nodes:
             del self._emptied[node]
             self._replace_pods(node, {})
@@ -389,7 +389,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         found: dict[str, NUMANodePod] = {}
-        for document in filter(is_recreated, outcome.documents):
+        for document in filter(would_be_recreated, outcome.documents):
             metadata = document["metadata"]
             uid = str(metadata.get("uid", ""))
             text = annotations_of(document).get(f"{self._prefix}/assigned", "")
@@ -412,7 +412,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
 def _numa_nodes(text: str, most: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
     """A list of ids; none where it cannot be read."""
     try:
-        return numa_nodes(text, most)
+        return parse_id_list(text, most)
     except BadCapacity:
         return frozenset()
 
@@ -440,11 +440,11 @@ class DrainEvictor(_NUMANodeEvictor):
         self._set_draining(name, named, now + self._rules.delay_s)
 
     def _eviction_reason(self, pod: NUMANodePod, now: float) -> str:
-        return f"NUMA node {list_of(pod.numa_nodes)} of node {pod.node} is drained"
+        return f"NUMA node {format_id_list(pod.numa_nodes)} of node {pod.node} is drained"
 
 
 @dataclass(slots=True)
-class _MeasuredFactor:
+class _MeasuredCapacityFactor:
     factor: float
     degraded_since: float | None = None
     is_degraded: bool = False
@@ -481,13 +481,13 @@ class StealEvictor(_NUMANodeEvictor):
         super().__init__("steal", prefix, rules, now)
         self._below, self._at_most = below, at_most
         self._attribute = f"{prefix}/{MEASURED_FACTOR_ATTRIBUTE}"
-        self._measured: dict[str, dict[int, _MeasuredFactor]] = {}
+        self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
     def on_topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists; what cannot be read of it is a whole factor."""
-        known, found = self._measured.get(name, {}), dict[int, _MeasuredFactor]()
+        known, found = self._measured.get(name, {}), dict[int, _MeasuredCapacityFactor]()
         for i, factor in _measured_factors(document, self._attribute):
-            found[i] = known.get(i) or _MeasuredFactor(factor)
+            found[i] = known.get(i) or _MeasuredCapacityFactor(factor)
             found[i].factor = factor
         self._measured[name] = found
 
@@ -507,7 +507,7 @@ class StealEvictor(_NUMANodeEvictor):
             poor = frozenset(i for i, one in each.items() if one.is_degraded and not many)
             self._set_draining(node, poor, now)
 
-    def _update_degraded(self, one: _MeasuredFactor, now: float) -> None:
+    def _update_degraded(self, one: _MeasuredCapacityFactor, now: float) -> None:
         if one.factor >= RECOVERED_FACTOR:
             one.degraded_since, one.is_degraded = None, False
         elif one.factor < self._below:
@@ -526,7 +526,7 @@ class StealEvictor(_NUMANodeEvictor):
             f"{i}: {known[i].factor:g}" for i in sorted(pod.numa_nodes) if i in known
         )
         return (
-            f"the host takes away CPU time of NUMA node {list_of(pod.numa_nodes)} of node "
+            f"the host takes away CPU time of NUMA node {format_id_list(pod.numa_nodes)} of node "
             f"{pod.node} (measured factor {factors or 'unknown'}, limit {self._below:g})"
         )
 
@@ -539,7 +539,7 @@ def _measured_factors(document: Mapping[str, Any], attribute: str) -> Iterable[t
             if one.get("type") != "Node":
                 continue
             texts = [a["value"] for a in one.get("attributes") or () if a["name"] == attribute]
-            found[parse_zone(one["name"])] = _parse_measured_factor(texts[0]) if texts else 1.0
+            found[parse_zone_id(one["name"])] = _parse_measured_factor(texts[0]) if texts else 1.0
     except (BadCapacity, TypeError, KeyError, AttributeError):
         return ()
     return found.items()

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from nri_numa import service
 from nri_numa.config import AgentConfig, derive_settings
 from nri_numa.kube.requests import annotations_of
-from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, numa_nodes
+from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, parse_id_list
 from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.node_resources import NodeResources
@@ -201,7 +201,7 @@ class Overview:
     def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         try:
-            drained = numa_nodes(
+            drained = parse_id_list(
                 annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
             )
         except BadCapacity:

@@ -28,7 +28,7 @@ SHARED_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 """Files of the agent's page."""
 
 
-class Page:
+class ClusterPage:
     """Serves the page.
 
     Raises:

@@ -25,7 +25,7 @@ from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import Measurement, OfflineCapacityOutput, UnknownNode, parse_put
 from nri_numa.controller.evictor import DrainEvictor, StealEvictor
 from nri_numa.controller.overview import Overview
-from nri_numa.controller.page import Page
+from nri_numa.controller.page import ClusterPage
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
@@ -54,9 +54,9 @@ LEASE_NAME: Final = "nri-numa-controller"
 TICK_S: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT_SOURCE: Final = "put"
-FORWARDED: Final = "nri-numa-forwarded"
+FORWARDED_HEADER: Final = "nri-numa-forwarded"
 """Header of what another replica has got."""
-FORWARD_S: Final = 5.0
+FORWARD_TIMEOUT_S: Final = 5.0
 MAX_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
 CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
@@ -207,7 +207,7 @@ class ControllerService:
             clock=clock,
             jitter=random.random,
         )
-        self._writer.may, self._writer.written = self._may_write, self._written
+        self._writer.may, self._writer.written = self._may_write, self._log_written
         self._address = split_address(section.address)
         self.lease = Lease(
             LEASE_NAME,
@@ -217,7 +217,7 @@ class ControllerService:
             clock=clock,
         )
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
-        self._watches = self._followed(config)
+        self._watches = self._build_watches(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
@@ -230,23 +230,35 @@ class ControllerService:
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.render_metrics,
-            not_ready=self.not_ready,
+            not_ready=self.unready_reason,
             certificate=self._certificate,
             routes=[
-                Route("PUT", CAPACITY_PATH, self._at_leader(self._put), MAX_BODY_BYTES, self._may),
+                Route(
+                    "PUT",
+                    CAPACITY_PATH,
+                    self._forward_to_leader(self._put),
+                    MAX_BODY_BYTES,
+                    self._check_write_allowed,
+                ),
                 Route(
                     "DELETE",
                     CAPACITY_PATH,
-                    self._at_leader(self._delete),
+                    self._forward_to_leader(self._delete),
                     MAX_BODY_BYTES,
-                    self._may,
+                    self._check_write_allowed,
                 ),
-                Route("GET", CAPACITY_PATH, self._at_leader(self._get), MAX_BODY_BYTES, self._may),
+                Route(
+                    "GET",
+                    CAPACITY_PATH,
+                    self._forward_to_leader(self._get),
+                    MAX_BODY_BYTES,
+                    self._check_write_allowed,
+                ),
                 *(self.page.http_routes() if self.page is not None else ()),
             ],
         )
 
-    def _followed(self, config: AgentConfig) -> list[Watch]:
+    def _build_watches(self, config: AgentConfig) -> list[Watch]:
         """Watches of the objects that are needed; what is off is not asked for."""
         watches: list[Watch] = []
 
@@ -267,7 +279,7 @@ class ControllerService:
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
         whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
-        self.page: Page | None = None
+        self.page: ClusterPage | None = None
         published: list[_TopologyReader | StealEvictor] = [*readers]
         if self.stolen is not None:
             published.append(self.stolen)
@@ -276,7 +288,7 @@ class ControllerService:
             removed = [one.on_topology_removed for one in published]
             topologies = follow(TOPOLOGIES_PATH, _ObjectFollower(clock, changed, removed))
             if overview is not None:
-                self.page = Page(config, overview, topologies)
+                self.page = ClusterPage(config, overview, topologies)
         if (refused := self.refused) is not None:
             pods = _ObjectFollower(
                 clock, [lambda _, pod, now: refused.on_pod(pod, now)], [refused.on_pod_removed]
@@ -308,11 +320,13 @@ class ControllerService:
                 group.create_task(self._run_ticks())
                 if section.capacity_file:
                     readable = up.labels(FileSource.name).set
-                    file = FileSource(section.capacity_file, self._take, readable)
+                    file = FileSource(section.capacity_file, self._record_measurements, readable)
                     group.create_task(file.run())
                 if section.prometheus.url:
                     readable = up.labels(PrometheusSource.name).set
-                    query = PrometheusSource(section.prometheus, self._take, readable)
+                    query = PrometheusSource(
+                        section.prometheus, self._record_measurements, readable
+                    )
                     group.create_task(query.run())
         finally:
             await self.server.stop()
@@ -326,7 +340,7 @@ class ControllerService:
     # --- what others say --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _counted(self, source: str) -> Iterator[None]:
+    def _count_measurement(self, source: str) -> Iterator[None]:
         """Count what a source says of one Node."""
         try:
             yield
@@ -335,7 +349,7 @@ class ControllerService:
             raise
         self._metrics.offers.labels(source, "accepted").inc()
 
-    def shown(self, node: str) -> dict[str, Any]:
+    def capacity_document(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
         self.capacity.require_node(node)
         now = self._clock()
@@ -349,17 +363,17 @@ class ControllerService:
             "source": current.source,
         }
 
-    def _may(self, request: HTTPRequest) -> None:
+    def _check_write_allowed(self, request: HTTPRequest) -> None:
         if self._token is None:
             raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
         self._token.check_request_token(request)
-        problem = self.not_ready()
-        if request.header_value(FORWARDED.encode()) and not self.lease.is_leader:
+        problem = self.unready_reason()
+        if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
             problem = "this replica does not lead any more"
         if problem:
             raise _not_ready(problem)
 
-    def _at_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
+    def _forward_to_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
         """Answer here, or with what the replica says that leads: it alone keeps what is PUT.
 
         Not by a redirect: its address is not in the certificate, and clients send no token there.
@@ -369,7 +383,7 @@ class ControllerService:
             if not (leader := self.lease.leader_address):
                 return answer(request)
             try:
-                return await forward(request, leader, self._certificate)
+                return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise _not_ready(f"{leader}, which leads, cannot be asked: {error}") from error
 
@@ -381,10 +395,10 @@ class ControllerService:
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _api_errors(), self._counted(PUT_SOURCE):
+        with _api_errors(), self._count_measurement(PUT_SOURCE):
             measured = parse_put(node, document, longest=MAX_VALIDITY_S)
             warning = self.capacity.record_measurement(PUT_SOURCE, measured, self._clock())
-        return _json_response({"warning": warning, **self.shown(node)})
+        return _json_response({"warning": warning, **self.capacity_document(node)})
 
     def _delete(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
@@ -395,9 +409,9 @@ class ControllerService:
 
     def _get(self, request: HTTPRequest) -> Response:
         with _api_errors():
-            return _json_response(self.shown(request.segments[2]))
+            return _json_response(self.capacity_document(request.segments[2]))
 
-    def not_ready(self) -> str:
+    def unready_reason(self) -> str:
         """Why this replica can neither take what is PUT nor take over; empty when it can."""
         if problem := self.lease.standby_problem:
             return problem
@@ -421,7 +435,7 @@ class ControllerService:
             metrics.stolen.set(self.stolen.degraded_count())
         return metrics.render_metrics()
 
-    def _take(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
+    def _record_measurements(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
         if not self._nodes.synced.is_set():
             return []
@@ -429,7 +443,7 @@ class ControllerService:
         now = self._clock()
         for one in measurements:
             try:
-                with self._counted(source):
+                with self._count_measurement(source):
                     self.capacity.record_measurement(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 problems.append(str(error))
@@ -454,7 +468,7 @@ class ControllerService:
     def _may_write(self) -> bool:
         return self._nodes.synced.is_set() and self.lease.is_leader
 
-    def _written(self, request: APIRequest, outcome: Outcome) -> None:
+    def _log_written(self, request: APIRequest, outcome: Outcome) -> None:
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         if request.output == self.capacity.name:
@@ -465,7 +479,9 @@ class ControllerService:
             log.info(said, pod=f"{request.namespace}/{request.name}")
 
 
-async def forward(request: HTTPRequest, address: str, certificate: Certificate | None) -> Response:
+async def forward_to_replica(
+    request: HTTPRequest, address: str, certificate: Certificate | None
+) -> Response:
     """What another replica answers to a request; with TLS it must show our own certificate.
 
     Raises:
@@ -475,12 +491,12 @@ async def forward(request: HTTPRequest, address: str, certificate: Certificate |
     url = f"{'https' if certificate else 'http'}://{address}{request.path}"
     token = request.header_value(b"authorization").decode("latin-1")
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(FORWARD_S)) as client,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(FORWARD_TIMEOUT_S)) as client,
         client.request(
             request.method,
             URL(url, encoded=True),
             data=request.body,
-            headers={"Authorization": token, FORWARDED: "1"},
+            headers={"Authorization": token, FORWARDED_HEADER: "1"},
             ssl=expected,
             allow_redirects=False,
         ) as answer,

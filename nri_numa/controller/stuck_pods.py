@@ -27,8 +27,8 @@ from nri_numa.controller.evictor import (
     EvictionCandidate,
     EvictionRules,
     Evictor,
-    is_recreated,
     workload_of,
+    would_be_recreated,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
@@ -135,7 +135,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         """A pod is in the phase Pending, or was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        said = plugin_rejection(document) if is_recreated(document) else ""
+        said = plugin_rejection(document) if would_be_recreated(document) else ""
         asks = self._asks(document) if uid and said and uid not in self._evicted else None
         if (
             asks is None
@@ -175,7 +175,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def on_tick(self, now: float, wall: float) -> None:
         """Time has passed."""
         super().on_tick(now, wall)
-        for hold in self._nodes.due(now):
+        for hold in self._nodes.due_assumed_pods(now):
             self._nodes.forget_pod(hold.uid)
 
     # --- pods in the phase Running ----------------------------------------------------------------

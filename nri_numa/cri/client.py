@@ -26,7 +26,7 @@ from nri_numa.model.workload import (
     PodSandbox,
     QoSClass,
     Resources,
-    mentions_in,
+    find_device_mentions,
 )
 from nri_numa.runtime import RuntimeInfo, inferred_qos, page_size
 
@@ -428,7 +428,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
         oom_score_adj=score,
         pid=info.pid,
         cgroups_path=spec.linux.cgroups_path,
-        mentions=mentions_in(
+        mentions=find_device_mentions(
             nodes=[
                 DeviceNode(one.type, one.major, one.minor)
                 for one in (() if privileged else spec.linux.devices)

@@ -55,15 +55,15 @@ CREATED_STATE: Final = cri_pb2.CONTAINER_CREATED
 RUNNING_STATE: Final = cri_pb2.CONTAINER_RUNNING
 LIVE_STATES: Final = frozenset((CREATED_STATE, RUNNING_STATE))
 """States of containers that have, or will have, CPUs."""
-NEIGHBOURS_AT_ONCE: Final = 4
+MAX_CONCURRENT_UPDATES: Final = 4
 """Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
-SIZES_AT_ONCE: Final = 8
+SIZE_CHECKS_PER_LISTING: Final = 8
 """Containers whose size is looked at again with each listing."""
-QUERIES_AT_ONCE: Final = 8
+MAX_CONCURRENT_QUERIES: Final = 8
 """Containers that are looked at at the same time."""
-LISTING_WITH_EVENTS: Final = 5.0
+LISTING_INTERVAL_WITH_EVENTS_S: Final = 5.0
 """Seconds between two listings while events come; each finds what no event reported."""
-LISTEN_AGAIN: Final = 5.0
+EVENT_STREAM_RETRY_S: Final = 5.0
 """Seconds before the event stream is opened again after it ended."""
 
 RECONNECT_DELAYS: Final = partial(backoff_delays, random.random)
@@ -98,10 +98,10 @@ def _pod_table(pods: dict[str, PodSandbox], containers: Iterable[Container]) -> 
     first: dict[str, Container] = {}
     for container in containers:
         first.setdefault(container.pod_id, container)
-    return PodTable.from_pods(_of_class(pod, first.get(pod.id)) for pod in pods.values())
+    return PodTable.from_pods(_with_inferred_qos(pod, first.get(pod.id)) for pod in pods.values())
 
 
-def _of_class(pod: PodSandbox, container: Container | None) -> PodSandbox:
+def _with_inferred_qos(pod: PodSandbox, container: Container | None) -> PodSandbox:
     """The pod; where its cgroup does not show its QoS class, this container may."""
     if container is None or QoSClass.of_cgroup(pod.cgroup_parent) is not None:
         return pod
@@ -139,7 +139,7 @@ class UpdateQueue:
     newest values arrive last; what comes meanwhile is put together and sent after it.
     """
 
-    def __init__(self, client: CRIClient, at_once: int = NEIGHBOURS_AT_ONCE) -> None:
+    def __init__(self, client: CRIClient, at_once: int = MAX_CONCURRENT_UPDATES) -> None:
         self._client = client
         self._lane = asyncio.Semaphore(at_once)
         self._waiting: dict[str, _PendingUpdate] = {}
@@ -164,7 +164,7 @@ class UpdateQueue:
             work = (
                 self._send_pending_updates(container_id)
                 if urgent
-                else self._send_in_turn(container_id)
+                else self._send_within_limit(container_id)
             )
             self._workers[container_id] = asyncio.create_task(work, name="update")
         return asyncio.shield(waiting.outcome)
@@ -179,7 +179,7 @@ class UpdateQueue:
             waiting.outcome.set_result(_closed_failure(container_id))
         self._waiting.clear()
 
-    async def _send_in_turn(self, container_id: str) -> None:
+    async def _send_within_limit(self, container_id: str) -> None:
         async with self._lane:
             await self._send_pending_updates(container_id)
 
@@ -335,7 +335,7 @@ class CRIConnection:
         self._listing = listing
         self._open = False
         self._outbox = UpdateQueue(client)
-        self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
+        self._queries = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
         self._live: dict[str, LiveContainer] = {}
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
@@ -383,7 +383,7 @@ class CRIConnection:
             self._again.discard(container_id)
             self.request_query(container_id)
         while True:
-            pause = LISTING_WITH_EVENTS if self._listens else self._listing
+            pause = LISTING_INTERVAL_WITH_EVENTS_S if self._listens else self._listing
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._soon.wait()
@@ -474,7 +474,7 @@ class CRIConnection:
                 log.info("no container events: containers are listed instead", because=why)
                 said = why
             self._soon.set()
-            await asyncio.sleep(LISTEN_AGAIN)
+            await asyncio.sleep(EVENT_STREAM_RETRY_S)
 
     async def _query_unreported_changes(self) -> None:
         """Find what no event reported."""
@@ -492,10 +492,10 @@ class CRIConnection:
         # Sizes are looked at again, some each time, so that each has a turn.
         running = [i for i, one in self._live.items() if one.state == RUNNING_STATE]
         self._round = self._round or running
-        for container_id in self._round[:SIZES_AT_ONCE]:
+        for container_id in self._round[:SIZE_CHECKS_PER_LISTING]:
             if container_id in self._live:
                 self.request_query(container_id)
-        self._round = self._round[SIZES_AT_ONCE:]
+        self._round = self._round[SIZE_CHECKS_PER_LISTING:]
         for pod_id in pods - self._pods.keys():
             self.request_query(pod_id)
         for pod_id in known - pods:
@@ -539,7 +539,7 @@ class CRIConnection:
             return
         container, one = container_from(answer), self._live.get(container_id)
         if one is not None and one.state == RUNNING_STATE:
-            self._on_resize(one, container)
+            self._on_unreported_resize(one, container)
             return
         if one is not None and container.starting:
             return
@@ -547,7 +547,7 @@ class CRIConnection:
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
         container = replace(container, pod_id=pod.id)
-        pod = _of_class(pod, container)
+        pod = _with_inferred_qos(pod, container)
         if one is None:
             one = self._live[container_id] = LiveContainer(
                 CREATED_STATE, ResourceValues.from_resources(container.resources)
@@ -556,7 +556,7 @@ class CRIConnection:
         if not container.starting and container_id in self._live:
             await self._on_container_started(one, pod, container, answer.status.started_at / 1e9)
 
-    def _on_resize(self, one: LiveContainer, container: Container) -> None:
+    def _on_unreported_resize(self, one: LiveContainer, container: Container) -> None:
         """Have a resize decided about that is not reported."""
         pod = self._pods.get(self._pod_of.get(container.id, ""))
         if pod is None:
@@ -565,7 +565,7 @@ class CRIConnection:
         if change is None:
             return
         container = replace(container, pod_id=pod.id, resources=change.previous)
-        pod = _of_class(pod, container)
+        pod = _with_inferred_qos(pod, container)
         try:
             updates = self._call_handler(
                 "UpdateContainer",

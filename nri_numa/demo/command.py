@@ -42,7 +42,7 @@ from nri_numa.simulate.pods import ContainerManifest, PodManifest, Role
 from nri_numa.text import human_bytes
 
 bold = functools.partial(click.style, bold=True)
-red = functools.partial(click.style, fg="red")
+red_text = functools.partial(click.style, fg="red")
 green = functools.partial(click.style, fg="green")
 
 
@@ -154,7 +154,7 @@ class _DemoScript:
         await self._show_shared_pods()
         await self._show_exclusive_pod()
         await self._show_explanation()
-        await self._siblings_and_more()
+        await self._show_siblings_and_pod_scope()
         await self._show_rejection()
         await self._show_cpu_release()
         await self._show_plugin_restart()
@@ -184,38 +184,38 @@ class _DemoScript:
     async def _show_shared_pods(self) -> None:
         print_heading("1  Pods ask by annotation")
         (pinned,) = await self._show_example("01-explicit-lists.yaml")
-        check_expectation(
+        require_expectation(
             pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists"
         )
         for server in await self._show_example("02-web.yaml", name="web"):
-            self._on_one_numa_node([server])
+            self._require_one_numa_node([server])
 
     async def _show_exclusive_pod(self) -> None:
         print_heading("2  Exclusive CPUs: the others make room before the answer")
         before = self._stage.assignments_by_container()
         (engine,) = await self._show_example("03-database.yaml")
-        own = self._on_one_numa_node([engine])
+        own = self._require_one_numa_node([engine])
         cores = {self._machine.cpus[i].core for i in own}
-        check_expectation(len(own) == 4, "the database must have four CPUs")
-        check_expectation(len(cores) == 4, "the database must not have two threads of one core")
+        require_expectation(len(own) == 4, "the database must have four CPUs")
+        require_expectation(len(cores) == 4, "the database must not have two threads of one core")
         self._check_exclusive(own, engine)
         changed = self._changed_cpus(before)
-        check_expectation(bool(changed), "containers must have made room for the database")
-        self._show_moves(changed)
+        require_expectation(bool(changed), "containers must have made room for the database")
+        self._print_cpu_changes(changed)
 
     async def _show_explanation(self) -> None:
         print_line("  Why there? nri-numa explain asks the plugin, which says:")
         document = await self._stage.get_document("/v1/explain/default/database-0/engine")
         (explanation,) = document["explanations"]
         steps = [text for text in explanation["steps"] if " won: " in text or " lost: " in text]
-        check_expectation(
+        require_expectation(
             any(" won: " in text for text in steps), "the plugin must explain its choice"
         )
         for text in steps:
             for line in wrap_text(text, "    ", "      ", width=DEFAULT_WIDTH_COLUMNS):
                 print_line(line)
 
-    async def _siblings_and_more(self) -> None:
+    async def _show_siblings_and_pod_scope(self) -> None:
         print_heading("3  Thread siblings, huge pages, pods that are placed as one")
         trading, daytime, nightly = await self._show_example("04-siblings.yaml")
         print_detail(
@@ -226,14 +226,14 @@ class _DemoScript:
         self._check_exclusive(self._machine.siblings_of(own), trading)
         day, night = CPUSet.parse(daytime.cpus), CPUSet.parse(nightly.cpus)
         siblings = self._machine.siblings_of(day)
-        check_expectation(
+        require_expectation(
             night <= siblings - day, "nightly must run on the threads beside daytime's"
         )
         (forwarder,) = await self._show_example("05-hugepages.yaml")
-        self._on_one_numa_node([forwarder])
+        self._require_one_numa_node([forwarder])
         prepare, proxy, app = await self._show_example("06-sidecar.yaml")
-        self._on_one_numa_node([proxy, app])
-        check_expectation(
+        self._require_one_numa_node([proxy, app])
+        require_expectation(
             prepare.cpus == app.cpus, "the application must get the init container's CPUs"
         )
 
@@ -247,17 +247,17 @@ class _DemoScript:
             text = str(error)
         else:
             raise DemoFailure("too-big must be refused, and it was started")
-        check_expectation(
+        require_expectation(
             "TopologyAffinityError" in text, f"the refusal must name its reason: {text}"
         )
-        check_expectation(pod.full_name in text, f"the refusal must name the pod: {text}")
-        check_expectation(
+        require_expectation(pod.full_name in text, f"the refusal must name the pod: {text}")
+        require_expectation(
             self._stage.assignments_by_container() == assignments,
             "a refused pod must change nothing",
         )
         print_container_heading(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
         print_detail("asks", _pod_request_text(pod, pod.containers[0]))
-        print_detail("refused", text.partition(" desc = ")[2] or text, paint=red)
+        print_detail("refused", text.partition(" desc = ")[2] or text, paint=red_text)
 
     async def _show_cpu_release(self) -> None:
         print_heading("5  A pod ends: its CPUs go back")
@@ -272,8 +272,8 @@ class _DemoScript:
                 break
             await asyncio.sleep(0.1)
             changed = self._changed_cpus(before)
-        check_expectation(bool(changed), "containers must have got the database's CPUs back")
-        self._show_moves(changed)
+        require_expectation(bool(changed), "containers must have got the database's CPUs back")
+        self._print_cpu_changes(changed)
 
     async def _show_plugin_restart(self) -> None:
         print_heading("6  The plugin is killed and started again: nothing moves")
@@ -285,7 +285,7 @@ class _DemoScript:
             read_example_pods("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile"
         )
         (server,) = await stage.run_pod(late)
-        check_expectation(
+        require_expectation(
             server.cpus == str(self._machine.online), "web-meanwhile must be unpinned"
         )
         print_detail("has", cpus_text(server.cpus))
@@ -295,10 +295,10 @@ class _DemoScript:
         after = stage.assignments_by_container()
         (name,) = after.keys() - before.keys()
         changed = [n for n in before if before[n] != after.get(n)]
-        check_expectation(
+        require_expectation(
             not changed, f"a restart must move nothing, and moved {', '.join(changed)}"
         )
-        self._on_one_numa_node([server])
+        self._require_one_numa_node([server])
         print_detail("moved", f"none of {len(before)} containers", paint=green)
         print_detail(
             "found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}"
@@ -315,7 +315,7 @@ class _DemoScript:
         )
         (engine,) = await stage.run_pod(pod)
         own = CPUSet.parse(engine.cpus)
-        check_expectation(
+        require_expectation(
             not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice"
         )
         self._check_exclusive(own, engine)
@@ -347,7 +347,7 @@ class _DemoScript:
         where = f"memory of {numa_text(container.mems)}{idle}"
         print_detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
         if decision["kind"] != "shared":  # these move, and the annotation says where they started
-            check_expectation(
+            require_expectation(
                 decision["cpus"] == container.cpus,
                 f"{container.name} has other CPUs than its annotation says",
             )
@@ -362,23 +362,23 @@ class _DemoScript:
             if name in now and now[name][0] != cpus
         }
 
-    def _show_moves(self, changed: dict[str, tuple[str, str]]) -> None:
+    def _print_cpu_changes(self, changed: dict[str, tuple[str, str]]) -> None:
         print_line("    container                     CPUs before    CPUs after")
         for name, (old, new) in changed.items():
             print_line(f"    {name:<29} {old:<14} {new}")
 
     # --- checks -----------------------------------------------------------------------------------
 
-    def _on_one_numa_node(self, containers: Sequence[DemoContainer]) -> CPUSet:
+    def _require_one_numa_node(self, containers: Sequence[DemoContainer]) -> CPUSet:
         cpus = cpus_of(containers)
         names = ", ".join(self._stage.pod_name(c) for c in containers)
         numa_nodes = self._machine.numa_of(cpus)
-        check_expectation(
+        require_expectation(
             len(numa_nodes) == 1, f"{names} must be on one NUMA node, and has {cpus_text(cpus)}"
         )
         for container in containers:
             mems = NUMASet.parse(container.mems)
-            check_expectation(
+            require_expectation(
                 mems == numa_nodes, f"{names} must have its memory there, not on {mems}"
             )
         return cpus
@@ -388,13 +388,13 @@ class _DemoScript:
             if other is not owner:
                 both = CPUSet.parse(other.cpus) & cpus
                 name = self._stage.pod_name(other)
-                check_expectation(
+                require_expectation(
                     not both,
                     f"{cpus_text(both, 'is', 'are')} exclusive to others, and {name} may run there",
                 )
 
 
-def check_expectation(holds: bool, what: str) -> None:
+def require_expectation(holds: bool, what: str) -> None:
     """Check what is shown."""
     if not holds:
         raise DemoFailure(what)

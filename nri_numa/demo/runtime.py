@@ -21,7 +21,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PLUGIN_METHODS, RuntimeSession
 
-ANSWER_SECONDS = 10.0
+PLUGIN_ANSWER_TIMEOUT_S = 10.0
 """For one answer; a loaded machine must not make the demo start containers without the plugin."""
 
 
@@ -240,8 +240,8 @@ class DemoRuntime:
                 runtime_name="containerd",  # whose ways it has
                 runtime_version="v2.4.0",
                 NRI_version="v0.12.2",
-                registration_timeout=int(ANSWER_SECONDS * 1000),
-                request_timeout=int(ANSWER_SECONDS * 1000),
+                registration_timeout=int(PLUGIN_ANSWER_TIMEOUT_S * 1000),
+                request_timeout=int(PLUGIN_ANSWER_TIMEOUT_S * 1000),
             )
             live = [c.to_message() for c in self.containers.values() if c.state is not State.EXITED]
             pods = list(self.pods.values())
@@ -273,9 +273,9 @@ class DemoRuntime:
         self._calls[stream] = answer
         self._transport.flush_session()
         try:
-            answered = await asyncio.wait_for(answer, ANSWER_SECONDS)
+            answered = await asyncio.wait_for(answer, PLUGIN_ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise CRIError(f"no answer to {method} within {ANSWER_SECONDS:g} s") from None
+            raise CRIError(f"no answer to {method} within {PLUGIN_ANSWER_TIMEOUT_S:g} s") from None
         if answered.status is not None:
             code = answered.status.code
             raise CRIError(f"rpc error: code = {code} desc = {answered.status.message}")

@@ -41,7 +41,7 @@ class Slot(msgspec.Struct, frozen=True):
     numa_node: int | None = None
 
 
-def node_of(id: str) -> int | None:
+def numa_node_of_slot(id: str) -> int | None:
     """The NUMA node that an id names."""
     found = _NUMA_NODE_PREFIX.match(id)
     return int(found[1]) if found else None
@@ -72,7 +72,7 @@ class SlotList:
     def record_allocated(self, ids: Iterable[str], now: float) -> None:
         """Ids that the kubelet has allocated, as far as it says when we start."""
         self._under_way.update(dict.fromkeys(ids, now))
-        self._known.update({id: node_of(id) for id in self._under_way})
+        self._known.update({id: numa_node_of_slot(id) for id in self._under_way})
 
     def apply_counts(self, counted: SlotsDocument, now: float) -> bool:
         """Take what the agent counts while it is ready; whether the list is another one now."""
@@ -94,13 +94,15 @@ class SlotList:
             if id not in held and now - since < PENDING_SLOT_TIMEOUT_S
         }
         kept = held | self._under_way.keys()
-        made = {id: Slot(id, numa_node=self._announced_numa_node(node_of(id))) for id in kept}
+        made = {
+            id: Slot(id, numa_node=self._announced_numa_node(numa_node_of_slot(id))) for id in kept
+        }
         room = {one.id: max(0, one.free) for one in self._counted.numa_nodes}
         if not self._topology:
             room = {-1: sum(room.values())}
         for id in self._under_way:
             # The agent still counts its CPU as free.
-            node = node_of(id)
+            node = numa_node_of_slot(id)
             where = node if self._topology and node in room else max(room, key=lambda i: room[i])
             room[where] -= 1
         for i, free in sorted(room.items()):
@@ -137,8 +139,8 @@ class SlotList:
         chosen = list(must)
         by_node: dict[int | None, list[str]] = {}
         for id in sorted(set(available) - set(must), key=_slot_sort_key):
-            by_node.setdefault(self._known.get(id, node_of(id)), []).append(id)
-        near = {self._known.get(id, node_of(id)) for id in must}
+            by_node.setdefault(self._known.get(id, numa_node_of_slot(id)), []).append(id)
+        near = {self._known.get(id, numa_node_of_slot(id)) for id in must}
         while len(chosen) < size and by_node:
             need = size - len(chosen)
             # Beside what it must include; where all of it fits, by the strategy; then the lowest.
@@ -157,6 +159,6 @@ class SlotList:
 
 def _slot_sort_key(id: str) -> tuple[int, int, str]:
     """By NUMA node, then by number, then by text."""
-    node, number = node_of(id), id.rpartition("-")[2]
+    node, number = numa_node_of_slot(id), id.rpartition("-")[2]
     short = number.isascii() and number.isdigit() and len(number) < 10
     return -1 if node is None else node, int(number) if short else 0, id

@@ -115,11 +115,11 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
     with open(path, "rb") as opened:
         text = opened.read(MAX_SPEC_BYTES + 1).decode()
     if path.endswith(".json"):
-        file = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_SpecFile)
     else:
         from nri_numa import safe_yaml
 
-        file = msgspec.convert(safe_yaml.parse(text), _File)
+        file = msgspec.convert(safe_yaml.parse(text), _SpecFile)
     for device in file.devices:
         edits = device.container_edits
         name = f"{file.kind}={device.name}"
@@ -155,7 +155,7 @@ class _Device(msgspec.Struct, frozen=True, rename="camel"):
     container_edits: _Edits = _Edits()
 
 
-class _File(msgspec.Struct, frozen=True):
+class _SpecFile(msgspec.Struct, frozen=True):
     """What concerns us of a file."""
 
     kind: str

@@ -22,7 +22,7 @@ REFRESH_AFTER_S: Final = 4.0
 """Seconds for which an answer is taken; the publisher reads every five."""
 EXPIRE_AFTER_S: Final = 30.0
 """Seconds after which an answer is worth nothing any more."""
-NO_ANSWER_YET: Final = "the kubelet has not answered yet"
+NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not answered yet"
 
 CountsOrReason = tuple[DeviceCount, ...] | str
 """Devices, or why they are not known, as a sentence."""
@@ -39,19 +39,19 @@ class DeviceCounts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root, self._own, self._clock = kubelet_root, own_resource, clock
-        self._known: CountsOrReason = NO_ANSWER_YET
+        self._known: CountsOrReason = NO_KUBELET_ANSWER_TEXT
         self._asked = self._answered = float("-inf")
         self._under_way = False
         self._said = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device counts")
 
-    def cached_counts(self) -> CountsOrReason:
+    def known_counts(self) -> CountsOrReason:
         """What is known now; asks anew, without waiting, when that is some seconds old."""
         now = self._clock()
         if not self._under_way and now - self._asked >= REFRESH_AFTER_S:
             self._under_way, self._asked = True, now
             self._thread.submit(self._query_kubelet)
-        return self._known if now - self._answered < EXPIRE_AFTER_S else NO_ANSWER_YET
+        return self._known if now - self._answered < EXPIRE_AFTER_S else NO_KUBELET_ANSWER_TEXT
 
     def wait_for_query(self) -> None:
         """Wait for the answer that is under way."""

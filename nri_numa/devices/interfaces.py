@@ -21,20 +21,22 @@ QUERY_TIMEOUT_S: Final = 1.0
 """For an answer of the kernel, which is a matter of milliseconds."""
 
 
-class Parent(NamedTuple):
+class ParentDevice(NamedTuple):
     """The device of a network interface: its bus, and its name there."""
 
     bus: str
     name: str
 
 
-def parents_in(namespace: str, seconds: float = QUERY_TIMEOUT_S) -> tuple[Parent, ...] | str:
+def list_interface_parents(
+    namespace: str, seconds: float = QUERY_TIMEOUT_S
+) -> tuple[ParentDevice, ...] | str:
     """The interfaces with a device in a network namespace, or why they are not known. Blocks.
 
     ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
     none.
     """
-    answer: list[tuple[Parent, ...] | str] = []
+    answer: list[tuple[ParentDevice, ...] | str] = []
 
     def list_interfaces() -> None:
         try:
@@ -71,15 +73,15 @@ def _enter_namespace(namespace: str) -> None:
         os.close(descriptor)
 
 
-def _list_parent_devices() -> tuple[Parent, ...]:
+def _list_parent_devices() -> tuple[ParentDevice, ...]:
     import pyroute2
 
-    found: list[Parent] = []
+    found: list[ParentDevice] = []
     route: Any = pyroute2.IPRoute()
     with route:
         for link in route.get_links():
             bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
             name = link.get_attr("IFLA_PARENT_DEV_NAME")
             if bus and name and len(found) < MAX_CONTAINER_DEVICES:
-                found.append(Parent(bus, name))
+                found.append(ParentDevice(bus, name))
     return tuple(found)

@@ -22,11 +22,11 @@ from nri_numa.model.machine import numa_text
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
     NVIDIA_VARIABLE,
-    PCI_VARIABLE,
+    PCI_VARIABLE_PREFIX,
     Device,
+    DeviceMentions,
     DeviceNode,
     DeviceRequest,
-    Mentions,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Lookup:
         self.cdi = CDIRegistry(sources.cdi_directories)
 
     def find_mentioned(
-        self, mentions: Mentions, missed: UnlocatedDevices
+        self, mentions: DeviceMentions, missed: UnlocatedDevices
     ) -> Iterator[LocatedDevice]:
         """The devices that a message mentions; what gives no hint is put into ``missed``."""
         sources = self._sources
@@ -77,7 +77,7 @@ class Lookup:
         for node in mentions.nodes:
             yield from self._of_node(node)
         for variable, value in sorted(mentions.variables.items()):
-            if sources.variables and variable.startswith(PCI_VARIABLE):
+            if sources.variables and variable.startswith(PCI_VARIABLE_PREFIX):
                 for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
                     yield from self._of_address(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
@@ -175,7 +175,7 @@ class Lookup:
 # not whatever is said here. So a device of which nothing is known gives no hint, and a sentence.
 
 
-MOST_NOTES: Final = 8
+MAX_UNLOCATED_NOTES: Final = 8
 
 
 class DeviceHints(NamedTuple):
@@ -214,8 +214,10 @@ def build_hints(
     if total > MAX_CONTAINER_DEVICES:
         by_kind = {}
         said.insert(0, f"it has {total} devices, more than {MAX_CONTAINER_DEVICES}: no hint")
-    if len(said) > MOST_NOTES:
-        said[MOST_NOTES - 1 :] = [f"and {len(said) - MOST_NOTES + 1} more such devices"]
+    if len(said) > MAX_UNLOCATED_NOTES:
+        said[MAX_UNLOCATED_NOTES - 1 :] = [
+            f"and {len(said) - MAX_UNLOCATED_NOTES + 1} more such devices"
+        ]
     # Order: by kind, then by id.
     return DeviceHints(
         tuple(
@@ -248,7 +250,7 @@ NO_DEVICE_VALUES: Final = frozenset(("", "void", "none"))
 ALL_DEVICES: Final = "all"
 """Images set it for themselves; it says nothing about the pod."""
 
-_MOST_GPUS: Final = 64
+_MAX_GPUS: Final = 64
 
 
 class GPUs(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +291,7 @@ def read_gpus(root: str) -> GPUs:
     """Read what the driver says below ``proc/driver/nvidia``; without the driver there is none."""
     directory = os.path.join(root, "proc", "driver", "nvidia", "gpus")
     try:
-        names = sorted(name.lower() for name in os.listdir(directory))[:_MOST_GPUS]
+        names = sorted(name.lower() for name in os.listdir(directory))[:_MAX_GPUS]
     except OSError:
         return GPUs()
     addresses = tuple(name for name in names if PCI_ADDRESS.fullmatch(name))

@@ -38,7 +38,7 @@ class LocatedDevice(NamedTuple):
     numa_nodes: frozenset[int] = frozenset()
 
 
-_BUS_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
+_SYSFS_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _NVME_CONTROLLER_NAME: Final = re.compile(r"nvme[0-9]{1,6}", re.ASCII)
 _NVME_SUBSYSTEM_NAME: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
@@ -75,13 +75,13 @@ class SysfsDevices:
 
     def by_bus(self, bus: str, name: str) -> tuple[LocatedDevice, ...]:
         """A device by its name on a bus, as the kernel says of a network interface's parent."""
-        if not _BUS_NAME.fullmatch(bus) or not _BUS_NAME.fullmatch(name):
+        if not _SYSFS_NAME_PATTERN.fullmatch(bus) or not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
         return self._devices_below(os.path.join(self._sys, "bus", bus, "devices", name))
 
     def by_interface(self, name: str) -> tuple[LocatedDevice, ...]:
         """The device of a network interface in the host's namespace."""
-        if not _BUS_NAME.fullmatch(name):
+        if not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
         return self._devices_below(os.path.join(self._sys, "class", "net", name))
 

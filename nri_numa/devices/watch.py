@@ -26,8 +26,8 @@ from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
+    DeviceMentions,
     KnownDevices,
-    Mentions,
     PodSandbox,
 )
 from nri_numa.observe.logs import get_logger
@@ -85,7 +85,7 @@ def query_devices(
         pod_resources.preload_grpc()
         return {}
     answer = pod_resources.query_pod(kubelet_root, namespace, pod, timeout_s=seconds)
-    if isinstance(answer, str) and answer == pod_resources.RATE_LIMITED_TEXT:
+    if isinstance(answer, str) and answer == pod_resources.RATE_LIMITED_PROBLEM:
         time.sleep(RATE_LIMIT_RETRY_S)
         answer = pod_resources.query_pod(kubelet_root, namespace, pod, timeout_s=seconds)
     if isinstance(answer, str):
@@ -185,7 +185,7 @@ class DeviceWatch:
         """A pod is removed."""
         self._pods.pop(pod_id, None)
 
-    def known_devices(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
+    def known_devices(self, pod_id: str, name: str, mentions: DeviceMentions) -> KnownDevices:
         """What is known at this moment of the devices of the container ``name``."""
         entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
@@ -253,7 +253,7 @@ class DeviceWatch:
     def _read_network(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
-        parents = interfaces.parents_in(pod.network_namespace)
+        parents = interfaces.list_interface_parents(pod.network_namespace)
         if isinstance(parents, str):
             entry.network = (), f"its network interfaces cannot be looked at: {parents}"
             return

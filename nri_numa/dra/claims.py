@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.errors import AgentError
-from nri_numa.model.workload import CLAIM_VARIABLE
+from nri_numa.model.workload import CLAIM_VARIABLE_PREFIX
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 MAX_CLAIM_BYTES: Final = 256 << 10
 """Bytes of a claim's document. The API server takes 32 configurations of 10 KiB; ours are short."""
-MOST_RESULTS: Final = 32
+MAX_CLAIM_RESULTS: Final = 32
 MAX_CPUS: Final = 8192
 """NR_CPUS of the largest kernels."""
 
@@ -32,9 +32,9 @@ FORBIDDEN_KEYS: Final = {
 }
 """Annotation keys that it may not set, and why: the claim itself says so."""
 
-CPUS_VARIABLE: Final = "DRA_CPUSET_"
+CPUSET_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
 """How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
-POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+POD_CLAIM_NAME_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: its name in the pod."""
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 """KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
@@ -110,7 +110,11 @@ def is_uid(text: str) -> bool:
 def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a claim object that `parse_claim` reads."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
-    made = {POD_CLAIM: (metadata.get("annotations") or {}).get(POD_CLAIM)}
+    made = {
+        POD_CLAIM_NAME_ANNOTATION: (metadata.get("annotations") or {}).get(
+            POD_CLAIM_NAME_ANNOTATION
+        )
+    }
     return {
         "metadata": {
             **{key: metadata.get(key) for key in _CLAIM_IDENTITY_KEYS},
@@ -158,7 +162,10 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
             if one.get("resource") == "pods"
         ),
         results=tuple(results),
-        pod_claim=str(_require_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM) or ""),
+        pod_claim=str(
+            _require_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM_NAME_ANNOTATION)
+            or ""
+        ),
     )
 
 
@@ -175,7 +182,7 @@ def _parse_result(
     name = _require_text(result.get("request"), "request")
     request = name.partition("/")[0]
     try:
-        numa_node = _numa_node(result, pool)
+        numa_node = _parse_result_numa_node(result, pool)
         capacity = _consumed_capacity(result, driver)
         parameters = dict(_request_parameters({name, request}, configs, driver))
     except InvalidClaim as error:
@@ -190,7 +197,7 @@ def _parse_result(
     )
 
 
-def _numa_node(result: Mapping[str, Any], pool: str) -> int:
+def _parse_result_numa_node(result: Mapping[str, Any], pool: str) -> int:
     where, device = (_require_text(result.get(key), key) for key in ("pool", "device"))
     if where != pool:
         raise InvalidClaim(
@@ -283,7 +290,7 @@ def decode_record(text: str) -> Claim:
 # --- CDI --------------------------------------------------------------------------------------
 
 _CLAIM_VARIABLE_PATTERN: Final = re.compile(
-    rf"{CLAIM_VARIABLE}([0-9]{{1,2}})_([0-9A-F]{{8}}(?:_[0-9A-F]{{4}}){{3}}_[0-9A-F]{{12}})"
+    rf"{CLAIM_VARIABLE_PREFIX}([0-9]{{1,2}})_([0-9A-F]{{8}}(?:_[0-9A-F]{{4}}){{3}}_[0-9A-F]{{12}})"
 )
 
 
@@ -368,7 +375,7 @@ def metadata_document(
 
 def claim_variable(uid: str, number: int) -> str:
     """Name of the variable of a claim's result."""
-    return f"{CLAIM_VARIABLE}{number}_{uid.upper().replace('-', '_')}"
+    return f"{CLAIM_VARIABLE_PREFIX}{number}_{uid.upper().replace('-', '_')}"
 
 
 def parse_claim_variables(variables: Sequence[str]) -> list[tuple[str, int]]:
@@ -376,7 +383,7 @@ def parse_claim_variables(variables: Sequence[str]) -> list[tuple[str, int]]:
     found: dict[tuple[str, int], None] = {}
     for name in variables:
         match = _CLAIM_VARIABLE_PATTERN.fullmatch(name)
-        if match is not None and len(found) < MOST_RESULTS:
+        if match is not None and len(found) < MAX_CLAIM_RESULTS:
             found[match[2].lower().replace("_", "-"), int(match[1])] = None
     return list(found)
 

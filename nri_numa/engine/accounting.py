@@ -36,8 +36,8 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import NodeModel, PlacementRequest
 from nri_numa.engine.others import (
-    contended_cpus,
     exclusive_holders_text,
+    foreign_or_grantable_cpus,
     holder_list_text,
     yielding_list_cpus,
 )
@@ -45,7 +45,7 @@ from nri_numa.engine.state import Allocation, NodeState, union_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.settings import (
-    EVERYTHING,
+    ALL_CPUS_AMOUNT,
     CPUAmount,
     CPUOrder,
     IsolatedCPUs,
@@ -64,10 +64,10 @@ def count_free_exclusive(
     cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
     pool = state.pool_bits(machine.topology, machine.settings)
-    sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
+    sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
     each = max(1, machine.shared_milli_of(1))
-    for i, cpus in machine.node_cpus.items():
+    for i, cpus in machine.usable_cpus_by_node.items():
         here = (cpus.bits & pool).bit_count()
         needed = -(-state.shared_milli(i, cpus) // each)
         apart = (cpus.bits & free.bits & ~pool).bit_count()
@@ -86,7 +86,7 @@ def count_free_exclusive(
     return found
 
 
-def _core_sizes(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
+def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
     """By NUMA node, the threads of each wholly free core, largest first."""
     index: AllocatorIndex = machine.allocator_index
     whole = index.whole_cores(free.bits)
@@ -123,7 +123,7 @@ def take_avoiding_contended(
         request,
         loads=loads_by_cpu(state) if request.smt is SMT.PAIR else {},
         unavailable_cpus=state.unavailable_cpus,
-        contended_cpus=contended_cpus(state, machine.topology, machine.settings),
+        contended_cpus=foreign_or_grantable_cpus(state, machine.topology, machine.settings),
         listed=yielding_list_cpus(state, machine.topology),
     )
     taken = _take_within_node_limits(machine, request, limits)
@@ -169,7 +169,7 @@ def _take_within_node_limits(
         if check_quota is None:
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
-        here = machine.node_cpus[check_quota]
+        here = machine.usable_cpus_by_node[check_quota]
         held = request.current_cpus & here
         select_floor_cpus = take_cpus(
             topology,
@@ -196,7 +196,7 @@ def _first_exceeded_node(
 ) -> int | None:
     """The lowest NUMA node of which too much was chosen."""
     for i in sorted(limits):
-        bits = machine.node_cpus[i].bits
+        bits = machine.usable_cpus_by_node[i].bits
         count = (chosen.cpus.bits & bits).bit_count()
         if count > max(limits[i], (request.current_cpus.bits & bits).bit_count()):
             return i
@@ -262,7 +262,7 @@ def max_exclusive_total(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     return most - most % threads if smt is SMT.FULL_CORE and uniform else most
 
 
-def floor_text(machine: NodeModel, state: NodeState, smt: SMT, count: int) -> str:
+def pool_floor_text(machine: NodeModel, state: NodeState, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
     most = max_exclusive_total(machine, state, smt)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
@@ -271,7 +271,7 @@ def floor_text(machine: NodeModel, state: NodeState, smt: SMT, count: int) -> st
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
-def floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
+def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 
     Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
@@ -290,7 +290,7 @@ def floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CPUSet)
         order = sorted(here, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
         return sum(1 << i for i in order[: max(0, most)])
 
-    for i, cpus in machine.node_cpus.items():
+    for i, cpus in machine.usable_cpus_by_node.items():
         here = pool & cpus
         floor_here = machine.node_pool_floors.get(i, 0)
         if machine.withheld_isolated_cpus:
@@ -313,8 +313,8 @@ def check_pool_floor(
         return None  # isolated CPUs are no part of it
     places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.pool_floor, None)]
     for i, keep in machine.node_pool_floors.items():
-        if withheld & machine.node_cpus[i]:
-            places.append((pool & machine.node_cpus[i], keep, NUMASet([i])))
+        if withheld & machine.usable_cpus_by_node[i]:
+            places.append((pool & machine.usable_cpus_by_node[i], keep, NUMASet([i])))
     for here, keep, node in places:
         left = len(here - withheld)
         if left >= keep:
@@ -351,7 +351,7 @@ def _check_quotas(
         name: str, what: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
     ) -> Rejection | None:
         limit = amount.cpus_of_total(machine.cpu_count)
-        if not more or amount == EVERYTHING or used + more <= limit:
+        if not more or amount == ALL_CPUS_AMOUNT or used + more <= limit:
             return None
         return _quota_rejection(who, name, what, limit, used, more, holders)
 
@@ -391,7 +391,7 @@ def check_list_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejectio
     every = [state.allocations[i] for i in state.listed]
     entry = _namespace_quota(machine, pod)
     quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
-    if entry is not None and entry.quota.listed != EVERYTHING:
+    if entry is not None and entry.quota.listed != ALL_CPUS_AMOUNT:
         mine = [a for a in every if a.namespace == pod.namespace]
         what = f"listed CPUs of namespace {pod.namespace}"
         quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
@@ -456,7 +456,7 @@ def group_floor_cpus(
     for key in sorted(state.shared_groups):
         if key < 0:
             continue
-        theirs = pool.bits & machine.topology.bits_of(key)
+        theirs = pool.bits & machine.topology.cpu_bits_of(key)
         spare = theirs & ~held.bits
         if not spare or theirs & ~free.bits or spare & kept:
             continue
@@ -500,7 +500,7 @@ def slot_capacity(machine: NodeModel, state: NodeState) -> SlotCapacity:
     holders = tuple(a for _, a in sorted(state.allocations.items()) if a.slots)
     held = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
-        for i, cpus in machine.node_cpus.items()
+        for i, cpus in machine.usable_cpus_by_node.items()
     }
     free, most = _free_exclusive(machine, state)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
@@ -535,14 +535,14 @@ def _free_exclusive(machine: NodeModel, state: NodeState) -> tuple[dict[int, int
     smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
     pool = state.shared_pool(machine.topology, machine.settings)
     free = exclusive_candidates(machine, state)
-    free = free - floor_cpus(machine, state, pool, free)
+    free = free - pool_floor_cpus(machine, state, pool, free)
     free = free - group_floor_cpus(machine, state, pool, free, pair=smt is SMT.PAIR)
     left = count_free_exclusive(machine, state, free, smt, machine.free_cpu_milli(state))
-    most = min(max_exclusive_total(machine, state, smt), _free_quota(machine, state, smt))
+    most = min(max_exclusive_total(machine, state, smt), _free_exclusive_quota(machine, state, smt))
     return left, most
 
 
-def _free_quota(machine: NodeModel, state: NodeState, smt: SMT) -> int:
+def _free_exclusive_quota(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     limits, total = machine.settings.limits, machine.cpu_count
     left = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)
     if smt is SMT.ISOLATE:

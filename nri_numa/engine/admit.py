@@ -33,20 +33,20 @@ from nri_numa.engine.others import (
     KeepGrant,
     OverrideGrant,
     is_shared_pool_cpuset,
-    pinned_to,
-    resolve_grant,
+    keep_or_override_grant,
+    parse_foreign_cpuset,
 )
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
-from nri_numa.engine.place.needs import exclusive_text
+from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import (
     Demand,
     check_claim_in_use,
     compute_demand,
     cpu_size_milli,
-    pod_milli,
+    pod_cpu_request_milli,
     uses_pod_resources,
     with_slots,
     with_static_cpus,
@@ -57,7 +57,7 @@ from nri_numa.engine.state import (
     POD_RESERVATION_NAME,
     Allocation,
     Charge,
-    Kind,
+    ContainerKind,
     NodeState,
     PodRecord,
     effective_cpus,
@@ -113,7 +113,7 @@ def admit(
     """
     before, record = state, state.pods.get(pod.uid)
     pool_before = before.shared_pool(machine.topology, machine.settings)
-    state = _drop_leftovers(state, pod, container)
+    state = _drop_replaced_allocations(state, pod, container)
     requested = machine.resolve_options(pod, container) if resolved is None else resolved
     kept = state.reservations_of(pod.uid)
     open_to_pod = without_allocations(state, kept)
@@ -130,7 +130,9 @@ def admit(
     # Most nodes have none: nothing is asked then, of the many who would ask.
     side = None
     if not grants.is_empty:
-        side = resolve_grant(machine.topology, machine.settings, grants, pod, container, requested)
+        side = keep_or_override_grant(
+            machine.topology, machine.settings, grants, pod, container, requested
+        )
     others = state
     if isinstance(side, OverrideGrant):
         requested, held = side.requested, side.cpus or held
@@ -190,7 +192,7 @@ def admit(
     elif isinstance(needs, Rejection):
         placed = needs
     elif sharing and joins:
-        placed = _share_pod_cpus(case, sharing[0])
+        placed = _place_in_pod_pool(case, sharing[0])
     else:
         placed = place_container(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placement):
@@ -228,12 +230,14 @@ def admit(
                 replace(grown, affinity=placed.pod_affinity, affinity_is_preferred=placed.aligned)
             )
     if kept:
-        after = restore_pod_reservation(machine, after, kept, allocation, pod_milli(pod))
+        after = restore_pod_reservation(
+            machine, after, kept, allocation, pod_cpu_request_milli(pod)
+        )
     moved: tuple[ContainerUpdate, ...] = ()
     change = _state_change(record, after, pod.uid, container.id, kept)
     if sharing and not joins:
         # As many fewer are left to them as it took, wherever these were.
-        milli = (pod_milli(pod) or 0) - after.charge_of_pod(pod.uid, "").cpu_milli
+        milli = (pod_cpu_request_milli(pod) or 0) - after.charge_of_pod(pod.uid, "").cpu_milli
         fewer = CPUSet(sorted(sharing[0].cpus - allocation.cpus)[: milli // 1000])
         idle = sharing[0].idle_siblings & machine.topology.siblings_of(fewer)
         like = replace(sharing[0], cpus=fewer, idle_siblings=idle)
@@ -271,27 +275,27 @@ def _pod_pool_members(
         return (), False
     if requested.numacpu is not None or requested.cpus is CPUMode.SHARED:
         return (), False
-    whole = pod_milli(pod)
+    whole = pod_cpu_request_milli(pod)
     joins = uses_pod_resources(pod, requested, cpu_size_milli(container.resources))
     return state.pod_pool(pod.uid, whole), joins
 
 
-def _share_pod_cpus(case: PlacementRequest, member: Allocation) -> Placement:
+def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
     """The CPUs of its pod that another container has, which needed none of its own either."""
     where = f"on {numa_text(member.numa_nodes)}"
-    why = f"{exclusive_text(len(member.cpus))} {where}, shared with others of its pod"
+    why = f"{exclusive_cpu_count_text(len(member.cpus))} {where}, shared with others of its pod"
     charges = {
         i: Charge(1000 * n) for i, n in case.machine.topology.cpu_count_by_node(member.cpus).items()
     }
     return replace(
-        case.initial_placement, kind=Kind.EXCLUSIVE, exclusive=True, cpus=member.cpus,
+        case.initial_placement, kind=ContainerKind.EXCLUSIVE, exclusive=True, cpus=member.cpus,
         idle_siblings=member.idle_siblings,
         numa_nodes=member.numa_nodes, mems=member.mems, policy=case.policy, charges=charges,
         aligned=member.aligned, reason=why, decision_steps=(why,),
     )  # fmt: skip
 
 
-_EMPTY_NODE: Final = NodeState()
+_EMPTY_NODE_STATE: Final = NodeState()
 """Who else is there makes no difference to a container that nothing asks to pin."""
 
 
@@ -318,7 +322,7 @@ def unpinned_allocation(
         return None
     if not grants.is_empty and grants.cpus_of(pod.uid, container.name, container.id):
         return None
-    case = PlacementRequest(machine, _EMPTY_NODE, pod, container, requested)
+    case = PlacementRequest(machine, _EMPTY_NODE_STATE, pod, container, requested)
     return new_allocation(case, _place_unpinned(case, NO_CPUS), now)
 
 
@@ -543,7 +547,9 @@ def build_adjustment(
     """What to tell the runtime about a container that is being created."""
     settings = machine.settings
     cpus_text, mems_text = str(cpus), str(allocation.mems)
-    pinned = allocation.kind not in (Kind.UNPINNED, Kind.FOREIGN) or bool(allocation.mems)
+    pinned = allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) or bool(
+        allocation.mems
+    )
     return ContainerAdjustment(
         cpus=cpus_text,
         mems=mems_text,
@@ -575,7 +581,7 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
         # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
         return replace(
             case.initial_placement,
-            kind=Kind.FOREIGN,
+            kind=ContainerKind.FOREIGN,
             reason=f"pinned by another component to {cpus_text(cpus)}",
             decision_steps=(
                 "another component set its cpuset and the pod asks for nothing: left as it is",
@@ -589,7 +595,7 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
 def _place_kubelet_pinned(case: PlacementRequest, side: KeepGrant) -> Placement:
     return replace(
         case.initial_placement,
-        kind=Kind.FOREIGN,
+        kind=ContainerKind.FOREIGN,
         reason=side.reason,
         decision_steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
         warnings=side.warnings,
@@ -622,7 +628,9 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
     )
 
 
-def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> NodeState:
+def _drop_replaced_allocations(
+    state: NodeState, pod: PodSandbox, container: Container
+) -> NodeState:
     if container.id in state.allocations:
         state = state.without_allocation(container.id)
     record = state.pods.get(pod.uid)
@@ -660,7 +668,9 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
     if lifted and requested.list_is_pods and needs.own_cpu_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
     kept = dict(zip(Allocation.__struct_fields__, _allocation_fields(placed), strict=True)) | {
-        "foreign_cpus": _foreign_cpus(case) if placed.kind is Kind.FOREIGN else NO_CPUS,
+        "foreign_cpus": _foreign_pinned_or_granted_cpus(case)
+        if placed.kind is ContainerKind.FOREIGN
+        else NO_CPUS,
         "cpu_milli": needs.own_cpu_milli,
         "memory_bytes": needs.own_memory_bytes,
         "hugepages": needs.hugepages,
@@ -677,10 +687,10 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
     return Allocation(**kept)
 
 
-def _foreign_cpus(case: PlacementRequest) -> CPUSet:
+def _foreign_pinned_or_granted_cpus(case: PlacementRequest) -> CPUSet:
     """What another program pinned it to, or is about to: a grant can come before the cpuset."""
     container = case.container
     grants = case.state.kubelet
-    return pinned_to(container.resources.cpus) or grants.cpus_of(
+    return parse_foreign_cpuset(container.resources.cpus) or grants.cpus_of(
         case.pod.uid, container.name, container.id
     )

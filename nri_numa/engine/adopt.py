@@ -22,10 +22,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
-from nri_numa.engine.others import pinned_to
+from nri_numa.engine.others import parse_foreign_cpuset
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import charge_nodes
-from nri_numa.engine.place.needs import exclusive_text
+from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.demand import (
     allocated_slots,
     compute_demand,
@@ -40,7 +40,7 @@ from nri_numa.engine.state import (
     COMPUTED_KINDS,
     NO_CHARGE,
     Allocation,
-    Kind,
+    ContainerKind,
     container_identity,
     find_contradiction,
 )
@@ -83,7 +83,7 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
         document["idle"] = str(allocation.idle_siblings)
     if allocation.smt is not SMT.ANY:
         document["smt"] = allocation.smt.value
-    if allocation.exclusive and allocation.kind is Kind.LISTED:
+    if allocation.exclusive and allocation.kind is ContainerKind.LISTED:
         document["owned"] = True
     if allocation.movable:
         document["movable"] = True
@@ -129,7 +129,7 @@ def adopt_assignment(
     if isinstance(read, str):
         return read
     allocation, same = read
-    if outside := _cpus_beyond_assignment(machine, pod, container, allocation):
+    if outside := _cpus_beyond_lists_text(machine, pod, container, allocation):
         # Given back by `release`, or widened by another program.
         return f"is out of date: the runtime has {outside} for it, which it did not ask for"
     signed = is_signed(text, container.id, machine.key)
@@ -164,15 +164,15 @@ def adopt_assignment(
     return _contradiction_text(allocation) or allocation
 
 
-def _cpus_beyond_assignment(
+def _cpus_beyond_lists_text(
     machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
 ) -> str:
     """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
     asked = machine.resolve_options(pod, container)
     listed = PlacementOptions() if isinstance(asked, Rejection) else asked
-    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is Kind.LISTED else NO_CPUS
-    if claim.kind is Kind.SHARED:
-        cpus = pinned_to(container.resources.cpus)
+    cpus, within = claim.cpus, listed.listed_cpus if claim.kind is ContainerKind.LISTED else NO_CPUS
+    if claim.kind is ContainerKind.SHARED:
+        cpus = parse_foreign_cpuset(container.resources.cpus)
         within = machine.topology.cpus_of(claim.numa_nodes)
     if within and cpus - within:
         return cpus_text(cpus - within)
@@ -193,7 +193,7 @@ def _decode_assignment(
     resources = container.resources
     try:
         document = json.loads(text)
-        kind = Kind(document["kind"])
+        kind = ContainerKind(document["kind"])
         mems = NUMASet.parse(document["mems"])
         if mems and resources.mems:
             mems = NUMASet.parse(resources.mems)
@@ -207,23 +207,27 @@ def _decode_assignment(
         reason = str(document["reason"])
         reason.encode()  # half a pair of surrogates could be written nowhere: no checkpoint, no API
         cpus = NO_CPUS
-        if kind in (Kind.EXCLUSIVE, Kind.LISTED):
+        if kind in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
             # The runtime is the truth for what is.
             cpus = CPUSet.parse(document.get("soft") or resources.cpus or document["cpus"])
         same = str(cpus) == document["cpus"]
-        pinned = CPUSet.parse(resources.cpus) if kind is Kind.FOREIGN else NO_CPUS
+        pinned = CPUSet.parse(resources.cpus) if kind is ContainerKind.FOREIGN else NO_CPUS
     except (ValueError, KeyError, TypeError, ListFormatError, AttributeError, RecursionError):
         return "cannot be read"
     missing = (numa_nodes | mems) - machine.topology.numa_ids
     if missing:
         return f"names {numa_text(missing)}, which the machine does not have"
-    owned = kind is Kind.EXCLUSIVE or (kind is Kind.LISTED and bool(document.get("owned")))
-    soft = kind is Kind.LISTED and bool(document.get("soft"))
-    if kind is Kind.EXCLUSIVE:
+    owned = kind is ContainerKind.EXCLUSIVE or (
+        kind is ContainerKind.LISTED and bool(document.get("owned"))
+    )
+    soft = kind is ContainerKind.LISTED and bool(document.get("soft"))
+    if kind is ContainerKind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
-        reason = reason if same else f"{exclusive_text(len(cpus))} on {numa_text(numa_nodes)}"
+        reason = (
+            reason if same else f"{exclusive_cpu_count_text(len(cpus))} on {numa_text(numa_nodes)}"
+        )
     milli = len(cpus) * 1000 if owned else cpu_size_milli(container.resources)
-    if kind in (Kind.UNPINNED, Kind.FOREIGN) and not mems:
+    if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         milli, numa_nodes = 0, NUMASet()
     memory = max(0, resources.memory_limit or 0) if mems else 0
     on_node = {i: 1000 * count for i, count in machine.topology.cpu_count_by_node(cpus).items()}
@@ -260,11 +264,15 @@ def _decode_assignment(
         movable=document.get("movable") is True and kind in COMPUTED_KINDS,
         moved_proactively=document.get("ahead") is True,
         lifted_quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
-        slots=allocated_slots(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
+        slots=allocated_slots(machine.settings, container)
+        if kind is ContainerKind.EXCLUSIVE
+        else "",
     )
     if leaves - mems:
         still = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NO_CHARGE))
-        allocation = allocation.migration_started(replace(allocation, mems=leaves, charges=still))
+        allocation = allocation.with_migration_started(
+            replace(allocation, mems=leaves, charges=still)
+        )
     return _contradiction_text(allocation) or (allocation, same)
 
 
@@ -277,20 +285,20 @@ def _check_plausible(
 ) -> str:
     """Why a container cannot have what it claims, as the end of a sentence; empty when it can."""
     if (
-        claim.kind is Kind.UNPINNED
+        claim.kind is ContainerKind.UNPINNED
         and uses_kubelet_rules(machine, requested)
         and not requested.is_unpinned
     ):
         return ""  # it shares all CPUs, as under the kubelet, whatever its memory
-    if claim.kind in (Kind.SHARED, Kind.FOREIGN) or (
-        claim.kind is Kind.UNPINNED and not claim.mems
+    if claim.kind in (ContainerKind.SHARED, ContainerKind.FOREIGN) or (
+        claim.kind is ContainerKind.UNPINNED and not claim.mems
     ):
         alone = requested.is_unpinned
-        if alone is (claim.kind is Kind.SHARED):
+        if alone is (claim.kind is ContainerKind.SHARED):
             asks = "nothing" if alone else "CPUs or memory nodes"
             return f"says {claim.kind}, while its pod asks for {asks}"
         return ""
-    if claim.kind is Kind.UNPINNED:
+    if claim.kind is ContainerKind.UNPINNED:
         listed = requested.listed_mems
         return "" if claim.mems <= listed else _unlisted_cpus_text(numa_text(claim.mems), listed)
     if claim.exclusive and claim.cpus & machine.settings.reserved_cpus:
@@ -300,7 +308,7 @@ def _check_plausible(
         )
     if not container.resources.cpus:
         return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
-    if claim.kind is Kind.LISTED:
+    if claim.kind is ContainerKind.LISTED:
         mine = requested.listed_cpus
         if not claim.cpus <= mine:
             return _unlisted_cpus_text(cpus_text(claim.cpus), mine)

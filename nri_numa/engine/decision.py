@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
-from nri_numa.engine.request.annotations import Resolver, longest_list
+from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY, Demand
 from nri_numa.engine.state import (
     Allocation,
-    Kind,
+    ContainerKind,
     NodeState,
     PodRecord,
     container_identity,
@@ -185,19 +185,19 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return build_allocator_index(self.topology)
 
     @cached_property
-    def resolve_options(self) -> Resolver:
+    def resolve_options(self) -> OptionsResolver:
         """Reads what a container asks for, as `engine.request.annotations` does."""
-        return Resolver(self.settings, self.list_limit)
+        return OptionsResolver(self.settings, self.max_list_chars)
 
     @cached_property
-    def slots_key(self) -> str:
+    def slots_annotation_key(self) -> str:
         """The annotation of containers that says which slots they hold."""
         return f"{self.settings.prefix}/{SLOTS_KEY}"
 
     @cached_property
-    def list_limit(self) -> int:
+    def max_list_chars(self) -> int:
         """Characters of the longest list of CPUs or NUMA nodes that this machine can need."""
-        return longest_list(max([0, *self.topology.possible, *self.topology.numa_ids]) + 1)
+        return longest_list_chars(max([0, *self.topology.possible, *self.topology.numa_ids]) + 1)
 
     @cached_property
     def memory_total(self) -> int:
@@ -228,7 +228,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.numa_ids - NUMASet(self.memory_only_nodes.attached)
 
     @cached_property
-    def node_cpus(self) -> Mapping[int, CPUSet]:
+    def usable_cpus_by_node(self) -> Mapping[int, CPUSet]:
         """By NUMA node, the CPUs that containers may use there."""
         allowed = self.topology.allowed
         return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.numa_ids}
@@ -239,21 +239,21 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return CPUSet.from_bits(withheld_isolated_bits(self.topology, self.settings))
 
     @cached_property
-    def cpu_milli(self) -> Mapping[int, int]:
+    def shared_pool_milli_by_node(self) -> Mapping[int, int]:
         """By NUMA node, thousandths of a CPU that an empty machine has to share, oversale included.
 
         Without the NUMA nodes that have none.
         """
         shared = {
             i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
-            for i, cpus in self.node_cpus.items()
+            for i, cpus in self.usable_cpus_by_node.items()
         }
         return {i: n for i, n in shared.items() if n}
 
     @cached_property
-    def cpu_counts(self) -> Mapping[int, int]:
+    def usable_cpu_count_by_node(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that containers may use there."""
-        return {i: len(cpus) for i, cpus in self.node_cpus.items()}
+        return {i: len(cpus) for i, cpus in self.usable_cpus_by_node.items()}
 
     @cached_property
     def cpu_count(self) -> int:
@@ -279,14 +279,16 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
         of, apart = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
-        floors = {i: of(len(cpus - apart)) for i, cpus in self.node_cpus.items()}
+        floors = {i: of(len(cpus - apart)) for i, cpus in self.usable_cpus_by_node.items()}
         return {i: count for i, count in floors.items() if count}
 
     @cached_property
     def exclusive_capacity(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
         only = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
-        counts = {i: len(cpus & only if only else cpus) for i, cpus in self.node_cpus.items()}
+        counts = {
+            i: len(cpus & only if only else cpus) for i, cpus in self.usable_cpus_by_node.items()
+        }
         return {i: count for i, count in counts.items() if count}
 
     def shared_milli_of(self, cpus: int) -> int:
@@ -319,7 +321,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 * settings.cpu_overcommit
                 * settings.capacity_factor.get(i, 1.0)
             )
-            for i, cpus in self.node_cpus.items()
+            for i, cpus in self.usable_cpus_by_node.items()
         }
 
     @cached_property
@@ -362,7 +364,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         withdrawn = state.unavailable_bits
         if withdrawn:
             serving = state.exclusive_pool_bits(self.topology, self.settings)
-            for i, cpus in self.node_cpus.items():
+            for i, cpus in self.usable_cpus_by_node.items():
                 if cpus.bits & withdrawn:
                     left[i] = self._free_shared_on(state, i, left, serving)
         return left
@@ -372,11 +374,11 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not self.withheld_isolated_cpus:
             return left
         pool = state.pool_bits(self.topology, self.settings)
-        return {i: self._free_shared_on(state, i, left, pool) for i in self.node_cpus}
+        return {i: self._free_shared_on(state, i, left, pool) for i in self.usable_cpus_by_node}
 
     def _free_shared_on(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
         """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
-        cpus = self.node_cpus[i]
+        cpus = self.usable_cpus_by_node[i]
         serves = self.shared_milli_of((cpus.bits & among).bit_count())
         return max(0, min(left[i], serves - state.shared_milli(i, cpus)))
 
@@ -595,7 +597,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def initial_placement(self) -> Placement:
         """The container's allocation, before anything is chosen for it."""
-        return Placement(**container_identity(self.pod, self.container), kind=Kind.UNPINNED)
+        return Placement(
+            **container_identity(self.pod, self.container), kind=ContainerKind.UNPINNED
+        )
 
     @cached_property
     def message_subject(self) -> str:

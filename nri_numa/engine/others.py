@@ -22,7 +22,13 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import is_from_annotation, quote_value
 from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
-from nri_numa.engine.state import UNPINNED_GROUP, Allocation, Identity, Kind, NodeState
+from nri_numa.engine.state import (
+    UNPINNED_GROUP_KEY,
+    Allocation,
+    ContainerIdentity,
+    ContainerKind,
+    NodeState,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, human_milli, numa_text
 from nri_numa.model.settings import Settings
@@ -41,7 +47,7 @@ from nri_numa.model.workload import (
 )
 
 
-def pinned_to(text: str) -> CPUSet:
+def parse_foreign_cpuset(text: str) -> CPUSet:
     """CPUs of a cpuset that another program wrote; empty when it cannot be read."""
     try:
         return CPUSet.parse(text)
@@ -49,7 +55,7 @@ def pinned_to(text: str) -> CPUSet:
         return NO_CPUS
 
 
-def same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
+def is_list_of_same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
     """Whether a kernel list says the same set."""
     if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
         return True
@@ -67,7 +73,7 @@ def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = 
     """
     if not text:
         return True
-    cpus = pinned_to(text)
+    cpus = parse_foreign_cpuset(text)
     return (bool(pool) and pool <= cpus) or cpus in shared
 
 
@@ -79,22 +85,22 @@ def reclassify_cpuset(
     The same object when nothing is different.
     """
     if is_shared_pool_cpuset(text, pool, shared):
-        if allocation.kind is Kind.UNPINNED:
+        if allocation.kind is ContainerKind.UNPINNED:
             return allocation
-        holds = bool(pool) and pool <= pinned_to(text)
+        holds = bool(pool) and pool <= parse_foreign_cpuset(text)
         what = "holds the whole shared pool" if holds or not text else "is the kubelet's shared one"
         return replace(
             allocation,
-            kind=Kind.UNPINNED,
+            kind=ContainerKind.UNPINNED,
             foreign_cpus=NO_CPUS,
             reason=f"not pinned: its cpuset {what}",
         )
-    cpus = pinned_to(text)
-    if allocation.kind is Kind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
+    cpus = parse_foreign_cpuset(text)
+    if allocation.kind is ContainerKind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
         return allocation
     return replace(
         allocation,
-        kind=Kind.FOREIGN,
+        kind=ContainerKind.FOREIGN,
         foreign_cpus=cpus,
         reason=f"pinned by another component to {cpus_text(cpus or text)}",
     )
@@ -111,7 +117,7 @@ def foreign_overlaps(state: NodeState) -> Mapping[str, CPUSet]:
     return {
         container_id: allocation.foreign_cpus & taken
         for container_id, allocation in state.allocations.items()
-        if allocation.kind is Kind.FOREIGN and allocation.foreign_cpus & taken
+        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus & taken
     }
 
 
@@ -121,15 +127,17 @@ def foreign_pinned_cpus(state: NodeState, topology: Topology) -> CPUSet:
     Under the kubelet's static policy every container has one, and most have its shared pool: a set
     of more than half of what containers may use is no pin to particular CPUs, and counts as none.
     """
-    return _specific_cpus(state.foreign, topology)
+    return _cpus_of_narrow_sets(state.foreign, topology)
 
 
 def yielding_list_cpus(state: NodeState, topology: Topology) -> CPUSet:
     """The CPUs of soft lists, as `foreign_pinned_cpus`."""
-    return _specific_cpus((~key for key in state.shared_groups if key < UNPINNED_GROUP), topology)
+    return _cpus_of_narrow_sets(
+        (~key for key in state.shared_groups if key < UNPINNED_GROUP_KEY), topology
+    )
 
 
-def _specific_cpus(sets: Iterable[int], topology: Topology) -> CPUSet:
+def _cpus_of_narrow_sets(sets: Iterable[int], topology: Topology) -> CPUSet:
     allowed, bits = topology.allowed.bits, 0
     for cpus in sets:
         if 2 * (cpus & allowed).bit_count() <= allowed.bit_count():
@@ -137,7 +145,7 @@ def _specific_cpus(sets: Iterable[int], topology: Topology) -> CPUSet:
     return CPUSet.from_bits(bits) if bits else NO_CPUS
 
 
-def contended_cpus(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
+def foreign_or_grantable_cpus(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
     """CPUs that others are pinned to, and those that the kubelet's static policy may still grant.
 
     The kubelet knows nothing of what we give away. Only its reserved CPUs are safe from it, so
@@ -165,11 +173,11 @@ def exclusive_holders_text(
         a
         for a in state.allocations.values()
         if (within is None or a.numa_nodes & within)
-        and (a.exclusive or a.blocks_exclusive or (requests and _requested_milli(a)))
+        and (a.exclusive or a.blocks_exclusive or (requests and _charged_milli(a)))
     )
 
 
-def _requested_milli(a: Allocation) -> int:
+def _charged_milli(a: Allocation) -> int:
     return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
@@ -188,7 +196,7 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
                     not a.yields_to_exclusive
                     and 1000 * (a.cpus.bits | a.idle_siblings.bits).bit_count()
                 )
-                or _requested_milli(a)
+                or _charged_milli(a)
             ),
             a.full_name,
             a.container_id,
@@ -202,7 +210,7 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
 
 def _holder_text(a: Allocation) -> str:
     if a.yields_to_exclusive or not a.cpus:
-        return f"{a.full_name} requests {human_milli(_requested_milli(a))} of the shared pool"
+        return f"{a.full_name} requests {human_milli(_charged_milli(a))} of the shared pool"
     idle = f" and keeps {_short_cpus_text(a.idle_siblings)} idle" if a.idle_siblings else ""
     return (
         f"{a.full_name} {'has exclusive' if a.exclusive else 'lists'} "
@@ -220,12 +228,12 @@ RESERVATION_KIND: Final = "kept"
 """How a container that the kubelet granted something to is called where kinds are shown."""
 
 
-def as_kubelet_pinned(allocation: Allocation, cpus: CPUSet) -> Allocation:
+def to_kubelet_allocation(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
-    kept = {field: getattr(allocation, field) for field in Identity.__annotations__}
+    kept = {field: getattr(allocation, field) for field in ContainerIdentity.__annotations__}
     return Allocation(
         **kept,
-        kind=Kind.FOREIGN,
+        kind=ContainerKind.FOREIGN,
         foreign_cpus=cpus,
         reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",
         assigned_at=allocation.assigned_at,
@@ -239,7 +247,7 @@ def shown_kind(state: NodeState, allocation: Allocation) -> str:
     """
     if allocation.reserved_at:
         return RESERVATION_KIND
-    if allocation.kind is Kind.FOREIGN and state.kubelet.cpus_of(
+    if allocation.kind is ContainerKind.FOREIGN and state.kubelet.cpus_of(
         allocation.pod_uid, allocation.container, allocation.container_id
     ):
         return KUBELET_KIND
@@ -291,7 +299,7 @@ class OverrideGrant(msgspec.Struct, frozen=True, kw_only=True):
     cpus: CPUSet = NO_CPUS
 
 
-def resolve_grant(
+def keep_or_override_grant(
     topology: Topology,
     settings: Settings,
     grants: KubeletGrants,
@@ -309,7 +317,7 @@ def resolve_grant(
     if not cpus and not mems:
         return None
     if requested.is_unpinned:
-        return KeepGrant(reason=reason_text(cpus, mems)) if cpus else None
+        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems)) if cpus else None
     if cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
         return _resolve_claim_grant(
             topology, settings, pod, container, requested, requested.slots, cpus, mems
@@ -320,7 +328,7 @@ def resolve_grant(
         if text is not None
     }
     if not listed:
-        return _has_no_list(cpus, mems, requested)
+        return _resolve_grant_without_list(cpus, mems, requested)
     against = [
         key
         for key, granted, wanted in (
@@ -330,11 +338,11 @@ def resolve_grant(
         if key in listed and granted and wanted != granted
     ]
     if not against:
-        return _lists_match_grant(cpus, mems, requested)
+        return _resolve_grant_with_matching_list(cpus, mems, requested)
     believes = f"the kubelet granted it {_grant_text(cpus, mems)} and goes on believing so"
     by_pod = all(is_from_annotation(requested, key) for key in against)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
-        kept = _with_granted_cpus(requested, cpus)
+        kept = _list_granted_cpus(requested, cpus)
         wants = " and ".join(f"{key} {listed[key]}" for key in against)
         return OverrideGrant(
             requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",)
@@ -356,7 +364,7 @@ def resolve_grant(
             message=f"{container_subject(pod, container)}: {text}",
             rule="what the kubelet granted stays the kubelet's",
         )
-    return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
+    return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
 
 
 def _resolve_claim_grant(
@@ -381,7 +389,7 @@ def _resolve_claim_grant(
     if settings.kubelet_override is KubeletOverride.ANNOTATED:
         return OverrideGrant(requested=requested, warnings=(f"{text} and goes on believing so",))
     if requested.on_failure is OnFailure.UNPINNED:
-        return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
+        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
     return Rejection(
         reason="KubeletPinned",
         message=f"{container_subject(pod, container)}: {text}, and kubelet.override is "
@@ -391,7 +399,7 @@ def _resolve_claim_grant(
     )
 
 
-def _has_no_list(
+def _resolve_grant_without_list(
     cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
     """Asked for by policy: no list names what the container must have."""
@@ -399,23 +407,23 @@ def _has_no_list(
     keys = keys or "what is asked for"
     if cpus:
         text = f"{keys}: not followed, since the kubelet granted it {_grant_text(cpus, mems)}"
-        return KeepGrant(reason=reason_text(cpus, mems), warnings=(text,))
+        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
     if requested.bind is Bind.CPU:
         return OverrideGrant(requested=requested)
     text = f"{keys}: for CPUs only, since the kubelet granted it {_grant_text(cpus, mems)}"
     return OverrideGrant(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
 
 
-def _lists_match_grant(
+def _resolve_grant_with_matching_list(
     cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
     """No list says otherwise than the kubelet, as far as it granted the like."""
     if cpus and (requested.numamem is None or mems):
-        return KeepGrant(reason=f"{reason_text(cpus, mems)}, as listed")
-    return OverrideGrant(requested=_with_granted_cpus(requested, cpus))
+        return KeepGrant(reason=f"{kubelet_grant_reason_text(cpus, mems)}, as listed")
+    return OverrideGrant(requested=_list_granted_cpus(requested, cpus))
 
 
-def _with_granted_cpus(requested: PlacementOptions, cpus: CPUSet) -> PlacementOptions:
+def _list_granted_cpus(requested: PlacementOptions, cpus: CPUSet) -> PlacementOptions:
     """Memory alone is listed: its CPUs are those that the kubelet granted."""
     if requested.numacpu is not None or not cpus:
         return requested
@@ -435,6 +443,6 @@ def _grant_text(cpus: CPUSet, mems: NUMASet) -> str:
     return " and ".join(parts)
 
 
-def reason_text(cpus: CPUSet, mems: NUMASet) -> str:
+def kubelet_grant_reason_text(cpus: CPUSet, mems: NUMASet) -> str:
     """Why it is the kubelet's, one clause."""
     return f"the kubelet granted it {_grant_text(cpus, mems)} by its static policy"

@@ -33,10 +33,14 @@ from nri_numa.engine.decision import (
     uses_kubelet_rules,
 )
 from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
-from nri_numa.engine.request.demand import DEFAULT_PERIOD, SHARES_PER_CPU, pod_milli
+from nri_numa.engine.request.demand import (
+    DEFAULT_CFS_PERIOD_US,
+    SHARES_PER_CPU,
+    pod_cpu_request_milli,
+)
 from nri_numa.engine.state import (
+    PENDING_POD_RESERVATION_TEXT,
     POD_RESERVATION_NAME,
-    TO_COME,
     Allocation,
     NodeState,
     effective_cpus,
@@ -56,11 +60,11 @@ from nri_numa.model.workload import (
 )
 from nri_numa.text import BadQuantity, milli_cpus, whole_bytes
 
-MAX_ANNOTATION_CHARS: Final = 16_384
+MAX_CONTAINERS_ANNOTATION_CHARS: Final = 16_384
 """Characters of the annotation that are read."""
-MAX_CONTAINERS: Final = 64
+MAX_EXPECTED_CONTAINERS: Final = 64
 """Containers of one pod that are placed at once; one takes as long as its creation."""
-_CONTAINERS_EXPECTED: Final = (
+_EXPECTED_CONTAINERS_TEXT: Final = (
     'containers in the order of their start, such as {"prepare": {"cpu": "4", "memory": "8Gi", '
     '"ends": true}, "main": {"cpu": "4", "memory": "8Gi"}}'
 )
@@ -81,17 +85,17 @@ def guaranteed_resources(milli: int, memory: int) -> Resources:
     """What the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
-        cpu_quota=milli * DEFAULT_PERIOD // 1000 or None,
-        cpu_period=DEFAULT_PERIOD,
+        cpu_quota=milli * DEFAULT_CFS_PERIOD_US // 1000 or None,
+        cpu_period=DEFAULT_CFS_PERIOD_US,
         memory_limit=memory or None,
     )
 
 
-def parse_containers(text: str) -> dict[str, ExpectedContainer] | None:
+def parse_expected_containers(text: str) -> dict[str, ExpectedContainer] | None:
     """What an annotation says by container; None where it is not of our form."""
     try:
-        document = json.loads(text) if len(text) <= MAX_ANNOTATION_CHARS else None
-        if not isinstance(document, dict) or len(document) > MAX_CONTAINERS:
+        document = json.loads(text) if len(text) <= MAX_CONTAINERS_ANNOTATION_CHARS else None
+        if not isinstance(document, dict) or len(document) > MAX_EXPECTED_CONTAINERS:
             return None
         found: dict[str, ExpectedContainer] = {}
         for name, one in document.items():
@@ -106,7 +110,7 @@ def parse_containers(text: str) -> dict[str, ExpectedContainer] | None:
     return found
 
 
-def format_containers(containers: Mapping[str, ExpectedContainer]) -> str:
+def format_expected_containers(containers: Mapping[str, ExpectedContainer]) -> str:
     """The annotation's value; containers in the order in which they start."""
     document = {
         name: {"cpu": f"{one.milli}m", "memory": str(one.memory)}
@@ -137,7 +141,7 @@ def reserve_for_sandbox(
     decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return Released(state=state)
-    after = decided.state.with_reservation(all_of_it.id, now, TO_COME)
+    after = decided.state.with_reservation(all_of_it.id, now, PENDING_POD_RESERVATION_TEXT)
     after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_is_preferred=True))
     return Released(state=after, change=decided.change, updates=decided.updates)
 
@@ -166,7 +170,9 @@ def admit_pod(
     if expected is None:
         found = _reserve_pod_sum(machine, pod, container, decided, reading, now)
     else:
-        found = _reserve_named(machine, pod, container, decided, expected, reading, now)
+        found = _reserve_expected_containers(
+            machine, pod, container, decided, expected, reading, now
+        )
     if isinstance(found, Rejection):
         return Rejected(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
@@ -184,7 +190,7 @@ def admit_pod(
     )
 
 
-def named_containers(machine: NodeModel, pod: PodSandbox) -> int:
+def count_expected_containers(machine: NodeModel, pod: PodSandbox) -> int:
     """How many containers of a pod are admitted with its first; 0 where it does not name them."""
     return len(_expected_containers(machine, pod)[0] or ())
 
@@ -195,15 +201,15 @@ def _expected_containers(
     """What is known of the pod's containers by name; and what is wrong with the annotation."""
     key = f"{machine.settings.prefix}/{CONTAINERS_KEY}"
     text = pod.annotations.get(key)
-    whole = pod_milli(pod)
+    whole = pod_cpu_request_milli(pod)
     if text is None or pod.qos is not QoSClass.GUARANTEED or whole is None:
         return None, ""
-    expected = parse_containers(text)
+    expected = parse_expected_containers(text)
     if expected is None:
         return (
             None,
             f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
-            f"{_CONTAINERS_EXPECTED}",
+            f"{_EXPECTED_CONTAINERS_TEXT}",
         )
     at_once = [
         max([sum(n for n, ends in amounts if not ends), *(n for n, ends in amounts if ends)])
@@ -221,7 +227,7 @@ def _expected_containers(
     return expected, ""
 
 
-def _reserve_named(
+def _reserve_expected_containers(
     machine: NodeModel,
     pod: PodSandbox,
     first: Container,
@@ -257,7 +263,11 @@ def _reserve_named(
     ids = [f"{pod.id}/{name}" for name in expected if name != first.name]
     for i in ids:
         plan = release_container(machine, plan, i, now).state
-    kept = [replace(plan.allocations[i], reason=TO_COME) for i in ids if i in plan.allocations]
+    kept = [
+        replace(plan.allocations[i], reason=PENDING_POD_RESERVATION_TEXT)
+        for i in ids
+        if i in plan.allocations
+    ]
     if ends:
         # What it has until it ends is no more than theirs that come after it.
         return restore_pod_reservation(machine, base, kept, decided.allocation)
@@ -275,7 +285,7 @@ def _reserve_pod_sum(
 ) -> NodeState | Rejection:
     """Keep what the pod's sum leaves for others, if it leaves whole CPUs and they are asked for."""
     state, its = decided.state, decided.trace.requested
-    whole, memory = pod_milli(pod), pod.resources.memory_limit or 0
+    whole, memory = pod_cpu_request_milli(pod), pod.resources.memory_limit or 0
     if not decided.allocation.exclusive or its is None or its.slots is not None or whole is None:
         return state
     if its.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
@@ -301,7 +311,11 @@ def _reserve_pod_sum(
     found = admit(machine, state, pod, others, reading, now, resolved=its)
     if isinstance(found, Admitted):
         kept = found.allocation.exclusive
-        return found.state.with_reservation(others.id, now, TO_COME) if kept else state
+        return (
+            found.state.with_reservation(others.id, now, PENDING_POD_RESERVATION_TEXT)
+            if kept
+            else state
+        )
     left = sum(machine.free_cpu_milli(state).values())
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own

@@ -6,8 +6,9 @@ here, as a value. Of those that are movable `admit_by_moving` makes a decision, 
 
 The search is by cost: bytes to migrate, then number of containers, then their ids. Sums by NUMA
 node say what is worth a try; whether it fits is said by the engine that decides for real,
-`nri_numa.engine.admit`, on the state without the movers. All of it is one `Search`, which a request
-does `WORK_LIMIT` of, counted in work and not in time, so that it ends alike everywhere.
+`nri_numa.engine.admit`, on the state without the movers. All of it is one `StepwiseSearch`, which a
+request does `MAX_SEARCH_WORK` of, counted in work and not in time, so that it ends alike
+everywhere.
 
 Only containers on one NUMA node move, and those of a pod with ``scope: pod`` only if it has no
 other container: moving one of several would part them.
@@ -41,17 +42,17 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
 )
-from nri_numa.engine.place.needs import exclusive_text, pod_demand
-from nri_numa.engine.pod_admission import admit_pod, guaranteed_resources, named_containers
+from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
+from nri_numa.engine.pod_admission import admit_pod, count_expected_containers, guaranteed_resources
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
     NO_CHARGE,
     Allocation,
-    Kind,
+    ContainerKind,
     NodeState,
+    charges_without_cpus,
     effective_cpus,
-    without_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
@@ -75,10 +76,10 @@ from nri_numa.text import human_bytes
 
 MAX_MOVES: Final = 3
 """Containers that move for one."""
-WORK_LIMIT: Final = 20_000
+MAX_SEARCH_WORK: Final = 20_000
 """Units of work of a search while a request waits. A unit takes up to a microsecond, so that all of
 it takes less than 25 ms on 512 CPUs with 1,000 containers (`python -m bench --only room`)."""
-LATER_WORK_LIMIT: Final = 10 * WORK_LIMIT
+MAX_DEFERRED_SEARCH_WORK: Final = 10 * MAX_SEARCH_WORK
 """The same of what goes on after the answer."""
 _LOOK_WORK: Final = 1
 """Units for one container, or a pair of a mover and a NUMA node, that is looked at."""
@@ -99,21 +100,21 @@ _SHORTAGE_REASONS: Final = (
 
 
 T = TypeVar("T")
-Steps = Generator[int, None, T]
+SearchSteps = Generator[int, None, T]
 """Yields units of work, before or after they are done, and returns what was found."""
 
 
-class Search(Generic[T]):
+class StepwiseSearch(Generic[T]):
     """A search that can be done in pieces, all of them about one state.
 
     Attributes:
         used: units of work so far.
     """
 
-    def __init__(self, steps: Steps[T]) -> None:
+    def __init__(self, steps: SearchSteps[T]) -> None:
         self._steps, self._next, self.used = steps, 0, 0
 
-    def work(self, units: int) -> T | None:
+    def run_steps(self, units: int) -> T | None:
         """Do one step, and more up to so many units; None where these were not enough to end."""
         used = 0
         try:
@@ -153,7 +154,7 @@ def plan_moves(
     running: bool = False,
     now: float = 0.0,
     why: str = "",
-) -> Steps[MovePlan | None]:
+) -> SearchSteps[MovePlan | None]:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
     None of the containers in ``still`` moves, and none of its own pod. Of containers that are
@@ -175,7 +176,7 @@ def plan_moves(
     yield _MOVER_WORK * len(movers)
     search = _PlanSearch(machine, state, reading, demand, movers, most, running=running)
     while (places := (yield from search.next_plan())) is not None:
-        yield _try_work(machine, state, refused, len(places) - 1)
+        yield _verification_work(machine, state, refused, len(places) - 1)
         plan = _verify_plan(machine, state, refused, reading, places, now, why, running=running)
         if plan is not None:
             return plan
@@ -192,14 +193,16 @@ def admit_by_moving(
 ) -> Admitted | Rejected:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
-    None of the containers in ``still`` moves. Where `WORK_LIMIT` does not suffice, it is refused
-    and `room_search` may go on.
+    None of the containers in ``still`` moves. Where `MAX_SEARCH_WORK` does not suffice, it is
+    refused and `rebalance_search` may go on.
     """
-    found = Search(_with_room(machine, state, refused, reading, now, still)).work(WORK_LIMIT)
+    found = StepwiseSearch(_rebalance(machine, state, refused, reading, now, still)).run_steps(
+        MAX_SEARCH_WORK
+    )
     return replace(refused, is_search_spent=True) if found is None else found
 
 
-def room_search(
+def rebalance_search(
     machine: NodeModel,
     state: NodeState,
     refused: Rejected,
@@ -208,19 +211,19 @@ def room_search(
     still: Collection[str] = (),
     *,
     is_deferred: bool,
-) -> Search[Admitted | Rejected]:
-    """What goes on after a refusal whose search spent its budget; for `LATER_WORK_LIMIT` at most.
+) -> StepwiseSearch[Admitted | Rejected]:
+    """Go on after a refusal whose search spent its budget; `MAX_DEFERRED_SEARCH_WORK` at most.
 
     Where the container ``is_deferred``, which comes again later, the state is without it. Where no
     moves let it in, the refusal says what is in the way only if those moves would be made.
     """
-    steps = _with_room(
+    steps = _rebalance(
         machine, state, refused, reading, now, still, is_deferred=is_deferred, must_move=True
     )
-    return Search(steps)
+    return StepwiseSearch(steps)
 
 
-def _with_room(
+def _rebalance(
     machine: NodeModel,
     state: NodeState,
     refused: Rejected,
@@ -232,12 +235,15 @@ def _with_room(
     is_deferred: bool = False,
     must_move: bool = False,
     most: int = MAX_MOVES,
-) -> Steps[Admitted | Rejected]:
+) -> SearchSteps[Admitted | Rejected]:
     """Make room for a container that comes now or ``is_deferred``, or to ``keep`` it, in words.
 
-    There is no search for a pod of which one try would be more than `WORK_LIMIT`.
+    There is no search for a pod of which one try would be more than `MAX_SEARCH_WORK`.
     """
-    if refused.is_about_later_container or _try_work(machine, state, refused, 0) > WORK_LIMIT:
+    if (
+        refused.is_about_later_container
+        or _verification_work(machine, state, refused, 0) > MAX_SEARCH_WORK
+    ):
         return refused
     pod, container = refused.trace.pod, refused.trace.container
     yield _LOOK_WORK * len(state.allocations)
@@ -343,7 +349,7 @@ def state_after_migration(decision: Admitted) -> NodeState:
     state = decision.state
     for move in decision.moves:
         state = state.without_allocation(move.after.container_id).with_allocation(
-            move.after.migration_finished
+            move.after.with_migration_finished
         )
     return state
 
@@ -380,8 +386,8 @@ def restore_headroom(
         return None
     what = [count_text(cpus, "CPU")] if cpus else []
     keep = f"keep room for {', '.join(what + ([human_bytes(memory)] if memory else []))}"
-    steps = _with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
-    found = Search(steps).work(WORK_LIMIT)
+    steps = _rebalance(machine, state, decision, reading, now, still, keep=keep, most=most)
+    found = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
     return found if isinstance(found, Admitted) else None
 
 
@@ -433,7 +439,7 @@ def explain_blockers(
     tied: Collection[str],
     *,
     must_move: bool,
-) -> Steps[Rejected]:
+) -> SearchSteps[Rejected]:
     """The refusal, saying what would have to be elsewhere where a few containers are in the way.
 
     Of those that are ``tied`` none could move, movable or not. With ``must_move`` nothing is said
@@ -443,11 +449,15 @@ def explain_blockers(
     if plan is None:
         return refused
     moves = plan.moves
-    text = "" if must_move else f"it would fit if {' and '.join(map(_instead_text, moves))}"
+    text = (
+        ""
+        if must_move
+        else f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
+    )
     free = not any(m.before.container_id in tied for m in moves)
     if free and len(moves) <= machine.settings.rebalance_moves:
         unmovable = [m for m in moves if not m.before.movable]
-        yield _try_work(machine, state, refused, len(moves))
+        yield _verification_work(machine, state, refused, len(moves))
         at_once = (
             _verify_plan(machine, state, refused, reading, plan.targets, running=True) is not None
         )
@@ -461,11 +471,15 @@ def explain_blockers(
 def _mover_text(move: ContainerMove) -> str:
     before = move.before
     memory = f", {human_bytes(_migrated_bytes(before))}" if before.mems else ""
-    what = exclusive_text(len(before.cpus)) if before.exclusive else human_milli(before.cpu_milli)
+    what = (
+        exclusive_cpu_count_text(len(before.cpus))
+        if before.exclusive
+        else human_milli(before.cpu_milli)
+    )
     return f"{before.full_name} ({what}{memory})"
 
 
-def _instead_text(move: ContainerMove) -> str:
+def _displaced_container_text(move: ContainerMove) -> str:
     before, after = move.before, move.after
     if before.numa_nodes == after.numa_nodes:
         return f"{_mover_text(move)} had {cpus_text(after.cpus)} instead of {before.cpus}"
@@ -534,7 +548,7 @@ class _MoveItem(NamedTuple):
             )
         return _covers_needs(needs, left)
 
-    def likeness(self, *, free: bool) -> tuple[object, ...]:
+    def equivalence_key(self, *, free: bool) -> tuple[object, ...]:
         """The same for movers of which one is as good as another.
 
         Sizes count to an eighth, for else a byte would make two of them. On other CPUs of its NUMA
@@ -542,7 +556,7 @@ class _MoveItem(NamedTuple):
         """
         a = self.mover
         assert a is not None  # noqa: S101
-        sizes = map(_leading_bits, self.needs + self.charge)
+        sizes = map(_round_down_to_leading_bits, self.needs + self.charge)
         return (self.needs[1], *sizes, a.kind, a.policy, free and a.cpus)
 
 
@@ -596,7 +610,12 @@ class _PlanSearch:
         pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
         own = exclusive_candidates(machine, state)
         self._left: dict[int, ResourceVector] = {
-            i: (cpus[i], len(own & machine.node_cpus[i]), memory[i], *(p[i] for p in pages))
+            i: (
+                cpus[i],
+                len(own & machine.usable_cpus_by_node[i]),
+                memory[i],
+                *(p[i] for p in pages),
+            )
             for i in sorted(machine.alignable_nodes)
         }
         # By id; and by bytes, then by id.
@@ -660,7 +679,7 @@ class _PlanSearch:
                     most -= 1
         return found
 
-    def next_plan(self) -> Steps[_Places | None]:
+    def next_plan(self) -> SearchSteps[_Places | None]:
         """Where each goes, the newcomer first; None when there are no more plans."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
@@ -724,7 +743,7 @@ class _PlanSearch:
             assert a is not None  # noqa: S101
             if a.container_id in p.displaced_ids or not _covers_needs(least, mover.released):
                 continue
-            if (alike := mover.likeness(free=free)) in seen:
+            if (alike := mover.equivalence_key(free=free)) in seen:
                 continue
             seen.add(alike)
             self._used += _PARTIAL_WORK
@@ -759,7 +778,7 @@ def _single_child(cost: PlanCost, partial: _PartialPlan) -> Iterator[_Child]:
     return iter([(cost, cost, partial)])
 
 
-def _leading_bits(amount: int) -> int:
+def _round_down_to_leading_bits(amount: int) -> int:
     """The amount without its last eighth, and less."""
     rest = max(0, amount.bit_length() - 4)
     return amount >> rest << rest
@@ -793,11 +812,11 @@ def _demand_of(a: Allocation) -> Demand:
     )
 
 
-def _try_work(machine: NodeModel, state: NodeState, refused: Rejected, movers: int) -> int:
+def _verification_work(machine: NodeModel, state: NodeState, refused: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
     masks = 1 << min(EXACT_MERGE_MAX_NODES, len(machine.alignable_nodes))
     one = _ADMISSION_WORK + machine.cpu_count + 2 * (len(state.allocations) + masks)
-    return one * max(1, named_containers(machine, refused.trace.pod)) + one * movers // 2
+    return one * max(1, count_expected_containers(machine, refused.trace.pod)) + one * movers // 2
 
 
 def _verify_plan(
@@ -817,7 +836,7 @@ def _verify_plan(
     rest = without_allocations(state, (a for a, _ in movers))
     for a, i in movers:
         if running and i not in a.numa_nodes:
-            rest = rest.with_allocation(_memory_to_migrate(a))
+            rest = rest.with_allocation(_migrating_memory_allocation(a))
         elif reading is not None:
             reading = reading.with_allocation(a)
     trace = refused.trace
@@ -833,20 +852,25 @@ def _verify_plan(
         if running:
             if (moved.numa_nodes == a.numa_nodes) is not (i in a.numa_nodes):
                 return None  # its memory was booked otherwise
-            moved = moved.migration_started(a)
+            moved = moved.with_migration_started(a)
             if a.container_id in after.allocations:
                 after = after.without_allocation(a.container_id)
         moved = replace(moved, reason=f"{moved.reason}{why}")
-        after, last = after.with_allocation(moved), moved.migration_finished
+        after, last = after.with_allocation(moved), moved.with_migration_finished
         moves.append(ContainerMove(a, moved))
     return MovePlan(_state_with_moves(state, after, moves), decision, tuple(moves), places)
 
 
-def _memory_to_migrate(a: Allocation) -> Allocation:
+def _migrating_memory_allocation(a: Allocation) -> Allocation:
     """Its memory, which is where it was until it has moved."""
-    charges = without_cpus(a.charges)
+    charges = charges_without_cpus(a.charges)
     return replace(
-        a, kind=Kind.UNPINNED, cpus=NO_CPUS, idle_siblings=NO_CPUS, exclusive=False, charges=charges
+        a,
+        kind=ContainerKind.UNPINNED,
+        cpus=NO_CPUS,
+        idle_siblings=NO_CPUS,
+        exclusive=False,
+        charges=charges,
     )
 
 

@@ -18,8 +18,8 @@ from nri_numa.engine.accounting import (
     check_exclusive_limits,
     count_free_exclusive,
     exclusive_candidates,
-    floor_cpus,
     group_floor_cpus,
+    pool_floor_cpus,
     split_cpu_milli,
     take_avoiding_contended,
 )
@@ -42,12 +42,12 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.others import (
     OverrideGrant,
-    as_kubelet_pinned,
     exclusive_holders_text,
-    pinned_to,
+    is_list_of_same_set,
+    keep_or_override_grant,
+    parse_foreign_cpuset,
     reclassify_cpuset,
-    resolve_grant,
-    same_set,
+    to_kubelet_allocation,
 )
 from nri_numa.engine.place.explicit import (
     exclusive_list_sharers,
@@ -55,11 +55,11 @@ from nri_numa.engine.place.explicit import (
     may_be_exclusive,
     unrequested_rejection,
 )
-from nri_numa.engine.place.memory import charge_nodes, interleaved_charges, pages_name
+from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name, interleaved_charges
 from nri_numa.engine.place.needs import (
     cpu_shortage_text,
-    exclusive_text,
-    lowered_text,
+    exclusive_cpu_count_text,
+    lowered_capacity_factor_text,
     smt_misaligned_text,
 )
 from nri_numa.engine.request.demand import (
@@ -69,7 +69,7 @@ from nri_numa.engine.request.demand import (
     cpu_size_milli,
     with_slots,
 )
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (
@@ -85,7 +85,7 @@ from nri_numa.model.workload import (
     StateChange,
 )
 
-RESIZE_RULE = "a resize stays in place"
+RESIZE_RULE_TEXT = "a resize stays in place"
 SHORTFALL_TEXT = "less than asked for"
 """The end of its reason where a running container could not grow."""
 MISALIGNED_TEXT = "wider than ideal"
@@ -101,7 +101,7 @@ def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement
     """
     reading = None if case.reading is None else case.reading.with_allocation(allocation)
     change = _Resize(replace(case, reading=reading), allocation)
-    if allocation.kind in (Kind.LISTED, Kind.UNPINNED):
+    if allocation.kind in (ContainerKind.LISTED, ContainerKind.UNPINNED):
         return change.resize_listed()
     if case.demand.exclusive_cpus:
         return change.resize_exclusive()
@@ -153,19 +153,19 @@ class _Resize:
             have = sum(left.get(i, 0) for i in numa_nodes)
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
-                free += lowered_text(case.machine, numa_nodes)
+                free += lowered_capacity_factor_text(case.machine, numa_nodes)
                 text = (
                     f"{case.message_subject}: "
                     f"{shortage_clause('cpu', human_milli(wanted.cpu_milli), free)}"
                 )
                 text += exclusive_holders_text(case.state, numa_nodes, requests=True)
                 if grows and case.on_failure is OnFailure.REJECT:
-                    return Rejection(reason="NotEnoughCPUs", message=text, rule=RESIZE_RULE)
+                    return Rejection(reason="NotEnoughCPUs", message=text, rule=RESIZE_RULE_TEXT)
                 self.steps.append(text)
                 self.has_shortfall = True
         milli = split_cpu_milli(self._allocated_milli(), numa_nodes, left)
         return self._build_placement(
-            Kind.SHARED,
+            ContainerKind.SHARED,
             NO_CPUS,
             NO_CPUS,
             numa_nodes,
@@ -182,7 +182,7 @@ class _Resize:
             # Memory is booked at the new size all the same: that is what the container may use.
             self.steps += (taken.message, f"it keeps what it has, which is {SHORTFALL_TEXT}")
             self.has_shortfall = True
-            if self.prior.kind is not Kind.EXCLUSIVE:
+            if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
             taken = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
         numa_nodes, milli = self._exclusive_by_node(taken.cpus)
@@ -191,9 +191,9 @@ class _Resize:
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
             self.is_misaligned = False  # by now
-        reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
+        reason = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._build_placement(
-            Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason
+            ContainerKind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
@@ -213,7 +213,7 @@ class _Resize:
         if case.on_failure is OnFailure.REJECT or why.reason == "UnpaidCPUs":
             return False
         paid = 1000 * len(had.cpus) <= case.demand.cpu_requested_milli
-        return had.kind is not Kind.EXCLUSIVE or paid or case.requested.unrequested_cpus
+        return had.kind is not ContainerKind.EXCLUSIVE or paid or case.requested.unrequested_cpus
 
     def _own_nodes(self) -> NUMASet:
         """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
@@ -234,7 +234,7 @@ class _Resize:
         machine, rest = case.machine, case.state
         pool = rest.shared_pool(machine.topology, machine.settings)
         free = exclusive_candidates(machine, rest)
-        free = free - floor_cpus(machine, rest, pool - held, free - held)
+        free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
         free = free - group_floor_cpus(machine, rest, pool, free, held)
         home = self._own_nodes()
         limits = count_free_exclusive(
@@ -250,18 +250,20 @@ class _Resize:
         if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
             found = self._take_cpus(free, limits, strict=False)
         if not isinstance(found, ChosenCPUs):
-            where = f"{numa_text(home)}{lowered_text(machine, home)}"
+            where = f"{numa_text(home)}{lowered_capacity_factor_text(machine, home)}"
             return Rejection(
                 reason="NotEnoughCPUs",
                 message=f"{case.message_subject}: "
                 + shortage_clause(
-                    "cpu", exclusive_text(count), f"{room} free for exclusive use on {where} for it"
+                    "cpu",
+                    exclusive_cpu_count_text(count),
+                    f"{room} free for exclusive use on {where} for it",
                 )
                 + f" (smt: {self._effective_smt().value})"
                 + exclusive_holders_text(rest, home, requests=True),
-                rule=RESIZE_RULE,
+                rule=RESIZE_RULE_TEXT,
             )
-        who = f"{case.message_subject}: cpu: {exclusive_text(count)}"
+        who = f"{case.message_subject}: cpu: {exclusive_cpu_count_text(count)}"
         refused = check_exclusive_limits(case, who, found.cpus, found.idle)
         return found if refused is None else refused
 
@@ -306,7 +308,7 @@ class _Resize:
 
     def _build_placement(
         self,
-        kind: Kind,
+        kind: ContainerKind,
         cpus: CPUSet,
         idle: CPUSet,
         numa_nodes: NUMASet,
@@ -325,7 +327,7 @@ class _Resize:
         for size, amount in sorted(hugepages.items()):  # by page size
             has = sum(pages_left[size].get(i, 0) for i in mems)
             before = had.hugepages.get(size, 0)
-            needs.append((pages_name(size), amount, before, has))
+            needs.append((hugepages_resource_name(size), amount, before, has))
         for what, amount, before, have in needs:
             grows = amount > before
             if have >= amount or not (grows or (self.had_shortfall and amount == before)):
@@ -335,14 +337,14 @@ class _Resize:
                 f"{byte_shortage_clause(what, amount, have, f' on {numa_text(mems)}')}"
             )
             if grows and case.on_failure is OnFailure.REJECT:
-                return Rejection(reason="NotEnoughMemory", message=text, rule=RESIZE_RULE)
+                return Rejection(reason="NotEnoughMemory", message=text, rule=RESIZE_RULE_TEXT)
             self.steps.append(text + "; memory nodes of a running container do not change")
             self.has_shortfall = True
-        listed = kind in (Kind.LISTED, Kind.UNPINNED)
-        owned = kind is Kind.EXCLUSIVE or (kind is had.kind and had.exclusive)
+        listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
+        owned = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
         # A list that is paid for by now keeps its CPUs, unless others own some already.
         soft = (
-            kind is Kind.LISTED
+            kind is ContainerKind.LISTED
             and not owned
             and (
                 is_yielding_list(case.requested, cpus, wanted)
@@ -391,18 +393,18 @@ def resize_container(
     if allocation is None:
         return Resized(state=state, container_update=None, trace=trace)
     granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    wanted = pinned_to(update.cpus) if granted and update.cpus else NO_CPUS
-    if wanted and (wanted <= granted or allocation.kind is Kind.FOREIGN):
+    wanted = parse_foreign_cpuset(update.cpus) if granted and update.cpus else NO_CPUS
+    if wanted and (wanted <= granted or allocation.kind is ContainerKind.FOREIGN):
         given_up = _yield_to_kubelet(machine, state, pod, container, update, trace)
         if given_up is not None:
             return given_up
-    if allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems:
+    if allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not allocation.mems:
         return _apply_foreign_cpuset(machine, state, allocation, update, trace)
     merged = _apply_update(container, allocation, update)
     after, change = state, NO_CHANGE
     mates: tuple[ContainerUpdate, ...] = ()
     if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
-        found = resize_recorded(machine, state, pod, merged, reading, now)
+        found = resize_to_current_resources(machine, state, pod, merged, reading, now)
         if isinstance(found, Rejected):
             return found
         allocation, trace = found
@@ -420,7 +422,11 @@ def with_size(
 ) -> tuple[NodeState, tuple[ContainerUpdate, ...]]:
     """The state once a container has its new size, and updates of others that share its CPUs."""
     had = state.allocations[allocation.container_id]
-    mates = state.cpu_sharers(had) if had.kind is Kind.EXCLUSIVE and allocation.exclusive else ()
+    mates = (
+        state.cpu_sharers(had)
+        if had.kind is ContainerKind.EXCLUSIVE and allocation.exclusive
+        else ()
+    )
     after = state.without_allocation(had.container_id)
     if not mates or allocation.cpus == had.cpus:
         return after.with_allocation(allocation), ()
@@ -433,8 +439,8 @@ def with_size(
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
     """What a container is resized to, by what the runtime has; None when that is as remembered."""
-    if allocation.kind is Kind.FOREIGN or (
-        allocation.kind is Kind.UNPINNED and not allocation.mems
+    if allocation.kind is ContainerKind.FOREIGN or (
+        allocation.kind is ContainerKind.UNPINNED and not allocation.mems
     ):
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
@@ -488,15 +494,15 @@ def _yield_to_kubelet(
         machine, pod, container, allocation, machine.resolve_options(pod, container)
     )
     if not isinstance(requested, Rejection):
-        side = resolve_grant(
+        side = keep_or_override_grant(
             machine.topology, machine.settings, state.kubelet, pod, container, requested
         )
         if isinstance(side, OverrideGrant):
             return None
-    pinned = pinned_to(update.cpus)
-    if allocation.kind is Kind.FOREIGN and allocation.foreign_cpus == pinned:
+    pinned = parse_foreign_cpuset(update.cpus)
+    if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == pinned:
         return Resized(state=state, container_update=None, trace=trace)
-    theirs = as_kubelet_pinned(allocation, pinned)
+    theirs = to_kubelet_allocation(allocation, pinned)
     after = state.without_allocation(container.id).with_allocation(theirs)
     mems = ""
     if allocation.mems and not update.mems:
@@ -537,18 +543,18 @@ def _apply_foreign_cpuset(
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    if not update.cpus or not pinned_to(update.cpus):
+    if not update.cpus or not parse_foreign_cpuset(update.cpus):
         return Resized(
             state=state, container_update=None, trace=trace
         )  # what is no list, the runtime refuses
-    wanted = pinned_to(update.cpus)
+    wanted = parse_foreign_cpuset(update.cpus)
     pool = state.shared_pool(machine.topology, machine.settings)
     taken = wanted & state.unavailable_cpus
     after = allocation
-    if allocation.kind is Kind.FOREIGN or not taken:
+    if allocation.kind is ContainerKind.FOREIGN or not taken:
         after = reclassify_cpuset(allocation, update.cpus, pool, state.kubelet.shared)
     own, step, change = None, after.reason, NO_CHANGE
-    if after.kind is Kind.UNPINNED and wanted != pool:
+    if after.kind is ContainerKind.UNPINNED and wanted != pool:
         own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
         step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
@@ -564,7 +570,7 @@ def _apply_foreign_cpuset(
     )
 
 
-def resize_recorded(
+def resize_to_current_resources(
     machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
@@ -577,8 +583,8 @@ def resize_recorded(
     Only these count: a rule that reads differently by now moves no running container.
     """
     had, rest = state.allocations[container.id], state.without_allocation(container.id)
-    allocation = had.migration_finished
-    if allocation.kind is Kind.EXCLUSIVE:
+    allocation = had.with_migration_finished
+    if allocation.kind is ContainerKind.EXCLUSIVE:
         for one in state.cpu_sharers(allocation):
             rest = rest.without_allocation(one.container_id)
     trace = DecisionTrace(
@@ -593,21 +599,21 @@ def resize_recorded(
         return had, replace(trace, decision_steps=(requested.message,))
     requested = _with_current_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
-        return _resize_refused(requested, trace)
+        return _resize_rejection(requested, trace)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
     wanted = compute_demand(pod, container, requested, machine.memory_total, others)
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Rejection):
         return Rejected(wanted, replace(trace, rule=wanted.rule))
-    wanted = _keep_exclusive(allocation, wanted)
+    wanted = _demand_staying_exclusive(allocation, wanted)
     trace = replace(trace, demand=wanted)
     case = PlacementRequest(
         machine, rest, pod, container, requested, wanted, reading, allocation.policy
     )
     placed = resize_in_place(case, allocation)
     if isinstance(placed, Rejection):
-        return _resize_refused(placed, trace)
+        return _resize_rejection(placed, trace)
     after = new_allocation(case, placed, now)
     return (
         replace(
@@ -616,22 +622,27 @@ def resize_recorded(
             mempolicy=allocation.mempolicy,  # that of its processes, which does not change
             smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
             movable=allocation.movable,
-        ).migration_started(had),
+        ).with_migration_started(had),
         replace(trace, alignment=placed.alignment, decision_steps=placed.decision_steps),
     )
 
 
-def _resize_refused(why: Rejection, trace: DecisionTrace) -> Rejected:
+def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
     return Rejected(
         replace(why, message=f"resize refused: {why.message}"),
         replace(trace, alignment=why.alignment, rule=why.rule),
     )
 
 
-def _keep_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
+def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
     """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now."""
     whole, fraction = divmod(wanted.cpu_milli, 1000)
-    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction or not whole:
+    if (
+        allocation.kind is not ContainerKind.EXCLUSIVE
+        or wanted.exclusive_cpus
+        or fraction
+        or not whole
+    ):
         return wanted
     notes = tuple(note for note in wanted.notes if "CPU" not in note)  # which say that it shares
     return replace(wanted, exclusive_cpus=whole, notes=notes)
@@ -650,16 +661,16 @@ def _override_update(
     """
     pool = after.shared_pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology, after.unavailable_bits)
-    if not wanted and allocation.kind is Kind.UNPINNED and update.cpus:
+    if not wanted and allocation.kind is ContainerKind.UNPINNED and update.cpus:
         wanted = pool  # its memory is bound by us, so no other pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
-    if wanted and (changed or (update.cpus and not same_set(update.cpus, wanted))):
+    if wanted and (changed or (update.cpus and not is_list_of_same_set(update.cpus, wanted))):
         cpus = str(wanted)
     mems = ""
     if allocation.mems and (
         allocation.mems != before.mems
-        or (update.mems and not same_set(update.mems, allocation.mems))
+        or (update.mems and not is_list_of_same_set(update.mems, allocation.mems))
     ):
         mems = str(allocation.mems)
     quota: int | None = None
@@ -691,18 +702,18 @@ def override_stale_cpuset(
     Where one remembers none it sends none; but systemd then writes what *it* has for the scope.
     """
     allocation = state.allocations.get(container.id)
-    if allocation is None or allocation.kind is Kind.FOREIGN:
+    if allocation is None or allocation.kind is ContainerKind.FOREIGN:
         return own
     has, by_systemd = container.resources, ":" in container.cgroups_path
     pool = state.shared_pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
-    if not wanted and has.cpus and allocation.kind is Kind.UNPINNED:
+    if not wanted and has.cpus and allocation.kind is ContainerKind.UNPINNED:
         wanted = pool
     cpus = mems = ""
     if wanted and not requested.cpus and (has.cpus or by_systemd):
-        cpus = "" if same_set(has.cpus, wanted) else str(wanted)
+        cpus = "" if is_list_of_same_set(has.cpus, wanted) else str(wanted)
     if allocation.mems and not requested.mems and (has.mems or by_systemd):
-        mems = "" if same_set(has.mems, allocation.mems) else str(allocation.mems)
+        mems = "" if is_list_of_same_set(has.mems, allocation.mems) else str(allocation.mems)
     if not (cpus or mems):
         return own
     older = ContainerUpdate(container.id, cpus=cpus, mems=mems)

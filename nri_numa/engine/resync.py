@@ -30,14 +30,19 @@ from nri_numa.engine.decision import (
     Resynced,
     RunningAdmission,
 )
-from nri_numa.engine.others import is_shared_pool_cpuset, pinned_to, reclassify_cpuset, same_set
+from nri_numa.engine.others import (
+    is_list_of_same_set,
+    is_shared_pool_cpuset,
+    parse_foreign_cpuset,
+    reclassify_cpuset,
+)
 from nri_numa.engine.resize import changed_resources, with_size
-from nri_numa.engine.resize import resize_recorded as resized_to
+from nri_numa.engine.resize import resize_to_current_resources as resized_to
 from nri_numa.engine.state import (
     Allocation,
-    Kind,
+    ContainerKind,
     NodeState,
-    build_state,
+    build_node_state,
     container_identity,
     effective_cpus,
     shared_group_key,
@@ -132,11 +137,11 @@ def plan_corrections(
     found: list[Correction] = []
     for container_id, real in observed.items():
         allocation = state.allocations.get(container_id)
-        if allocation is None or allocation.kind is Kind.FOREIGN:
+        if allocation is None or allocation.kind is ContainerKind.FOREIGN:
             continue
         topology = machine.topology
         wanted = effective_cpus(allocation, pool, topology, state.unavailable_bits)
-        if not wanted and allocation.kind is Kind.UNPINNED and real.cpus:
+        if not wanted and allocation.kind is ContainerKind.UNPINNED and real.cpus:
             ours = narrowed_at is not None and allocation.assigned_at <= narrowed_at
             wanted = pool if ours else NO_CPUS
         above = f" ({real.above})" if real.above else ""
@@ -201,7 +206,7 @@ def _compare_quota(allocation: Allocation, real: ActualCgroup) -> tuple[int | No
     return NO_QUOTA, f"the CFS quota is {real.quota} µs, meant none"
 
 
-_NO_TIME = "no time was left yet"
+_NO_TIME_TEXT = "no time was left yet"
 
 
 def rebuild_node_state(
@@ -227,14 +232,14 @@ def rebuild_node_state(
     live = {c.id: c for c in containers if c.pod_id in uids_of}
     problems: list[str] = []
     disbelieved: list[str] = []
-    kept, strangers = _match_known(machine, prior, by_pod, live, problems, disbelieved)
+    kept, strangers = _match_known_containers(machine, prior, by_pod, live, problems, disbelieved)
     uids = {uid: pod_id for pod_id, uid in uids_of.items()}
     records = [
         record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
         for uid, record in prior.pods.items()
         if uid in uids
     ]
-    state = build_state(kept, records, prior.serial, prior.kubelet)
+    state = build_node_state(kept, records, prior.serial, prior.kubelet)
     for ended in (
         _ended_reservations(prior, uids, live) if machine.settings.reservation_seconds else ()
     ):
@@ -302,9 +307,9 @@ def rebuild_node_state(
         else:
             # A thousand states at once would take more memory than the rest of the agent.
             decisions.append(replace(decision, state=base))
-        if decision.allocation.kind is Kind.FOREIGN:
+        if decision.allocation.kind is ContainerKind.FOREIGN:
             unexplained.append(decision.allocation.full_name)
-        elif decision.allocation.kind is not Kind.UNPINNED:
+        elif decision.allocation.kind is not ContainerKind.UNPINNED:
             gap.append(container.id)
     state = state.with_allocation(*calm) if calm else state
     if undecided:
@@ -312,7 +317,7 @@ def rebuild_node_state(
             _undecided_allocation(pool, state.kubelet.shared, now, *one) for one in undecided
         ]
         every = [*state.allocations.values(), *waiting]
-        state = build_state(every, state.pods.values(), state.serial, state.kubelet)
+        state = build_node_state(every, state.pods.values(), state.serial, state.kubelet)
     updates, repaired = _resync_updates(machine, state, live, frozenset(adopted))
     return Resynced(
         state=state,
@@ -345,7 +350,7 @@ def _ended_reservations(
     ]
 
 
-def reclassify_unanswered(outcome: Resynced, unsure: Collection[str]) -> Resynced:
+def reclassify_unanswered_containers(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that another program changed.
 
     ``unsure`` were decided and not seen to start before the link was lost; those of them that the
@@ -406,7 +411,7 @@ def _running_request(
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
-    held = pinned_to(container.resources.cpus)
+    held = parse_foreign_cpuset(container.resources.cpus)
     if not held <= exclusive_candidates(machine, state):
         held = NO_CPUS
     if is_shared_pool_cpuset(container.resources.cpus, pool, state.kubelet.shared):
@@ -418,7 +423,7 @@ def _running_request(
 
 def is_undecided(allocation: Allocation) -> bool:
     """Whether no decision was made yet about a container that runs."""
-    return _NO_TIME in allocation.reason
+    return _NO_TIME_TEXT in allocation.reason
 
 
 def _undecided_allocation(
@@ -431,12 +436,12 @@ def _undecided_allocation(
     """What a stranger has until it is decided about: what it had, and nothing is allocated."""
     cpus = container.resources.cpus
     if not cpus or is_shared_pool_cpuset(cpus, pool, shared):
-        return _unpinned_allocation(pod, container, _NO_TIME, now)
-    waiting = _unpinned_allocation(pod, container, _NO_TIME, now, Kind.FOREIGN)
-    return replace(waiting, foreign_cpus=pinned_to(cpus))
+        return _unpinned_allocation(pod, container, _NO_TIME_TEXT, now)
+    waiting = _unpinned_allocation(pod, container, _NO_TIME_TEXT, now, ContainerKind.FOREIGN)
+    return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
 
 
-def _match_known(
+def _match_known_containers(
     machine: NodeModel,
     prior: NodeState,
     by_pod: PodTable,
@@ -458,7 +463,7 @@ def _match_known(
             # Three lists and a sentence: what is longer is not of our writing.
             found = (
                 adopt_assignment(machine, text, pod, container)
-                if len(text) <= 2 * machine.list_limit
+                if len(text) <= 2 * machine.max_list_chars
                 else f"has {len(text)} characters, more than ours can have"
             )
             if isinstance(found, str):
@@ -507,28 +512,34 @@ def _match_known(
             taken |= wants
             lists.add(own)
         else:
-            listed |= wants if allocation.kind is Kind.LISTED else 0
+            listed |= wants if allocation.kind is ContainerKind.LISTED else 0
         kept.append(allocation)
     pool = CPUSet.from_bits(usable & ~taken)
     return [
-        _refresh_foreign(prior, a, live[a.container_id], pool) if a.kind is Kind.FOREIGN else a
+        _refresh_foreign_allocation(prior, a, live[a.container_id], pool)
+        if a.kind is ContainerKind.FOREIGN
+        else a
         for a in kept
     ], strangers
 
 
-def _refresh_foreign(
+def _refresh_foreign_allocation(
     prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
 ) -> Allocation:
     """Another program's pin by the cpuset of now; a container with a grant stays the kubelet's."""
     grants = prior.kubelet
     if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
-        pinned = pinned_to(container.resources.cpus)
+        pinned = parse_foreign_cpuset(container.resources.cpus)
         return replace(allocation, foreign_cpus=pinned) if pinned else allocation
     return reclassify_cpuset(allocation, container.resources.cpus, pool, grants.shared)
 
 
 def _unpinned_allocation(
-    pod: PodSandbox, container: Container, why: str, now: float, kind: Kind = Kind.UNPINNED
+    pod: PodSandbox,
+    container: Container,
+    why: str,
+    now: float,
+    kind: ContainerKind = ContainerKind.UNPINNED,
 ) -> Allocation:
     return Allocation(
         **container_identity(pod, container),
@@ -578,17 +589,17 @@ def update_to_desired(
     machine: NodeModel, state: NodeState, allocation: Allocation, pool: CPUSet, container: Container
 ) -> ContainerUpdate | None:
     """What to send for one container so that it has what it should; None when it has it."""
-    if allocation.kind is Kind.FOREIGN:
+    if allocation.kind is ContainerKind.FOREIGN:
         return None
     resources = container.resources
     wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
-    if not wanted and allocation.kind is Kind.UNPINNED and resources.cpus:
+    if not wanted and allocation.kind is ContainerKind.UNPINNED and resources.cpus:
         # It was narrowed while others owned CPUs; none does any more.
         wanted = pool
-    cpus = str(wanted) if wanted and not same_set(resources.cpus, wanted) else ""
+    cpus = str(wanted) if wanted and not is_list_of_same_set(resources.cpus, wanted) else ""
     mems = (
         str(allocation.mems)
-        if allocation.mems and not same_set(resources.mems, allocation.mems)
+        if allocation.mems and not is_list_of_same_set(resources.mems, allocation.mems)
         else ""
     )
     lift = allocation.lifted_quota is not None and (resources.cpu_quota or 0) > 0

@@ -41,7 +41,7 @@ from nri_numa.model.workload import (
 )
 
 
-class Kind(StrEnum):
+class ContainerKind(StrEnum):
     """How a container's CPUs are determined."""
 
     LISTED = "explicit"
@@ -56,7 +56,7 @@ class Kind(StrEnum):
     """Pinned by another program (the kubelet's static policy): left alone."""
 
 
-COMPUTED_KINDS: Final = (Kind.EXCLUSIVE, Kind.SHARED)
+COMPUTED_KINDS: Final = (ContainerKind.EXCLUSIVE, ContainerKind.SHARED)
 """Placed by a policy, and not by a list."""
 
 
@@ -123,7 +123,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     container: str
-    kind: Kind
+    kind: ContainerKind
     qos: QoSClass = QoSClass.BEST_EFFORT
     cpus: CPUSet = NO_CPUS
     idle_siblings: CPUSet = msgspec.field(name="idle", default=NO_CPUS)
@@ -154,16 +154,21 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def blocks_exclusive(self) -> bool:
         """Whether no container can own the CPUs that it lists and shares."""
-        return self.kind is Kind.LISTED and not (self.exclusive or self.yields_to_exclusive)
+        return self.kind is ContainerKind.LISTED and not (
+            self.exclusive or self.yields_to_exclusive
+        )
 
     @property
     def is_reservable(self) -> bool:
         """Whether its pod keeps it when its container ends: what another could be refused for."""
-        shares = self.kind in (Kind.SHARED, Kind.UNPINNED) and self.policy in STRICT_POLICIES
+        shares = (
+            self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
+            and self.policy in STRICT_POLICIES
+        )
         return self.exclusive or (shares and bool(self.charges))
 
     @property
-    def migration_finished(self) -> Allocation:
+    def with_migration_finished(self) -> Allocation:
         """The same once its pages have left what they are leaving."""
         if not self.migrating_from:
             return self
@@ -175,7 +180,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
             charges=charges,
         )
 
-    def migration_started(self, before: Allocation) -> Allocation:
+    def with_migration_started(self, before: Allocation) -> Allocation:
         """On its way from what it had: its memory is on both sides until it has arrived."""
         leaves = before.mems - self.mems
         if not leaves:
@@ -197,7 +202,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return (self.pod_uid, self.cpus) if self.exclusive else None
 
 
-class Identity(TypedDict):
+class ContainerIdentity(TypedDict):
     """Those fields of an `Allocation` that say whose it is."""
 
     container_id: str
@@ -209,9 +214,9 @@ class Identity(TypedDict):
     qos: QoSClass
 
 
-def container_identity(pod: PodSandbox, container: Container) -> Identity:
+def container_identity(pod: PodSandbox, container: Container) -> ContainerIdentity:
     """Whose an allocation for this container is."""
-    return Identity(
+    return ContainerIdentity(
         container_id=container.id,
         pod_id=pod.id,
         pod_uid=pod.uid,
@@ -247,13 +252,13 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_cgroup: str = ""
 
 
-NO_CONTAINERS: frozenset[str] = frozenset()
+NO_CONTAINER_IDS: frozenset[str] = frozenset()
 POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 POD_RESERVATION_TEXT = "kept for its pod: the container ended"
-TO_COME = "kept for its pod: containers that are still to come"
+PENDING_POD_RESERVATION_TEXT = "kept for its pod: containers that are still to come"
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
-UNPINNED_GROUP = -1
+UNPINNED_GROUP_KEY = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
 with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
 
@@ -340,7 +345,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 charges = a.charges
                 if a.exclusive:
-                    charges = without_cpus(charges) if a.cpus in lists else charges
+                    charges = charges_without_cpus(charges) if a.cpus in lists else charges
                     lists.append(a.cpus)
                 for charge in charges.values():
                     total = total.add(charge)
@@ -354,7 +359,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         found = (self.allocations[i] for i in sorted(record.containers))
         return tuple(
             a for a in found
-            if a.kind is Kind.EXCLUSIVE and not a.reserved_at and a.cpu_milli >= whole_milli
+            if a.kind is ContainerKind.EXCLUSIVE
+            and not a.reserved_at
+            and a.cpu_milli >= whole_milli
         )  # fmt: skip
 
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
@@ -404,7 +411,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     ) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
-            self.allocations[container_id].migration_finished,
+            self.allocations[container_id].with_migration_finished,
             lifted_quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
             reason=reason,
@@ -418,7 +425,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).reserved_at)
 
-    def can_keep_for(self, uid: str) -> bool:
+    def may_reserve_for_pod(self, uid: str) -> bool:
         """Whether a pod keeps something when its containers end, or does so by now."""
         record = self.pods.get(uid)
         return record is not None and any(
@@ -465,7 +472,7 @@ class StateBuilder:
         self._update_sums(a, record, -1)
         del self._allocations[container_id]
         former = record.previous
-        if a.kind is Kind.EXCLUSIVE or a.yields_to_exclusive:
+        if a.kind is ContainerKind.EXCLUSIVE or a.yields_to_exclusive:
             former = {**former, a.container: PreviousCPUs(a.cpus, a.numa_nodes)}
         containers = record.containers - {container_id}
         self.pods[a.pod_uid] = replace(record, containers=containers, previous=former)
@@ -492,11 +499,11 @@ class StateBuilder:
 
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Count a container in every sum (1), or no more (-1)."""
-        beside = a.exclusive and _list_shared_in_pod(self._allocations, record, a)
+        beside = a.exclusive and _is_list_shared_in_pod(self._allocations, record, a)
         if a.exclusive:
             if not beside:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
-        elif a.kind is Kind.LISTED and a.blocks_exclusive:
+        elif a.kind is ContainerKind.LISTED and a.blocks_exclusive:
             if sign > 0:
                 self._listed[a.container_id] = a.cpus
             else:
@@ -508,7 +515,7 @@ class StateBuilder:
             self._foreign[bits] = self._foreign.get(bits, 0) + sign
             if not self._foreign[bits]:
                 del self._foreign[bits]
-        for numa_node, charge in (without_cpus(a.charges) if beside else a.charges).items():
+        for numa_node, charge in (charges_without_cpus(a.charges) if beside else a.charges).items():
             total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
             self._charges[numa_node] = total
             if total == NO_CHARGE:
@@ -527,7 +534,7 @@ class StateBuilder:
                 del self._groups[key]
 
 
-def _list_shared_in_pod(
+def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
     others = record.containers - {allocation.container_id}
@@ -558,7 +565,7 @@ def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
+def charges_without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     """What a container adds to the sums where the CPUs of its list are counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
@@ -570,10 +577,10 @@ def shared_group_key(allocation: Allocation) -> int | None:
     """
     if allocation.reserved_at:
         return None
-    if allocation.kind is Kind.SHARED:
+    if allocation.kind is ContainerKind.SHARED:
         return allocation.numa_nodes.bits
-    if allocation.kind is Kind.UNPINNED:
-        return UNPINNED_GROUP
+    if allocation.kind is ContainerKind.UNPINNED:
+        return UNPINNED_GROUP_KEY
     return ~allocation.cpus.bits if allocation.yields_to_exclusive else None
 
 
@@ -584,7 +591,7 @@ def shared_group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int)
     back to the whole pool: an empty cpuset cannot be written and would mean *unchanged*.
     """
     if key >= 0:
-        bits = pool.bits & topology.bits_of(key)
+        bits = pool.bits & topology.cpu_bits_of(key)
     else:
         bits = ~key & topology.online.bits & ~withheld
     return CPUSet.from_bits(bits) if bits else pool
@@ -599,12 +606,12 @@ def effective_cpus(
     always. CPUs that went offline are left out, and come back when they do; those of a soft list
     that others own come back afterwards.
     """
-    if allocation.kind is Kind.FOREIGN:
+    if allocation.kind is ContainerKind.FOREIGN:
         return NO_CPUS
     key = shared_group_key(allocation)
     if key is None:
         return pool if is_displaced(allocation, topology) else allocation.cpus & topology.online
-    if key == UNPINNED_GROUP and pool == topology.allowed:
+    if key == UNPINNED_GROUP_KEY and pool == topology.allowed:
         return NO_CPUS
     return shared_group_cpus(key, pool, topology, withheld)
 
@@ -616,7 +623,7 @@ def is_displaced(allocation: Allocation, topology: Topology) -> bool:
     return not allocation.cpus & topology.online
 
 
-def build_state(
+def build_node_state(
     allocations: Iterable[Allocation],
     pods: Iterable[PodRecord] = (),
     serial: int = 0,
@@ -629,7 +636,7 @@ def build_state(
     for a in allocations:
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
-        containers = members.get(p.uid, NO_CONTAINERS)
+        containers = members.get(p.uid, NO_CONTAINER_IDS)
         same = p.containers == containers
         builder.pods[p.uid] = p if same else replace(p, containers=frozenset(containers))
     for a in allocations:
@@ -642,19 +649,19 @@ def find_contradiction(a: Allocation) -> str:
 
     For allocations that were read back from somewhere: everything else relies on none of these.
     """
-    if a.kind is Kind.EXCLUSIVE and not (a.exclusive and a.cpus):
+    if a.kind is ContainerKind.EXCLUSIVE and not (a.exclusive and a.cpus):
         return "an exclusive container must own CPUs"
-    if a.kind is Kind.SHARED and not a.numa_nodes:
+    if a.kind is ContainerKind.SHARED and not a.numa_nodes:
         return "a shared container must have NUMA nodes"
-    if a.exclusive and a.kind not in (Kind.EXCLUSIVE, Kind.LISTED):
+    if a.exclusive and a.kind not in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
         return f"a container that is {a.kind} cannot own CPUs"
-    if a.yields_to_exclusive and (a.exclusive or a.kind is not Kind.LISTED or not a.cpus):
+    if a.yields_to_exclusive and (a.exclusive or a.kind is not ContainerKind.LISTED or not a.cpus):
         return "only a list of shared CPUs can be soft"
     if a.idle_siblings & a.cpus or (a.idle_siblings and not a.exclusive):
         return "only siblings of owned CPUs are kept idle"
-    if a.kind is Kind.FOREIGN and a.mems:
+    if a.kind is ContainerKind.FOREIGN and a.mems:
         return "a foreign container has no memory nodes of ours"
-    if a.foreign_cpus and a.kind is not Kind.FOREIGN:
+    if a.foreign_cpus and a.kind is not ContainerKind.FOREIGN:
         return "only a foreign container is pinned by another component"
     return ""
 
@@ -702,7 +709,7 @@ def check_invariants(state: NodeState, topology: Topology, settings: Settings) -
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:
             found.append(f"{allocation.full_name} is missing from its pod's record")
-    sums = build_state(state.allocations.values(), state.pods.values())
+    sums = build_node_state(state.allocations.values(), state.pods.values())
     for container_id, cpus in sums.listed.items():
         if cpus & owned:
             both = f"owned by another container: {cpus_text(cpus & owned)}"

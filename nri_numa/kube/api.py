@@ -73,7 +73,7 @@ _UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS
     410,
     429,
 )
-WHOLE_OBJECT: Final = "application/json"
+ACCEPT_WHOLE_OBJECT: Final = "application/json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = METADATA.replace("Metadata;", "MetadataList;")
 """What is accepted: an object, or its metadata alone; of a list that of each object."""
@@ -142,7 +142,7 @@ class KubeAPI:
                 documents = await self.list_objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else ContentType.FULL_OBJECT
-                accept = METADATA if request.metadata else WHOLE_OBJECT
+                accept = METADATA if request.metadata else ACCEPT_WHOLE_OBJECT
                 method = HTTP_METHODS[request.verb]
                 documents = [
                     await self.request_json(method, path, request.body, form=form, accept=accept)
@@ -160,7 +160,7 @@ class KubeAPI:
         document: object = None,
         *,
         form: str = ContentType.FULL_OBJECT,
-        accept: str = WHOLE_OBJECT,
+        accept: str = ACCEPT_WHOLE_OBJECT,
         seconds: float = STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
@@ -203,7 +203,7 @@ class KubeAPI:
         return [one async for _, items in pages for one in items]
 
     async def list_pages(
-        self, path: str, parameters: Mapping[str, str], *, accept: str = WHOLE_OBJECT
+        self, path: str, parameters: Mapping[str, str], *, accept: str = ACCEPT_WHOLE_OBJECT
     ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """Read a long list: metadata and objects of each page.
 
@@ -226,7 +226,7 @@ class KubeAPI:
         parameters: Mapping[str, str],
         seconds: int = WATCH_DURATION_S,
         *,
-        accept: str = WHOLE_OBJECT,
+        accept: str = ACCEPT_WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Follow a watch until the server ends it: `WATCH_OPENED`, then event and object.
 
@@ -326,7 +326,7 @@ class KubeAPI:
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
-                "Accept": WHOLE_OBJECT,
+                "Accept": ACCEPT_WHOLE_OBJECT,
                 "Accept-Encoding": "identity",
             },
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -481,7 +481,9 @@ class Watch:
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
-        self._accept = (METADATA, METADATA_LIST) if metadata else (WHOLE_OBJECT, WHOLE_OBJECT)
+        self._accept = (
+            (METADATA, METADATA_LIST) if metadata else (ACCEPT_WHOLE_OBJECT, ACCEPT_WHOLE_OBJECT)
+        )
         self._log = get_logger("kube")
         self._keys: set[str] = set()
         self._token, self._found = "", set[str]()

@@ -38,7 +38,7 @@ _TABLE_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions
                   "topologyManagerPolicyOptions")  # fmt: skip
 
 
-class Flags(msgspec.Struct, frozen=True, kw_only=True):
+class KubeletFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What the kubelet's command line says that concerns us.
 
     Attributes:
@@ -84,7 +84,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_policy == "static" or self.memory_policy == "Static"
 
 
-def command_line(words: Sequence[str]) -> Flags:
+def parse_command_line(words: Sequence[str]) -> KubeletFlags:
     """Read a command line: ``--flag=value`` or ``--flag value``.
 
     The last of equal flags counts; those of tables and of ``--reserved-memory`` add up.
@@ -99,19 +99,21 @@ def command_line(words: Sequence[str]) -> Flags:
             value = "" if after.startswith("-") else after
         given.setdefault(name, []).append(value)
     found = {name: values[-1] for name, values in given.items()}
-    return Flags(
+    return KubeletFlags(
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
         # As pkg/util/node GetHostname does.
         hostname_override=found.get("hostname-override", "").strip().lower(),
         values={
-            key: _of_flag(key, given[flag]) for flag, key in _KEY_BY_FLAG.items() if flag in given
+            key: _parse_flag_value(key, given[flag])
+            for flag, key in _KEY_BY_FLAG.items()
+            if flag in given
         },
     )
 
 
-def _of_flag(key: str, texts: Sequence[str]) -> object:
+def _parse_flag_value(key: str, texts: Sequence[str]) -> object:
     if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
         parts = [part.partition(":") for part in ";".join(texts).split(";") if part]
         return [{"numaNode": node, "limits": _parse_pairs(limits)} for node, _, limits in parts]
@@ -269,7 +271,7 @@ def read_kubelet_config(
     """
     if config == CONFIG_OFF:
         return DiscoveredConfig()
-    flags, prefix, running = Flags(), "", None
+    flags, prefix, running = KubeletFlags(), "", None
     if config == CONFIG_AUTO:
         running = _find_kubelet_process(kubelet_root, proc)
         if running is not None:
@@ -335,7 +337,7 @@ def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:
     return running[0].hostname_override if running is not None else ""
 
 
-def _find_kubelet_process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
+def _find_kubelet_process(kubelet_root: str, proc: str) -> tuple[KubeletFlags, str] | None:
     """Command line of the kubelet that uses this directory, and the prefix of its paths.
 
     There may be others (nested clusters, tests): the one whose directory is the one we see.
@@ -355,7 +357,7 @@ def _find_kubelet_process(kubelet_root: str, proc: str) -> tuple[Flags, str] | N
                 )
             if os.path.basename(words[0]) != "kubelet":
                 continue
-            flags = command_line(words)
+            flags = parse_command_line(words)
             theirs = _stat_below(os.path.join(base, "root"), flags.root_dir)
         except OSError:
             continue  # it ended meanwhile, or we may not look

@@ -22,7 +22,7 @@ CALL_TIMEOUT_S: Final = 1.0
 """Seconds for one call."""
 _MAX_ANSWER_BYTES: Final = 16 << 20
 """Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
-RATE_LIMITED_TEXT: Final = "the kubelet is asked too often by programs on this node; ask again"
+RATE_LIMITED_PROBLEM: Final = "the kubelet is asked too often by programs on this node; ask again"
 _LISTER_SERVICE: Final = "/v1.PodResourcesLister/"
 
 
@@ -103,12 +103,12 @@ def query_pod(
 
     request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod)
     answer = _call_kubelet(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
-    if not isinstance(answer, _Failed):
+    if not isinstance(answer, _CallFailure):
         return tuple(_decode_container(one) for one in answer.pod_resources.containers)
     if not answer.gated:
         return answer.text
     listed = _list_pod_resources(kubelet_root, timeout_s)
-    if isinstance(listed, _Failed):
+    if isinstance(listed, _CallFailure):
         return listed.text
     for one in listed.pod_resources:
         if (one.namespace, one.name) == (namespace, pod):
@@ -116,7 +116,7 @@ def query_pod(
     return "the kubelet knows no such pod"
 
 
-def device_ids(kubelet_root: str, resource: str) -> set[str]:
+def allocated_device_ids(kubelet_root: str, resource: str) -> set[str]:
     """Ids of one resource that pods have; empty where the kubelet does not tell."""
     held = _allocated_devices(kubelet_root)
     return set() if isinstance(held, str) else {id for name, id in held if name == resource}
@@ -141,7 +141,7 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
         pb.AllocatableResourcesResponse,
         CALL_TIMEOUT_S,
     )
-    if isinstance(answer, _Failed):
+    if isinstance(answer, _CallFailure):
         return answer.text
     places: dict[tuple[str, int], set[str]] = {}
     for one in answer.devices:
@@ -162,7 +162,7 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
 def _allocated_devices(kubelet_root: str) -> set[tuple[str, str]] | str:
     """Resource and id of every device that a pod has, or why that is not known."""
     listed = _list_pod_resources(kubelet_root, CALL_TIMEOUT_S)
-    if isinstance(listed, _Failed):
+    if isinstance(listed, _CallFailure):
         return listed.text
     return {
         (devices.resource_name, id)
@@ -180,7 +180,7 @@ def _list_pod_resources(kubelet_root: str, timeout_s: float) -> Any:
     return _call_kubelet(kubelet_root, "List", request, pb.ListPodResourcesResponse, timeout_s)
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _CallFailure(msgspec.Struct, frozen=True):
     """Why there is no answer; ``gated`` where another method may know."""
 
     text: str
@@ -195,7 +195,7 @@ def _call_kubelet(
     path = socket_path(kubelet_root)
     if not os.access(path, os.F_OK):
         # The directory is root's: for others nothing in it is there.
-        return _Failed(f"{path} is not there, or may not be looked at")
+        return _CallFailure(f"{path} is not there, or may not be looked at")
     options = (
         # Go servers check the :authority header, which for a unix socket would be its path.
         ("grpc.default_authority", "localhost"),
@@ -214,21 +214,21 @@ def _call_kubelet(
             return _call_failure(error, path, timeout_s)
 
 
-def _call_failure(error: Any, path: str, timeout_s: float) -> _Failed:
+def _call_failure(error: Any, path: str, timeout_s: float) -> _CallFailure:
     import grpc
 
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return _Failed(f"the kubelet did not answer within {timeout_s:g} s ({path})")
+        return _CallFailure(f"the kubelet did not answer within {timeout_s:g} s ({path})")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
-        return _Failed(RATE_LIMITED_TEXT)
+        return _CallFailure(RATE_LIMITED_PROBLEM)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return _Failed(f"no answer at {path}")
+        return _CallFailure(f"no answer at {path}")
     if code is grpc.StatusCode.UNIMPLEMENTED or "disabled" in details:
-        return _Failed(f"the kubelet does not serve this: {details}", gated=True)
+        return _CallFailure(f"the kubelet does not serve this: {details}", gated=True)
     if "not found" in details:
-        return _Failed("the kubelet knows no such pod")
-    return _Failed(f"the kubelet refused: {code.name}: {details}")
+        return _CallFailure("the kubelet knows no such pod")
+    return _CallFailure(f"the kubelet refused: {code.name}: {details}")
 
 
 def _decode_container(container: Any) -> ContainerResources:

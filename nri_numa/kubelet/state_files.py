@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.model.workload import NO_GRANTS, SHARED_SETS, Holder, KubeletGrants
+from nri_numa.model.workload import MAX_SHARED_CPUSETS, NO_GRANTS, GrantHolder, KubeletGrants
 from nri_numa.text import BadQuantity, page_size
 
 # --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
@@ -116,7 +116,9 @@ class StateFiles:
             if file_signature(os.stat(path)) == before:
                 return False
             data, self._seen[manager] = read_state_file(path)
-            self._said[manager] = cpu_state(data) if manager == "cpu" else memory_state(data)
+            self._said[manager] = (
+                decode_cpu_grants(data) if manager == "cpu" else decode_memory_grants(data)
+            )
         except FileNotFoundError:
             self._seen[manager] = None
             self._said[manager] = NO_GRANTS
@@ -125,7 +127,7 @@ class StateFiles:
         except OSError as error:
             self._seen.pop(manager, None)  # it may be readable as it is, later
             return self._record_unreadable(manager, f"cannot be read: {error.strerror or error}")
-        except NOT_UNDERSTOOD as error:
+        except STATE_DECODE_ERRORS as error:
             return self._record_unreadable(manager, str(error)[:200])
         self._unread.pop(manager, None)
         return True
@@ -140,7 +142,7 @@ class StateFiles:
 
 # --- what they say, in every version of theirs ----------------------------------------------------
 
-NOT_UNDERSTOOD: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+STATE_DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """Raised where a state file is none; the message says what was expected."""
 
 # Names go into log lines and documents.
@@ -210,12 +212,12 @@ def _decode_state(data: bytes, kind: type[_State]) -> _State:
     )
 
 
-def cpu_state(data: bytes) -> KubeletGrants:
-    """What ``cpu_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
+def decode_cpu_grants(data: bytes) -> KubeletGrants:
+    """What ``cpu_manager_state`` grants; raises `STATE_DECODE_ERRORS`."""
     state = _decode_state(data, _CPUState)
     if state.policy_name != STATIC_POLICIES["cpu"]:
         return KubeletGrants(cpu_policy=state.policy_name)
-    cpus: dict[Holder, CPUSet] = {}
+    cpus: dict[GrantHolder, CPUSet] = {}
     for name, below in (state.entries or {}).items():
         if isinstance(below, str):
             cpus["", name] = CPUSet.parse(below)
@@ -229,8 +231,8 @@ def cpu_state(data: bytes) -> KubeletGrants:
     )
 
 
-def memory_state(data: bytes) -> KubeletGrants:
-    """What ``memory_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
+def decode_memory_grants(data: bytes) -> KubeletGrants:
+    """What ``memory_manager_state`` grants; raises `STATE_DECODE_ERRORS`."""
     state = _decode_state(data, _MemoryState)
     if state.policy_name != STATIC_POLICIES["memory"]:
         return KubeletGrants(memory_policy=state.policy_name)
@@ -288,7 +290,9 @@ def combine_grants(
         text = numa_text(nodes - numa_nodes)
         problems.append(f"memory_manager_state names {text}, which this machine does not have")
     now &= cpus
-    shared = (now, *(one for one in before.shared if one != now))[:SHARED_SETS] if now else ()
+    shared = (
+        (now, *(one for one in before.shared if one != now))[:MAX_SHARED_CPUSETS] if now else ()
+    )
     made = replace(
         memory,
         cpu_policy=cpu.cpu_policy,

@@ -64,7 +64,7 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
         return with_memory - left if left else NUMASet()
 
 
-def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
+def read_usable_ids(tree: Tree, isolated: CPUSet) -> UsableIds:
     """Find the narrowest set that concerns all containers."""
     own = tree.read_file("proc/self/cpuset") or ""
     # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
@@ -72,16 +72,16 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     ours = _PODS_CGROUP.match(own)
     for mount in USUAL_CPUSET_MOUNTS:
         for cgroup in (ours[1], *_POD_CGROUPS) if ours else _POD_CGROUPS:
-            limits = _cgroup_limits(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
+            limits = _cgroup_usable_ids(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
             if limits is not None:
                 return limits
     if own:
         for mount in cpuset_mounts(tree):
             paths, source = _cgroups_outside_partition(tree, mount, own)
             for path in paths:
-                limits = _cgroup_limits(tree, f"{mount}{path}", source)
+                limits = _cgroup_usable_ids(tree, f"{mount}{path}", source)
                 if limits is not None:
-                    left = (limits.cpus or NO_CPUS) - valid_cpus(
+                    left = (limits.cpus or NO_CPUS) - valid_partition_cpus(
                         _find_exclusive_cgroups(tree, mount)
                     )
                     return replace(limits, cpus=left) if left else limits
@@ -89,7 +89,7 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     cpus = _parse_ids(CPUSet, fields.get("Cpus_allowed_list"))
     if cpus is not None and isolated:
-        cpus |= isolated - valid_cpus(find_partitions(tree, NO_CPUS))
+        cpus |= isolated - valid_partition_cpus(find_partitions(tree, NO_CPUS))
     return UsableIds(
         cpus=cpus,
         mems=_parse_ids(NUMASet, fields.get("Mems_allowed_list")),
@@ -107,7 +107,7 @@ def _cgroups_outside_partition(tree: Tree, mount: str, own: str) -> tuple[list[s
     return left, f"the cgroup {left[0] or '/'} (ours, {own}, is in a partition)"
 
 
-def _cgroup_limits(tree: Tree, directory: str, source: str) -> UsableIds | None:
+def _cgroup_usable_ids(tree: Tree, directory: str, source: str) -> UsableIds | None:
     for cpu_file, mem_file in zip(_CPU_FILES, _MEM_FILES, strict=True):
         cpus = _parse_ids(CPUSet, tree.read_file(f"{directory}/{cpu_file}"))
         if cpus:
@@ -186,7 +186,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
         else:
             pods = [f"{mount}/{name}" for name in _POD_CGROUPS]
             here = _search_partitions(tree, mount, _list_child_cgroups(tree, mount), apart=pods)
-            if unexplained - valid_cpus(here):
+            if unexplained - valid_partition_cpus(here):
                 here += _search_partitions(tree, mount, pods)
         found |= {one.cgroup: one for one in here}
     # A pods' cgroup that is a partition, or lies in one, has these CPUs.
@@ -194,7 +194,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
     return tuple(one for name, one in sorted(found.items()) if name not in around)
 
 
-def valid_cpus(partitions: Collection[Partition]) -> CPUSet:
+def valid_partition_cpus(partitions: Collection[Partition]) -> CPUSet:
     """The CPUs of all that are valid."""
     bits = 0
     for one in partitions:

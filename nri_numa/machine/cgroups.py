@@ -79,7 +79,7 @@ def inner_cgroup(directory: str) -> str:
     return child if os.path.exists(f"{child}/cpuset.cpus.effective") else ""
 
 
-def narrowed_by(hierarchy: str, directory: str, missing: CPUSet) -> str:
+def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> str:
     """Which cgroup above keeps CPUs from one of version 2, in words; empty when none does.
 
     ``missing`` are CPUs that it is given and cannot use. Where none keeps them they are offline, or
@@ -158,7 +158,7 @@ class CgroupPlace(msgspec.Struct, frozen=True):
     pid: int = 0
 
     @property
-    def by_systemd(self) -> bool:
+    def is_systemd_managed(self) -> bool:
         """Whether systemd made the cgroup, and has properties of its own of it."""
         return ":" in self.cgroups_path
 
@@ -225,7 +225,7 @@ class CgroupReader:
 
         Where there are none, the hierarchy is the place where they would be on version 1.
         """
-        root, v1 = self._root, self._v1_mount()
+        root, v1 = self._root, self._v1_cpuset_mount()
         self.unified, self.hierarchy = False, v1
         if os.path.exists(f"{root}/cgroup.controllers"):
             self.unified, self.hierarchy = True, root
@@ -241,7 +241,7 @@ class CgroupReader:
             self._effective = "cpuset.effective_cpus", "cpuset.effective_mems"
         return os.path.isdir(self.hierarchy)
 
-    def _v1_mount(self) -> str:
+    def _v1_cpuset_mount(self) -> str:
         usual = os.path.join(self._root, "cpuset")
         if os.path.isdir(usual) or not os.path.isdir(self._root):
             return usual
@@ -282,7 +282,7 @@ class CgroupReader:
         if path and os.path.isdir(directory := os.path.join(self.hierarchy, path)):
             return directory
         # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
-        path = self._path_of(place.pid) if place.pid > 0 else ""
+        path = self._find_process_cgroup(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
     def read_mark(self, place: CgroupPlace, name: str) -> str:
@@ -349,12 +349,12 @@ class CgroupReader:
             mems=mems,
             effective_cpus=effective_cpus,
             effective_mems=effective_mems,
-            above=narrowed_by(self.hierarchy, directory, missing)
+            above=narrowing_cgroup_text(self.hierarchy, directory, missing)
             if missing and self.unified
             else "",
         )
 
-    def _path_of(self, pid: int) -> str:
+    def _find_process_cgroup(self, pid: int) -> str:
         """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
         for line in text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
             number, _, rest = line.partition(":")
@@ -416,7 +416,7 @@ class CgroupWriter:
         self._last: Future[object] | None = None
         self._thread_id = 0
         self.held_up: Callable[[Collection[str], bool], object] = lambda ids, in_kernel: None
-        self._write_file = _write_text if reader.unified else _version_1()
+        self._write_file = _write_text if reader.unified else _new_v1_cpuset_writer()
 
     @property
     def is_blocked(self) -> bool:
@@ -536,7 +536,7 @@ class _Node(msgspec.Struct, frozen=True):
     full_path: str
 
 
-def _version_1() -> Callable[[str, str], object]:
+def _new_v1_cpuset_writer() -> Callable[[str, str], object]:
     from cgroupspy.controllers import CpuSetController  # it knows no other version
 
     def write_cpuset_property(path: str, value: str) -> None:
@@ -589,14 +589,14 @@ def observe_all(
 
 SYSTEMD_SECONDS: Final = 5.0
 """How long systemd may take for one answer."""
-_SYSTEMD_MANAGER_ADDRESS: Final = (
+_SYSTEMD_MANAGER_OBJECT: Final = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1",
     "org.freedesktop.systemd1.Manager",
 )
 
 
-class Scopes:
+class SystemdScopes:
     """systemd's view of containers; every method blocks, and may be called in any thread."""
 
     def __init__(
@@ -667,7 +667,7 @@ class Scopes:
             for name, bits in wanted.items()
         ]
         call = new_method_call(
-            DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
+            DBusAddress(*_SYSTEMD_MANAGER_OBJECT),
             "SetUnitProperties",
             "sba(sv)",
             (unit, True, masks),

@@ -19,7 +19,7 @@ import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import MISSING, UsageUnknown, cpu_numbers, processes_of
+from nri_numa.machine.usage import PROCESS_GONE_ERRNOS, UsageUnknown, cpu_numbers, processes_of
 from nri_numa.model.machine import Topology
 
 PRESSURE_FILE: Final = "cpu.pressure"
@@ -99,7 +99,7 @@ def tasks_waiting(
     return sum(grown) / seconds if grown and seconds > 0 else None
 
 
-def pressure_in(pressure: str) -> float | None:
+def parse_cpu_pressure(pressure: str) -> float | None:
     """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
     match = _PRESSURE_LINE.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
@@ -116,9 +116,9 @@ def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float
         path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
         why_not = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
-        found = pressure_in(read_text(path))
+        found = parse_cpu_pressure(read_text(path))
     except OSError as error:
-        if error.errno in MISSING:
+        if error.errno in PROCESS_GONE_ERRNOS:
             raise UsageUnknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise UsageUnknown(f"{PRESSURE_FILE} cannot be read: {error.strerror}") from error
@@ -163,7 +163,7 @@ def _list_threads(proc: str, pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit())
     except OSError as error:
-        if error.errno in MISSING:
+        if error.errno in PROCESS_GONE_ERRNOS:
             return []
         raise UsageUnknown(
             f"threads of process {pid} cannot be listed: {error.strerror}"
@@ -176,7 +176,7 @@ def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
         with open(path, "rb", buffering=0) as file:
             match = _SCHEDSTAT_PATTERN.match(file.read(_READ_BYTES).strip())
     except OSError as error:
-        if error.errno in MISSING:
+        if error.errno in PROCESS_GONE_ERRNOS:
             return None
         raise UsageUnknown(
             f"{SCHEDSTAT_FILE} of a thread cannot be read: {error.strerror}"
@@ -299,7 +299,7 @@ class SmoothedFactors:
 # no cpufreq.
 
 
-MAX_CPUS_READ: Final = 16
+MAX_FREQUENCY_SAMPLES: Final = 16
 """CPUs of a NUMA node that are read, evenly apart; a mean of more costs more and says the same."""
 
 
@@ -311,7 +311,7 @@ def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
     found: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
-        step = max(1, -(-len(cpus) // MAX_CPUS_READ))
+        step = max(1, -(-len(cpus) // MAX_FREQUENCY_SAMPLES))
         known = [hertz for cpu in cpus[::step] if (hertz := _read_cpu_hertz(tree, cpu))]
         if known:
             found[i] = sum(known) / len(known)

@@ -16,10 +16,10 @@ from typing import Final, Self
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 
 _IN_MODIFY: Final = 0x2
-_EVENT: Final = struct.Struct("iIII")
+_INOTIFY_EVENT_STRUCT: Final = struct.Struct("iIII")
 """struct inotify_event of a file that is watched itself: it has no name."""
 _READ_BYTES: Final = 65_536
-_FILES: Final = ("cpuset.cpus", "cpuset.mems")
+_CPUSET_FILES: Final = ("cpuset.cpus", "cpuset.mems")
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -72,14 +72,14 @@ class CpusetWatch:
         found: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                for watch, *_ in _EVENT.iter_unpack(os.read(self.fd, _READ_BYTES)):
+                for watch, *_ in _INOTIFY_EVENT_STRUCT.iter_unpack(os.read(self.fd, _READ_BYTES)):
                     if watch in self._ids:
                         found.add(self._ids[watch])
         return found
 
     def _add_watch(self, directory: str) -> list[int]:
         watches = []
-        for name in _FILES:
+        for name in _CPUSET_FILES:
             path = os.fsencode(f"{directory}/{name}")
             watch = _LIBC.inotify_add_watch(self.fd, path, _IN_MODIFY)
             if watch >= 0:

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from nri_numa.machine.allowed import read_limits
-from nri_numa.machine.sysfs import discover_tree, read_amounts, read_online
+from nri_numa.machine.allowed import read_usable_ids
+from nri_numa.machine.sysfs import discover_tree, read_memory_totals, read_online
 from nri_numa.machine.tree import NODE_DIR, Tree, open_tree
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology
@@ -27,7 +27,7 @@ NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_GROUP: Final = 1
 """Multicast group of the kernel's own messages; udev's processed ones are in group 2."""
 RECEIVE_BYTES: Final = 16_384
-CALM_SECONDS: Final = 0.1
+UEVENT_DEBOUNCE_S: Final = 0.1
 """A package of CPUs goes in a burst of events; one look after it is enough."""
 CPU_UEVENT_ACTIONS: Final = frozenset(
     (b"ACTION=add", b"ACTION=remove", b"ACTION=online", b"ACTION=offline")
@@ -45,7 +45,7 @@ def concerns_cpus(uevent: bytes) -> bool:
     return b"@" in head and b"SUBSYSTEM=cpu" in fields and not CPU_UEVENT_ACTIONS.isdisjoint(fields)
 
 
-def kernel_source() -> socket.socket:
+def open_uevent_socket() -> socket.socket:
     """Open the kernel's socket of uevents.
 
     Raises:
@@ -66,7 +66,7 @@ def kernel_source() -> socket.socket:
 async def watch_cpu_events(
     changed: Callable[[], Awaitable[None]],
     no_events: Callable[[OSError, bool], None],
-    open_source: Callable[[], socket.socket] = kernel_source,
+    open_source: Callable[[], socket.socket] = open_uevent_socket,
 ) -> None:
     """Call ``changed`` after each burst of events about CPUs, until cancelled.
 
@@ -102,7 +102,7 @@ async def watch_cpu_events(
     try:
         while True:
             await burst.wait()
-            await asyncio.sleep(CALM_SECONDS)
+            await asyncio.sleep(UEVENT_DEBOUNCE_S)
             burst.clear()
             await changed()
     finally:
@@ -123,24 +123,24 @@ def rediscover_topology(root: Path | str, topology: Topology) -> Topology:
         TopologyError: when the machine cannot be read any more.
     """
     tree = open_tree(root)
-    limits = read_limits(tree, topology.isolated)
+    limits = read_usable_ids(tree, topology.isolated)
     with_memory = NUMASet(i for i, n in topology.numa_nodes.items() if n.memory_bytes)
     amounts = {
         i: (node.memory_bytes, dict(node.hugepages)) for i, node in topology.numa_nodes.items()
     }
     if (
         read_online(root) == topology.online
-        and _numa_nodes(tree, topology) == topology.numa_ids
+        and _read_online_numa_nodes(tree, topology) == topology.numa_ids
         and limits.allowed_cpus(topology.online) == topology.allowed
         and limits.withheld_memory_nodes(with_memory) == topology.withheld_memory
-        and read_amounts(tree, topology) == amounts
+        and read_memory_totals(tree, topology) == amounts
     ):
         return topology
     found = discover_tree(tree)
     return topology if found == topology else found
 
 
-def _numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
+def _read_online_numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
     """NUMA nodes that are online; those that are known where the kernel tells none."""
     try:
         listed = NUMASet.parse(tree.read_file(f"{NODE_DIR}/online") or "")

@@ -111,7 +111,7 @@ def migrate_pages(
         raise OSError(str(unknown)) from unknown
     for pid in sorted(pids):
         try:
-            yield from _of_process(pid, sources, target)
+            yield from _migrate_process_pages(pid, sources, target)
         except (FileNotFoundError, ProcessLookupError):
             pass  # it ended
         except OSError as error:
@@ -125,7 +125,7 @@ def _has_ended(pid: int) -> bool:
     return text_or_empty(f"/proc/{pid}/statm").partition(" ")[0] in ("", "0")
 
 
-def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[MigrationStep]:
+def _migrate_process_pages(pid: int, sources: NUMASet, target: int) -> Iterator[MigrationStep]:
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         batches: dict[int, list[int]] = {_MPOL_MF_MOVE: [], _MPOL_MF_MOVE_ALL: []}

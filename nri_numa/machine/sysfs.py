@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine.allowed import find_partitions, partition_sentence, read_limits
+from nri_numa.machine.allowed import find_partitions, partition_sentence, read_usable_ids
 from nri_numa.machine.synthetic import sockets_from
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
@@ -82,7 +82,7 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
     """
     tree = open_tree(root)
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
-    low = _low_watermark(tree, total)
+    low = _machine_low_watermark_bytes(tree, total)
     readings: dict[int, NUMAMemory] = {}
     for i, info, directory in _memory_files(tree, topology):
         share = low * topology.numa_nodes[i].memory_bytes // max(total, 1)
@@ -95,7 +95,7 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
     return MemoryReading(numa_nodes=readings)
 
 
-def read_amounts(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
+def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
     """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
     return {
         i: (info.get("MemTotal", 0), _read_hugepages(tree, directory, "nr_hugepages"))
@@ -129,7 +129,7 @@ def _reclaimable_bytes(info: dict[str, int], low: int) -> int:
     return max(sum_ - low, 0)
 
 
-def _low_watermark(tree: Tree, total: int) -> int:
+def _machine_low_watermark_bytes(tree: Tree, total: int) -> int:
     """Bytes that the kernel keeps free on the whole machine: 5/4 of vm.min_free_kbytes."""
     text = tree.read_file("proc/sys/vm/min_free_kbytes")
     if text is not None and text.isascii() and text.isdigit() and len(text) < 12:
@@ -173,7 +173,7 @@ class _Discovery:
             for i in online
         }
         memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
-        limits = read_limits(self._tree, isolated)
+        limits = read_usable_ids(self._tree, isolated)
         allowed, withheld = limits.allowed_cpus(online), limits.withheld_memory_nodes(memory_nodes)
         if limits.cpus is not None and not online & limits.cpus:
             named = cpus_text(str(limits.cpus))

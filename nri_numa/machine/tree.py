@@ -24,16 +24,16 @@ TIER_DIR = "sys/devices/virtual/memory_tiering"
 PCI_DIR = "sys/bus/pci/devices"
 PCI_FILES = ("class", "device", "numa_node", "vendor")
 
-FILE_LIMIT = 2 << 20
+MAX_FILE_BYTES = 2 << 20
 """Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and /proc/schedstat
 some 1.5 for each CPU."""
 _READ_BYTES = 64 * 1024
 """Bytes asked for in one read."""
-KEPT_LIMIT = 64 << 20
+MAX_KEPT_BYTES = 64 << 20
 """Bytes of all files kept from an archive."""
-STREAM_LIMIT = 512 << 20
+MAX_UNPACKED_BYTES = 512 << 20
 """Bytes an archive may unpack to; a capture of everything a 128-CPU machine shows has 12 MiB."""
-MEMBER_LIMIT = 500_000
+MAX_ARCHIVE_MEMBERS = 500_000
 """Members of an archive."""
 
 _HUGEPAGES_PATTERN = r"hugepages/hugepages-\d+kB/(nr|free)_hugepages"
@@ -120,7 +120,7 @@ class DirectoryTree:
         data = b""
         try:
             # proc/mounts and proc/schedstat give at once what whole lines fit into a page.
-            while len(data) < FILE_LIMIT and (more := os.read(fd, _READ_BYTES)):
+            while len(data) < MAX_FILE_BYTES and (more := os.read(fd, _READ_BYTES)):
                 data += more
         except OSError:
             return None
@@ -242,19 +242,19 @@ def _open_directory(path: Path) -> Tree:
     raise TopologyError(str(path), found)
 
 
-class _Limited:
+class _SizeLimitedStream:
     """Ends a decompressed stream that grows beyond all measure."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, where: str) -> None:
         self._stream = stream
-        self._left = STREAM_LIMIT
+        self._left = MAX_UNPACKED_BYTES
         self._where = where
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise TopologyError(self._where, f"unpacks to more than {STREAM_LIMIT >> 20} MiB")
+            raise TopologyError(self._where, f"unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB")
         return data
 
 
@@ -290,11 +290,11 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
             magic = raw.read(6)
             raw.seek(0)
             # Any: reading a stream needs nothing but read(), which typeshed does not say.
-            stream: Any = _Limited(_decompress_stream(raw, magic), where)
+            stream: Any = _SizeLimitedStream(_decompress_stream(raw, magic), where)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for count, member in enumerate(archive, 1):
-                    if count > MEMBER_LIMIT:
-                        raise TopologyError(where, f"has more than {MEMBER_LIMIT} members")
+                    if count > MAX_ARCHIVE_MEMBERS:
+                        raise TopologyError(where, f"has more than {MAX_ARCHIVE_MEMBERS} members")
                     name = _safe_name(member.name)
                     if name is None or member.isdir():
                         continue
@@ -303,11 +303,12 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
                         (links if LINK_PATHS.fullmatch(inner) else other).add(name)
                     elif member.isreg() and _is_relevant_path(inner):
                         data = archive.extractfile(member)
-                        text = b"" if data is None else data.read(FILE_LIMIT)
+                        text = b"" if data is None else data.read(MAX_FILE_BYTES)
                         kept += len(text)
-                        if kept > KEPT_LIMIT:
+                        if kept > MAX_KEPT_BYTES:
                             raise TopologyError(
-                                where, f"describes a machine in more than {KEPT_LIMIT >> 20} MiB"
+                                where,
+                                f"describes a machine in more than {MAX_KEPT_BYTES >> 20} MiB",
                             )
                         files[name] = _decode_file(text)
                     else:

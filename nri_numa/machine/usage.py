@@ -23,12 +23,12 @@ from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
 from nri_numa.model.machine import NUMAMemory, Topology
 
-_CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
-_NUMASTAT: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)
-_PAGES: Final = re.compile(r"\bN(\d{1,4})=(\d{1,20})\b", re.ASCII)
+_CPU_LINE_PATTERN: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
+_NUMASTAT_LINE_PATTERN: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)
+_AMOUNT_BY_NODE_PATTERN: Final = re.compile(r"\bN(\d{1,4})=(\d{1,20})\b", re.ASCII)
 _READ_BYTES: Final = 65_536
 # Of memory.numa_stat of version 2: what a container's processes and its cache have, each once.
-_MEMORY_OF_V2: Final = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable")
+_SUMMED_MEMORY_STATS_V2: Final = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable")
 
 
 class MachineUsage(msgspec.Struct, frozen=True):
@@ -62,7 +62,8 @@ class ContainerUsage(msgspec.Struct, frozen=True):
 def cpu_numbers(text: str) -> dict[int, list[int]]:
     """By CPU, the first eight numbers of its line in /proc/stat or /proc/schedstat."""
     return {
-        int(match[1]): [int(word) for word in match[2].split()[:8]] for match in _CPU.finditer(text)
+        int(match[1]): [int(word) for word in match[2].split()[:8]]
+        for match in _CPU_LINE_PATTERN.finditer(text)
     }
 
 
@@ -88,7 +89,9 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
     memory = read_memory(root, topology).numa_nodes
     pages: dict[int, tuple[int, int]] = {}
     for i in memory:
-        stat = dict(_NUMASTAT.findall(tree.read_file(f"{NODE_DIR}/node{i}/numastat") or ""))
+        stat = dict(
+            _NUMASTAT_LINE_PATTERN.findall(tree.read_file(f"{NODE_DIR}/node{i}/numastat") or "")
+        )
         if "local_node" in stat and "other_node" in stat:
             pages[i] = int(stat["local_node"]), int(stat["other_node"])
     return MachineUsage(cpu_times(tree.read_file("proc/stat") or ""), memory, pages)
@@ -103,9 +106,9 @@ def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int
     found: dict[int, int] = {}
     for line in stat.splitlines():
         name = re.split(r"[ =]", line, maxsplit=1)[0]
-        if name not in (_MEMORY_OF_V2 if unified else ("hierarchical_total",)):
+        if name not in (_SUMMED_MEMORY_STATS_V2 if unified else ("hierarchical_total",)):
             continue
-        for numa_node, amount in _PAGES.findall(line):
+        for numa_node, amount in _AMOUNT_BY_NODE_PATTERN.findall(line):
             bytes_ = int(amount) * (1 if unified else page_size)
             found[int(numa_node)] = found.get(int(numa_node), 0) + bytes_
     return found
@@ -145,14 +148,14 @@ NUMA_MAPS: Final = "numa_maps"
 
 NUMA_MAPS_CPU_LIMIT_S: Final = 0.3
 """Seconds of CPU time that numa_maps of one container may take: some 10⁵ lines, at 2.5 µs each."""
-_PROCESSES: Final = 1024
+_MAX_PROCESSES: Final = 1024
 """Processes of one container whose numa_maps are read."""
-_CGROUPS: Final = 256
+_MAX_CGROUPS: Final = 256
 """Cgroups within a container's own that are looked into for processes."""
 _MAPPED_PAGES: Final = re.compile(rb" N(\d{1,4})=(\d{1,18})(?![\d=])", re.ASCII)
 _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
 # A process that ended while it was read: its directory is empty, or reading says so.
-MISSING: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
+PROCESS_GONE_ERRNOS: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV))
 
 
 class ContainerMemoryNodes(msgspec.Struct, frozen=True):
@@ -244,7 +247,7 @@ def _read_numa_stat(
         try:
             stat = read_text(path)
         except OSError as error:
-            if error.errno not in MISSING:
+            if error.errno not in PROCESS_GONE_ERRNOS:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
         found = memory_by_numa_node(stat, unified=unified, page_size=page_size)
@@ -265,11 +268,11 @@ def _read_numa_maps(directory: str, proc: str, too_long: Callable[[], bool]) -> 
     pids = processes_of(directory)
     if not pids:
         raise UsageUnknown(f"it has no process whose {NUMA_MAPS} could be read")
-    if len(pids) > _PROCESSES:
+    if len(pids) > _MAX_PROCESSES:
         raise UsageUnknown(
-            f"{len(pids)} processes are more than the {_PROCESSES} whose {NUMA_MAPS} are read"
+            f"{len(pids)} processes are more than the {_MAX_PROCESSES} whose {NUMA_MAPS} are read"
         )
-    by_process = {pid: _map_of(pid, proc, too_long) for pid in sorted(pids)}
+    by_process = {pid: _read_process_numa_maps(pid, proc, too_long) for pid in sorted(pids)}
     # A number may have become another process's between the list and the reading.
     still = processes_of(directory)
     known = [found for pid, found in by_process.items() if found is not None and pid in still]
@@ -278,7 +281,9 @@ def _read_numa_maps(directory: str, proc: str, too_long: Callable[[], bool]) -> 
     return dict(sum(known, Counter()))
 
 
-def _map_of(pid: int, proc: str, too_long: Callable[[], bool]) -> Counter[int] | None:
+def _read_process_numa_maps(
+    pid: int, proc: str, too_long: Callable[[], bool]
+) -> Counter[int] | None:
     """What numa_maps of one process says; None when the process is gone.
 
     Raises:
@@ -295,7 +300,7 @@ def _map_of(pid: int, proc: str, too_long: Callable[[], bool]) -> Counter[int] |
                     raise UsageUnknown(f"reading {NUMA_MAPS} of its processes took too long")
             mapped_by_numa_node(rest, found)
     except OSError as error:
-        if error.errno in MISSING:
+        if error.errno in PROCESS_GONE_ERRNOS:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
                 f"{proc}/{pid}/{NUMA_MAPS}"
             ):
@@ -315,8 +320,8 @@ def processes_of(directory: str) -> set[int]:
     """
     found: set[int] = set()
     for count, (path, _, _) in enumerate(os.walk(directory), 1):
-        if count > _CGROUPS:
-            raise UsageUnknown(f"more than {_CGROUPS} cgroups are within its own")
+        if count > _MAX_CGROUPS:
+            raise UsageUnknown(f"more than {_MAX_CGROUPS} cgroups are within its own")
         try:
             with open(f"{path}/cgroup.procs", "rb") as file:
                 found.update(int(word) for word in file.read().split() if word.isdigit())

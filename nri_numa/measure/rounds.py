@@ -23,11 +23,11 @@ from nri_numa.measure.plan import Comparison, ImpossibleComparison, Worker
 from nri_numa.measure.results import ComparisonOutcome, Measured
 from nri_numa.model.cpuset import CPUSet
 
-READY_S: Final = 300.0
+WORKER_READY_TIMEOUT_S: Final = 300.0
 """Seconds that a process may take to make its memory ready."""
-_SLACK_S: Final = 60.0
+_WORKER_ANSWER_SLACK_S: Final = 60.0
 """Seconds that an answer may be late on a machine that is busy."""
-_ONE_THREAD: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_COUNT_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerFailed(Exception):
@@ -52,7 +52,7 @@ async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> Me
             for worker in side.workers:
                 sides[name].append((worker, await _start_worker(worker)))
         for _, process in (*sides["good"], *sides["bad"]):
-            line = await _read_worker_line(process, READY_S)
+            line = await _read_worker_line(process, WORKER_READY_TIMEOUT_S)
             if line != "ready":
                 raise WorkerFailed(line.removeprefix("!") or "a process that measures said nothing")
         for number in range(rounds):
@@ -74,7 +74,7 @@ async def _start_worker(worker: Worker) -> Process:
         stdout=PIPE,
         stderr=DEVNULL,
         # A library that starts threads of its own would use other CPUs than it is given.
-        env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+        env={**os.environ, **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1")},
     )
 
 
@@ -97,7 +97,7 @@ async def _run_side(side: list[tuple[Worker, Process]], seconds: float) -> float
         process.stdin.write(f"{seconds}\n".encode())
     total = 0.0
     for worker, process in side:
-        line = await _read_worker_line(process, seconds + _SLACK_S)
+        line = await _read_worker_line(process, seconds + _WORKER_ANSWER_SLACK_S)
         try:
             total += float(line) if worker.loop != "busy" else 0.0
         except ValueError as error:

@@ -23,7 +23,7 @@ from nri_numa.machine.usage import local_bytes, mapped_by_numa_node
 from nri_numa.measure.plan import MAX_RING_BYTES, Worker
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)
-_SET_MEMPOLICY: Final = {
+_SET_MEMPOLICY_SYSCALL_NUMBERS: Final = {
     "x86_64": 238,
     "aarch64": 237,
     "riscv64": 237,
@@ -38,7 +38,7 @@ _MATRIX_SIZE: Final = 192
 """Rows of a matrix that fits the caches of one core three times."""
 
 
-class CannotError(Exception):
+class LoopCannotRun(Exception):
     """The loop cannot be run here; the message says why."""
 
 
@@ -48,9 +48,9 @@ def bind_memory(numa_node: int) -> None:
     Raises:
         CannotError: the kernel does not do it.
     """
-    number = _SET_MEMPOLICY.get(platform.machine())
+    number = _SET_MEMPOLICY_SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
-        raise CannotError(
+        raise LoopCannotRun(
             f"how memory is tied to NUMA nodes on {platform.machine()} is not known here"
         )
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
@@ -60,10 +60,10 @@ def bind_memory(numa_node: int) -> None:
     # The kernel reads one bit less than it is given (get_nodes in mm/mempolicy.c).
     if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(len(mask) * bits + 1)):
         reason = os.strerror(ctypes.get_errno())
-        raise CannotError(f"memory cannot be tied to NUMA node {numa_node}: {reason}")
+        raise LoopCannotRun(f"memory cannot be tied to NUMA node {numa_node}: {reason}")
 
 
-def check_place(numa_node: int, size: int) -> None:
+def check_memory_on_numa_node(numa_node: int, size: int) -> None:
     """See whether what was allocated is where it should be, as far as the kernel says.
 
     Raises:
@@ -77,7 +77,7 @@ def check_place(numa_node: int, size: int) -> None:
         return
     there = local_bytes(found, {numa_node})
     if there < 0.9 * size:
-        raise CannotError(
+        raise LoopCannotRun(
             f"only {there >> 20} of {size >> 20} MiB came to be on NUMA node {numa_node}"
         )
 
@@ -197,9 +197,9 @@ def main(argument: str) -> int:
             bind_memory(numa_node)
         run = LOOPS_BY_NAME[given.loop](size)
         if numa_node is not None:
-            check_place(numa_node, min(size, MAX_RING_BYTES) // 2)
+            check_memory_on_numa_node(numa_node, min(size, MAX_RING_BYTES) // 2)
         run(0.0)
-    except (CannotError, OSError, MemoryError, ImportError) as error:
+    except (LoopCannotRun, OSError, MemoryError, ImportError) as error:
         print(f"!{str(error) or 'there is too little memory'}", flush=True)
         return 1
     print("ready", flush=True)

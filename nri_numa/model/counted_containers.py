@@ -15,7 +15,7 @@ from typing import Final
 
 COUNTED_ATTRIBUTE: Final = "charged"
 """Attribute of a NodeResourceTopology, below the prefix; empty where nothing is counted yet."""
-_BYTES: Final = 8
+_MARK_BYTES: Final = 8
 
 
 def container_mark(uid: str, container: str) -> str:
@@ -25,7 +25,7 @@ def container_mark(uid: str, container: str) -> str:
     names of containers: so it is a cryptographic hash, and 64 bits of it.
     """
     text = f"{uid}/{container}".encode(errors="surrogatepass")
-    return urlsafe_b64encode(blake2b(text, digest_size=_BYTES).digest()).decode().rstrip("=")
+    return urlsafe_b64encode(blake2b(text, digest_size=_MARK_BYTES).digest()).decode().rstrip("=")
 
 
 def encode_marks(containers: Iterable[tuple[str, str]]) -> str:

@@ -178,9 +178,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpus_of(self, numa_nodes: NUMASet) -> CPUSet:
         """Online CPUs of these NUMA nodes."""
-        return CPUSet.from_bits(self.bits_of(numa_nodes.bits))
+        return CPUSet.from_bits(self.cpu_bits_of(numa_nodes.bits))
 
-    def bits_of(self, numa_bits: int) -> int:
+    def cpu_bits_of(self, numa_bits: int) -> int:
         """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
         bits = 0
         for i in self.numa_nodes:

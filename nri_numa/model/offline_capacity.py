@@ -23,9 +23,9 @@ import msgspec
 
 from nri_numa.model.cpuset import CPUSet
 
-OFFLINE_CAPACITY: Final = "offline-capacity"
+OFFLINE_CAPACITY_KEY: Final = "offline-capacity"
 DRAINED_ANNOTATION: Final = "drained"
-NUMA_IDS: Final = "numa-ids"
+NUMA_IDS_KEY: Final = "numa-ids"
 """Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
 and that this node honours the other two."""
 
@@ -38,10 +38,12 @@ MAX_CPU_ID: Final = 65536
 MAX_VALIDITY_S: Final = 7 * 86400.0
 """Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
 
-_ZONE: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
-_SOURCE: Final = re.compile(r"[a-z0-9,-]{0,64}", re.ASCII)
-_RANGE: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
-_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII)
+_ZONE_NAME_PATTERN: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
+_SOURCE_NAME_PATTERN: Final = re.compile(r"[a-z0-9,-]{0,64}", re.ASCII)
+_ID_RANGE_PATTERN: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+_UTC_TIMESTAMP_PATTERN: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII
+)
 
 
 class BadCapacity(ValueError):
@@ -62,7 +64,7 @@ class OfflineCapacity(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-def parse_zone(name: object) -> int:
+def parse_zone_id(name: object) -> int:
     """The id of a NUMA node that is named ``1`` or ``node-1``.
 
     Raises:
@@ -70,7 +72,9 @@ def parse_zone(name: object) -> int:
     """
     if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < MAX_NUMA_NODE_ID:
         return name
-    found = _ZONE.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
+    found = (
+        _ZONE_NAME_PATTERN.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
+    )
     if found is None or int(found[1]) >= MAX_NUMA_NODE_ID:
         raise BadCapacity(
             f"{_value_text(name)} names no NUMA node, expected 0 to {MAX_NUMA_NODE_ID - 1}, or "
@@ -79,7 +83,7 @@ def parse_zone(name: object) -> int:
     return int(found[1])
 
 
-def parse_factor(value: object) -> float:
+def parse_capacity_factor(value: object) -> float:
     """A capacity factor.
 
     Raises:
@@ -92,7 +96,7 @@ def parse_factor(value: object) -> float:
     return float(value)
 
 
-def parse_zones(value: object) -> dict[int, float]:
+def parse_zone_factors(value: object) -> dict[int, float]:
     """Factors by NUMA node.
 
     Raises:
@@ -107,10 +111,10 @@ def parse_zones(value: object) -> dict[int, float]:
     found: dict[int, float] = {}
     for name, one in value.items():
         try:
-            i = parse_zone(name)
+            i = parse_zone_id(name)
             if i in found:
                 raise BadCapacity(f"NUMA node {i} stands there twice")
-            found[i] = parse_factor(one)
+            found[i] = parse_capacity_factor(one)
         except BadCapacity as error:
             raise BadCapacity(f"zones.{_value_text(name)}: {error}") from None
     return found
@@ -124,20 +128,20 @@ def parse_capacity(text: str) -> OfflineCapacity:
     """
     if not text:
         return OfflineCapacity()
-    document = json_object(text)
+    document = parse_json_object(text)
     if unknown := sorted(document.keys() - {"zones", "until", "source"}):
         raise BadCapacity(
             f"unknown key {_value_text(unknown[0])}, expected zones, until and source"
         )
     source = document.get("source", "")
-    if not isinstance(source, str) or not _SOURCE.fullmatch(source):
+    if not isinstance(source, str) or not _SOURCE_NAME_PATTERN.fullmatch(source):
         raise BadCapacity(f"source: {_value_text(source)}, expected a short word")
     return OfflineCapacity(
-        parse_zones(document.get("zones")), _parse_expiry(document.get("until")), source
+        parse_zone_factors(document.get("zones")), _parse_expiry(document.get("until")), source
     )
 
 
-def format_capacity(capacity: OfflineCapacity) -> str:
+def encode_capacity(capacity: OfflineCapacity) -> str:
     """The text of the annotation; the same for the same content."""
     return json.dumps(
         {
@@ -151,7 +155,7 @@ def format_capacity(capacity: OfflineCapacity) -> str:
     )
 
 
-def numa_nodes(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
+def parse_id_list(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
     """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
 
     Lists of CPUs have the same form and another limit.
@@ -163,7 +167,7 @@ def numa_nodes(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
     if len(text) > MAX_DOCUMENT_BYTES:
         raise BadCapacity(f"has {len(text)} bytes, expected {MAX_DOCUMENT_BYTES} at most")
     for part in text.split(",") if text.strip() else ():
-        match = _RANGE.fullmatch(part.strip())
+        match = _ID_RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= limit:
             raise BadCapacity(
@@ -173,12 +177,12 @@ def numa_nodes(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
     return frozenset(found)
 
 
-def list_of(ids: frozenset[int] | set[int]) -> str:
-    """The shortest list of these NUMA nodes, as `numa_nodes` reads it."""
+def format_id_list(ids: frozenset[int] | set[int]) -> str:
+    """The shortest list of these NUMA nodes, as `parse_id_list` reads it."""
     return str(CPUSet.from_bits(sum(1 << i for i in ids)))
 
 
-def json_object(text: str) -> dict[str, object]:
+def parse_json_object(text: str) -> dict[str, object]:
     """Read a JSON object of another program.
 
     Raises:
@@ -187,7 +191,7 @@ def json_object(text: str) -> dict[str, object]:
     if len(text) > MAX_DOCUMENT_BYTES:
         raise BadCapacity(f"has {len(text)} characters, expected {MAX_DOCUMENT_BYTES} at most")
     try:
-        document = json.loads(text, parse_constant=_no_constant)
+        document = json.loads(text, parse_constant=_reject_json_constant)
     except BadCapacity:
         raise
     except (ValueError, RecursionError) as error:
@@ -197,12 +201,12 @@ def json_object(text: str) -> dict[str, object]:
     return document
 
 
-def _no_constant(name: str) -> float:
+def _reject_json_constant(name: str) -> float:
     raise BadCapacity(f"{name}, expected a number from 0 to 1")
 
 
 def _parse_expiry(value: object) -> float:
-    if not isinstance(value, str) or not _TIME.fullmatch(value):
+    if not isinstance(value, str) or not _UTC_TIMESTAMP_PATTERN.fullmatch(value):
         raise BadCapacity(
             f"until: {_value_text(value)}, expected a time such as 2026-11-22T15:00:00Z"
         )

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.workload import BUILT_IN_PERMISSION, KubeletOverride, QoSClass, Strategy
+from nri_numa.model.workload import BUILT_IN_PERMISSION_NAME, KubeletOverride, QoSClass, Strategy
 
 ANY_KEY: Final = "*"
 
@@ -46,7 +46,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     on_denied: DeniedAction = DeniedAction.REFUSE
 
 
-BUILT_IN: Final = Permission(name=BUILT_IN_PERMISSION)
+DEFAULT_PERMISSION: Final = Permission(name=BUILT_IN_PERMISSION_NAME)
 """For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
 
 
@@ -68,7 +68,7 @@ class CPUAmount(msgspec.Struct, frozen=True):
         return f"{self.cpus}" if self.percent is None else f"{self.percent:g}%"
 
 
-EVERYTHING: Final = CPUAmount(percent=100)
+ALL_CPUS_AMOUNT: Final = CPUAmount(percent=100)
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +79,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         listed: CPUs in shared lists (``numacpu``) that cannot be owned.
     """
 
-    exclusive: CPUAmount = EVERYTHING
-    listed: CPUAmount = EVERYTHING
+    exclusive: CPUAmount = ALL_CPUS_AMOUNT
+    listed: CPUAmount = ALL_CPUS_AMOUNT
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):

@@ -188,7 +188,7 @@ class Load(msgspec.Struct, frozen=True):
         return any(a < d and c < b for a, b in self.busy_intervals for c, d in other.busy_intervals)
 
 
-BUILT_IN_PERMISSION = "the built-in permission"
+BUILT_IN_PERMISSION_NAME = "the built-in permission"
 
 LOAD_HIGH = Load(((0, 1440),))
 LOAD_LOW = Load(())
@@ -197,16 +197,16 @@ LOAD_LOW = Load(())
 MAX_CONTAINER_DEVICES: Final = 64
 """Devices of one container that are looked at; one with more has the machine's, not some."""
 
-MOST_CHARACTERS: Final = 4096
+MAX_MENTION_CHARS: Final = 4096
 """Of one variable or annotation; 64 UUIDs are 2600."""
 
-PCI_VARIABLE: Final = "PCIDEVICE_"
+PCI_VARIABLE_PREFIX: Final = "PCIDEVICE_"
 """Variables of the SR-IOV network device plugin begin so; ``…_INFO`` holds JSON for programs."""
 NVIDIA_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
-CLAIM_VARIABLE: Final = "NRI_NUMA_CLAIM_"
+CLAIM_VARIABLE_PREFIX: Final = "NRI_NUMA_CLAIM_"
 """How the variable begins by which a container is known to belong to a ResourceClaim of ours."""
-DEVICE_VARIABLES: Final = (PCI_VARIABLE, NVIDIA_VARIABLE, CLAIM_VARIABLE)
-CDI_ANNOTATION: Final = "cdi.k8s.io/"
+DEVICE_VARIABLE_PREFIXES: Final = (PCI_VARIABLE_PREFIX, NVIDIA_VARIABLE, CLAIM_VARIABLE_PREFIX)
+CDI_ANNOTATION_PREFIX: Final = "cdi.k8s.io/"
 
 
 class DeviceNode(NamedTuple):
@@ -217,7 +217,7 @@ class DeviceNode(NamedTuple):
     minor: int
 
 
-class Mentions(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceMentions(msgspec.Struct, frozen=True, kw_only=True):
     """The devices that a message mentions.
 
     Attributes:
@@ -235,16 +235,16 @@ class Mentions(msgspec.Struct, frozen=True, kw_only=True):
     unread: int = 0
 
 
-NO_MENTIONS: Final = Mentions()
+NO_DEVICE_MENTIONS: Final = DeviceMentions()
 
 
-def mentions_in(
+def find_device_mentions(
     *,
     nodes: Sequence[DeviceNode],
     environment: Iterable[str],
     annotations: Mapping[str, str],
     names: Iterable[str] = (),
-) -> Mentions:
+) -> DeviceMentions:
     """Read what a container has, at most `MAX_CONTAINER_DEVICES` of each sort.
 
     ``names`` are CDI names that the runtime gives beside those in annotations.
@@ -252,10 +252,10 @@ def mentions_in(
     variables: dict[str, str] = {}
     claims: list[str] = []
     for item in environment:
-        if not item.startswith(DEVICE_VARIABLES) or len(item) > MOST_CHARACTERS:
+        if not item.startswith(DEVICE_VARIABLE_PREFIXES) or len(item) > MAX_MENTION_CHARS:
             continue
         name, _, value = item.partition("=")
-        if name.startswith(CLAIM_VARIABLE):
+        if name.startswith(CLAIM_VARIABLE_PREFIX):
             claims.append(name)
         elif not name.endswith("_INFO") and (
             name in variables or len(variables) < MAX_CONTAINER_DEVICES
@@ -263,12 +263,12 @@ def mentions_in(
             variables[name] = value  # as in an environment, the last one counts
     cdi = list(names)
     for key, value in annotations.items():
-        if key.startswith(CDI_ANNOTATION) and len(value) <= MOST_CHARACTERS:
+        if key.startswith(CDI_ANNOTATION_PREFIX) and len(value) <= MAX_MENTION_CHARS:
             cdi += [name.strip() for name in value.split(",")]
     cdi = list(dict.fromkeys(filter(None, cdi)))
     if not nodes and not variables and not cdi and not claims:
-        return NO_MENTIONS
-    return Mentions(
+        return NO_DEVICE_MENTIONS
+    return DeviceMentions(
         nodes=tuple(nodes[:MAX_CONTAINER_DEVICES]),
         variables=variables,
         cdi=tuple(cdi[:MAX_CONTAINER_DEVICES]),
@@ -348,7 +348,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int | None = None
     pid: int = 0
     cgroups_path: str = ""
-    mentions: Mentions = NO_MENTIONS
+    mentions: DeviceMentions = NO_DEVICE_MENTIONS
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
     device_notes: tuple[str, ...] = ()
@@ -443,7 +443,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     unrequested_cpus: bool = msgspec.field(name="unpaid_cpus", default=False)
     reserved_cpus: bool = False
     ignores_denied: bool = msgspec.field(name="lenient", default=False)
-    permission: str = BUILT_IN_PERMISSION
+    permission: str = BUILT_IN_PERMISSION_NAME
     listed_cpus: CPUSet = NO_CPUS
     listed_mems: NUMASet = NO_NUMA_NODES
     list_is_pods: bool = msgspec.field(name="pods_list", default=False)
@@ -465,10 +465,10 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Holder = tuple[str, str]
+GrantHolder = tuple[str, str]
 """Pod UID and container name; of kubelets before 1.18 the empty text and the container's id."""
 
-SHARED_SETS = 8
+MAX_SHARED_CPUSETS = 8
 """Shared sets of the kubelet that are remembered: what it sends may be a few changes old."""
 
 
@@ -496,8 +496,8 @@ class KubeletGrants(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cpu_policy: str = ""
     memory_policy: str = ""
     shared: tuple[CPUSet, ...] = ()
-    cpus: Mapping[Holder, CPUSet] = msgspec.field(default_factory=dict)
-    mems: Mapping[Holder, NUMASet] = msgspec.field(default_factory=dict)
+    cpus: Mapping[GrantHolder, CPUSet] = msgspec.field(default_factory=dict)
+    mems: Mapping[GrantHolder, NUMASet] = msgspec.field(default_factory=dict)
     pods: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
     pod_mems: Mapping[str, NUMASet] = msgspec.field(default_factory=dict)
     memory: Mapping[int, int] = msgspec.field(default_factory=dict)

@@ -15,20 +15,20 @@ from google.protobuf.message import Message
 
 from nri_numa.errors import LocalProtocolError
 from nri_numa.model.workload import (
-    CDI_ANNOTATION,
-    DEVICE_VARIABLES,
-    NO_MENTIONS,
+    CDI_ANNOTATION_PREFIX,
+    DEVICE_VARIABLE_PREFIXES,
+    NO_DEVICE_MENTIONS,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
+    DeviceMentions,
     DeviceNode,
     MemoryPolicy,
-    Mentions,
     PodSandbox,
     PodTable,
     QoSClass,
     Resources,
-    mentions_in,
+    find_device_mentions,
 )
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -130,7 +130,7 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
         oom_score_adj=score,
         pid=container.pid,
         cgroups_path=cgroups_path,
-        mentions=device_mentions(container) if mentions else NO_MENTIONS,
+        mentions=device_mentions(container) if mentions else NO_DEVICE_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
     )
 
@@ -150,12 +150,12 @@ def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Res
         # their value is in memory once.
         data = resources.SerializeToString()
         if len(data) <= _MAX_CACHED_BYTES:
-            return _known_resources(data)
+            return _cached_resources(data)
     return _resources_in(resources, update=update)
 
 
 @lru_cache(maxsize=256)
-def _known_resources(data: bytes) -> Resources:
+def _cached_resources(data: bytes) -> Resources:
     return _resources_in(pb.LinuxResources.FromString(data), update=False)
 
 
@@ -195,11 +195,13 @@ def _copy_map(texts: Mapping[str, str]) -> dict[str, str]:
     return {key: texts[key] for key in texts}
 
 
-_PCI, _NVIDIA, _CLAIM = (name.encode() for name in DEVICE_VARIABLES)
-_CDI_ANNOTATION_BYTES: Final = CDI_ANNOTATION.encode()
+_PCI_VARIABLE, _NVIDIA_VARIABLE, _CLAIM_VARIABLE = (
+    name.encode() for name in DEVICE_VARIABLE_PREFIXES
+)
+_CDI_ANNOTATION_BYTES: Final = CDI_ANNOTATION_PREFIX.encode()
 
 
-def device_mentions(container: pb.Container) -> Mentions:
+def device_mentions(container: pb.Container) -> DeviceMentions:
     """What is said of a container's devices.
 
     Nearly all containers mention nothing, which a search through the message's bytes shows for less
@@ -209,13 +211,17 @@ def device_mentions(container: pb.Container) -> Mentions:
     linux, devices = container.linux, container.CDI_devices
     # What stands in a variable or an annotation stands in here, as UTF-8.
     everything = container.SerializeToString()
-    has_variables = _PCI in everything or _NVIDIA in everything or _CLAIM in everything
+    has_variables = (
+        _PCI_VARIABLE in everything
+        or _NVIDIA_VARIABLE in everything
+        or _CLAIM_VARIABLE in everything
+    )
     has_names = _CDI_ANNOTATION_BYTES in everything
     if not linux.devices and not has_variables and not has_names and not devices:
-        return NO_MENTIONS
+        return NO_DEVICE_MENTIONS
     privileged = any(_allows_all(rule) for rule in linux.resources.devices)
     files = () if privileged else linux.devices
-    return mentions_in(
+    return find_device_mentions(
         nodes=[DeviceNode(one.type, one.major, one.minor) for one in files],
         environment=container.env if has_variables else (),
         annotations=_copy_map(container.annotations) if has_names else {},

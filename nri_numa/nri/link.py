@@ -75,31 +75,31 @@ DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT: Final = 2.0
 """Seconds a runtime waits for an answer when it does not tell (NRI before 0.7)."""
 
-ACCEPTED_SECONDS: Final = 2.0
+MAX_ACCEPTED_RETRY_S: Final = 2.0
 """The longest pause while the runtime's socket accepts connections."""
 
 REGISTRATION_STEP: Final = "registration"
 """The call that `CallTimer` knows as this."""
 
-QUIET_SECONDS: Final = 0.3
+QUIET_AFTER_S: Final = 0.3
 """Without a request for this long, nothing else is under way in the runtime."""
 
 SOCKET_POLL_SECONDS: Final = 0.1
 """How often a pause looks whether the runtime made a new socket."""
 
-QUIET_WAIT: Final = 10.0
+QUIET_WAIT_TIMEOUT_S: Final = 10.0
 """Seconds to wait for a quiet moment; on a busier node the updates ride on a reply."""
 
-QUIET_POLL: Final = 0.1
+QUIET_CHECK_INTERVAL_S: Final = 0.1
 """Seconds between two looks whether it is quiet."""
 
-REMOVAL_SECONDS: Final = 5.0
+SANDBOX_REMOVAL_S: Final = 5.0
 """How long after its stop a sandbox may be on its way out with containers still in it."""
 
 PUSH_REGISTRATION_STEP: Final = "second registration"
 """The call that `CallTimer` knows as this."""
 
-SETTLE_SECONDS: Final = 0.05
+ONE_SHOT_LINGER_S: Final = 0.05
 """How long the one-shot stays connected after its answer, so that the runtime reads it whole."""
 
 
@@ -193,7 +193,7 @@ async def push_one_shot(
         if not answered.done():
             return f"the second connection ended: {connection.ended.result().detail}"
         if not (detail := answered.result()):
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(ONE_SHOT_LINGER_S)
         return detail
     except OSError as error:
         return f"{socket_path}: {error.strerror or error}"
@@ -229,7 +229,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     registration_wait: float = 60.0
     push_interval: float = 1.0
     push_timeout: float = 10.0
-    quiet_seconds: float = QUIET_SECONDS
+    quiet_seconds: float = QUIET_AFTER_S
 
 
 class NRILink(RuntimeLink):
@@ -301,7 +301,7 @@ class NRILink(RuntimeLink):
             delay = next(delays)
             if self._accepted:
                 # It is there, and whatever starts before we are back starts unpinned.
-                delay = min(delay, ACCEPTED_SECONDS)
+                delay = min(delay, MAX_ACCEPTED_RETRY_S)
             await self._wait_for_socket(delay, before)
 
     async def _wait_for_socket(self, delay: float, before: tuple[int, int] | None) -> None:
@@ -568,11 +568,11 @@ class NRILink(RuntimeLink):
 
     async def _wait_until_quiet(self) -> str:
         loop = asyncio.get_running_loop()
-        end = loop.time() + QUIET_WAIT
+        end = loop.time() + QUIET_WAIT_TIMEOUT_S
         while not self._is_runtime_idle():
             if loop.time() >= end:
-                return f"pods are started or removed all the time ({QUIET_WAIT:g} s)"
-            await asyncio.sleep(QUIET_POLL)
+                return f"pods are started or removed all the time ({QUIET_WAIT_TIMEOUT_S:g} s)"
+            await asyncio.sleep(QUIET_CHECK_INTERVAL_S)
         return ""
 
     def _is_runtime_idle(self) -> bool:
@@ -582,7 +582,7 @@ class NRILink(RuntimeLink):
         """
         if time.perf_counter() - self._last_request < self._settings.quiet_seconds:
             return False
-        oldest = time.monotonic() - REMOVAL_SECONDS
+        oldest = time.monotonic() - SANDBOX_REMOVAL_S
         self._stopped = {pod: at for pod, at in self._stopped.items() if at > oldest}
         return not self._stopped
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
 from nri_numa.engine.state import (
-    UNPINNED_GROUP,
+    UNPINNED_GROUP_KEY,
     Allocation,
-    Kind,
+    ContainerKind,
     shared_group_cpus,
     shared_group_key,
 )
@@ -58,7 +58,7 @@ def affected_neighbours(decision: Admitted, topology: Topology) -> str:
         if allocation is None:
             continue
         key = shared_group_key(allocation)
-        key = UNPINNED_GROUP if key is None else key
+        key = UNPINNED_GROUP_KEY if key is None else key
         old = shared_group_cpus(key, before, topology, had)
         new = shared_group_cpus(key, after, topology, takes)
         named.append(f"{allocation.full_name} {old} -> {new}")
@@ -122,7 +122,7 @@ class DecisionLog:
         self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False
     ) -> None:
         """A container has CPUs; ``gap`` where it started while we were away."""
-        if allocation.kind is Kind.UNPINNED and not allocation.aligned:
+        if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
             outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
         elif allocation.aligned:
             outcome, reason = "admitted", str(allocation.kind)
@@ -159,7 +159,7 @@ class DecisionLog:
             observed=observed,
         )
 
-    def note_room(self, trace: DecisionTrace, text: str) -> None:
+    def log_room_found(self, trace: DecisionTrace, text: str) -> None:
         """A refused container fits, or would, as a search found out that went on afterwards."""
         pod, name = trace.pod, trace.container.name
         log.info("room found", pod=pod.full_name, container=name, room=text)
@@ -191,7 +191,7 @@ class DecisionLog:
         """Notices of a container that did not get the best, or got it after its start."""
         if observed:
             return
-        unpinned = allocation.kind is Kind.UNPINNED
+        unpinned = allocation.kind is ContainerKind.UNPINNED
         if not allocation.aligned:
             what = NoticeKind.UNPINNED if unpinned else NoticeKind.MISALIGNED
             self._notices.add_for_allocation(allocation, what, allocation.reason)
@@ -216,7 +216,7 @@ class DecisionLog:
         self._record_request_decision(allocation, "released", had)
         log.info("container released", **log_fields(allocation, had))
 
-    def undone(self, allocation: Allocation) -> None:
+    def log_undone(self, allocation: Allocation) -> None:
         """The runtime asked us, and went on to no start: it does not say why to a plugin."""
         self._metrics.undone_creations.inc()
         log.warning(

@@ -163,12 +163,12 @@ def _new_write_poll(descriptor: int) -> select.poll:
 _SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 LOG_LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _SYSLOG_PRIORITIES}
 
-MAX_VALUE = 4096
+MAX_VALUE_CHARS = 4096
 """Characters of one value; a longer one is cut and says so."""
 
 _LEVEL_NAMES = {number: name for name, number in LOG_LEVELS.items()}
 _UNQUOTED_VALUE = re.compile(
-    r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE}}}", re.ASCII
+    r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE_CHARS}}}", re.ASCII
 ).fullmatch
 _JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
@@ -463,7 +463,11 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _truncate_value(text: str) -> str:
-    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}… ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= MAX_VALUE_CHARS
+        else f"{text[:MAX_VALUE_CHARS]}… ({len(text)} characters)"
+    )
 
 
 def render_logfmt(event: Event) -> str:

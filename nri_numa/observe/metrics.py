@@ -40,7 +40,7 @@ class _Unused(ModuleType):
         return type(name, (), {})
 
 
-def _import_library() -> None:
+def _import_prometheus_client() -> None:
     """Import it without the HTTP servers and clients that its package imports.
 
     They are 2.5 MiB for ever, and never used here. Where it needs more of them than we know of, it
@@ -59,7 +59,7 @@ def _import_library() -> None:
                 del sys.modules[name]
 
 
-_import_library()
+_import_prometheus_client()
 
 from prometheus_client import (  # noqa: E402
     CollectorRegistry,
@@ -364,13 +364,13 @@ class Metrics(Registry):
         self._runtime_info.clear()
         self._runtime_info.labels(runtime, version).set(1)
 
-    def config_read(self, *, at: float | None) -> None:
+    def record_config_reload(self, *, at: float | None) -> None:
         """A configuration was put in force at this Unix time; None when it was not usable."""
         self._reload_worked.set(at is not None)
         if at is not None:
             self._reloaded_at.set(at)
 
-    def loop_lag(self, recent: float) -> None:
+    def record_loop_lag(self, recent: float) -> None:
         """Record the longest gap within the recent window."""
         self._lag.set(recent)
         if recent > self._longest:
@@ -389,8 +389,8 @@ class Metrics(Registry):
             _numa_node_rows(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
             _node_rows(snapshot),
             _container_rows(snapshot.state),
-            _watched_rows(_LOCAL_MEMORY, snapshot.local_memory),
-            _watched_rows(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
+            _container_series_lines(_LOCAL_MEMORY_FAMILIES, snapshot.local_memory),
+            _container_series_lines(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
         )
         while some := list(islice(rows, ROWS_PER_CHUNK)):
             yield "".join(some).encode(errors="backslashreplace")
@@ -501,7 +501,7 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
             yield from _gauge_family_lines(name, text, [("", shown)])
 
 
-_OF_NUMA_NODE: Final = {
+_NUMA_NODE_GAUGE_TEXTS: Final = {
     "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
     "allocated_cpus": "CPUs allocated to containers.",
     "available_cpus": "Free CPUs: what can still be allocated.",
@@ -524,7 +524,7 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
             for state, count in n.cpus.items()
         ),
     )
-    for name, text in _OF_NUMA_NODE.items():
+    for name, text in _NUMA_NODE_GAUGE_TEXTS.items():
         rows = ((f'numa_node="{n.numa_node}"', f"{getattr(n, name):.16g}") for n in samples)
         yield from _gauge_family_lines(f"numa_node_{name}", text, rows)
     for index, (name, text) in enumerate(
@@ -557,7 +557,7 @@ def _container_rows(state: NodeState) -> Iterator[str]:
     )
 
 
-_LOCAL_MEMORY: Final = (
+_LOCAL_MEMORY_FAMILIES: Final = (
     (
         "local_memory_containers",
         "Containers by whether the part of their memory on their own NUMA nodes is known, and "
@@ -587,7 +587,7 @@ _CPU_WAITING_FAMILIES: Final = (
 )
 
 
-def _watched_rows(
+def _container_series_lines(
     families: Sequence[tuple[str, str]], watched: ContainerSeries | None
 ) -> Iterator[str]:
     if watched is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nri_numa.kube.requests import Resource
-from nri_numa.model.offline_capacity import MAX_CPU_ID, list_of, numa_nodes
+from nri_numa.model.offline_capacity import MAX_CPU_ID, format_id_list, parse_id_list
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.web.responses import Assignment, TopologyDocument, Zones
 
@@ -39,13 +39,18 @@ def build_spec(
     them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
     """
     containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
-    reserved = _cpus_of(topology["cpus"]["reserved"])
+    reserved = _parse_cpu_list(topology["cpus"]["reserved"])
     own = reserved | {
-        cpu for one in containers if one.kind in _EXCLUSIVE_KINDS for cpu in _assigned_cpus(one)
+        cpu
+        for one in containers
+        if one.kind in _EXCLUSIVE_KINDS
+        for cpu in _cpus_of_assignment(one)
     }
-    named = {cpu for one in containers if one.kind in _LISTED_KINDS for cpu in _assigned_cpus(one)}
+    named = {
+        cpu for one in containers if one.kind in _LISTED_KINDS for cpu in _cpus_of_assignment(one)
+    }
     free = _free_cpus(topology, own, named, found)
-    cpus = _cpus_of(topology["cpus"]["online"])
+    cpus = _parse_cpu_list(topology["cpus"]["online"])
     return {
         "policies": {
             "CPUManagerPolicy": (
@@ -54,13 +59,13 @@ def build_spec(
             "TopologyManagerPolicy": found.policy,
         },
         "resReserved": {"cpu": "0"},
-        "numares": {"cpu": {"allocatable": list_of(free), "capacity": len(cpus)}},
+        "numares": {"cpu": {"allocatable": format_id_list(free), "capacity": len(cpus)}},
         "cpuDetail": {
             str(cpu): {
                 "numa": core["numaNode"], "socket": core["socket"], "core": core["id"],
             }
             for core in topology["cores"]
-            for cpu in sorted(_cpus_of(core["cpus"]))
+            for cpu in sorted(_parse_cpu_list(core["cpus"]))
         },
         "podAllocations": _pod_allocations(containers),
     }  # fmt: skip
@@ -70,7 +75,7 @@ def _free_cpus(
     topology: TopologyDocument, own: frozenset[int], named: set[int], found: Zones
 ) -> set[int]:
     of = {
-        node["id"]: sorted(_cpus_of(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
+        node["id"]: sorted(_parse_cpu_list(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
         for node in topology["numaNodes"]
     }
     for zone in found.zones:
@@ -84,12 +89,16 @@ def _free_cpus(
     return {cpu for cpus in left.values() for cpu in cpus}
 
 
-def _cpus_of(text: str) -> frozenset[int]:
-    return numa_nodes(text, MAX_CPU_ID)  # CPUs are listed in the same form
+def _parse_cpu_list(text: str) -> frozenset[int]:
+    return parse_id_list(text, MAX_CPU_ID)  # CPUs are listed in the same form
 
 
-def _assigned_cpus(one: Assignment) -> frozenset[int]:
-    return _cpus_of(one.cpus) | _cpus_of(one.foreign_cpus) | _cpus_of(one.idle_siblings)
+def _cpus_of_assignment(one: Assignment) -> frozenset[int]:
+    return (
+        _parse_cpu_list(one.cpus)
+        | _parse_cpu_list(one.foreign_cpus)
+        | _parse_cpu_list(one.idle_siblings)
+    )
 
 
 def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
@@ -105,9 +114,9 @@ def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
                 "containerAllocations": [],
             },
         )
-        cpus = _cpus_of(one.cpus) | _cpus_of(one.foreign_cpus)
+        cpus = _parse_cpu_list(one.cpus) | _parse_cpu_list(one.foreign_cpus)
         if cpus and one.kind in (*_EXCLUSIVE_KINDS, *_LISTED_KINDS):
-            allocations = {"cpu": list_of(cpus)}
+            allocations = {"cpu": format_id_list(cpus)}
             pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
     return list(pods.values())
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
-from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, MAX_DOCUMENT_BYTES, OFFLINE_CAPACITY
+from nri_numa.model.offline_capacity import (
+    DRAINED_ANNOTATION,
+    MAX_DOCUMENT_BYTES,
+    OFFLINE_CAPACITY_KEY,
+)
 from nri_numa.observe.notices import Notice
 from nri_numa.publisher import desired_objects
 from nri_numa.publisher.outbox import (
@@ -183,14 +187,14 @@ class CapacityHandoverOutput(Output):
         annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
         texts = {
             key: str(annotations.get(f"{self._prefix}/{key}", ""))
-            for key in (OFFLINE_CAPACITY, DRAINED_ANNOTATION)
+            for key in (OFFLINE_CAPACITY_KEY, DRAINED_ANNOTATION)
         }
         document = json.dumps(texts, separators=(",", ":"))
         self.problem = ""
         if len(document) > MAX_DOCUMENT_BYTES:
             # The agent would refuse it too, and go on with what it knows.
             self.problem = (
-                f"the annotations {OFFLINE_CAPACITY} and {DRAINED_ANNOTATION} have "
+                f"the annotations {OFFLINE_CAPACITY_KEY} and {DRAINED_ANNOTATION} have "
                 f"{len(document)} bytes "
                 f"together, expected {MAX_DOCUMENT_BYTES} at most"
             )
@@ -283,7 +287,7 @@ class PodAnnotationOutput(Output):
 
 
 @dataclass(slots=True)
-class _EventRecord:
+class _EventProgress:
     notice: Notice
     exists: bool = False
     written_count: int = 0
@@ -301,7 +305,7 @@ class EventOutput(Output):
         self.expired_count = 0
         self._node, self._prefix = node, prefix
         self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS)
-        self._known: dict[str, _EventRecord] = {}
+        self._known: dict[str, _EventProgress] = {}
         self._pods: dict[str, Bucket] = {}
 
     def add_notices(self, notices: Iterable[Notice], at: float) -> None:
@@ -310,7 +314,7 @@ class EventOutput(Output):
             if notice.id not in self._shelf and at - notice.last_time > EVENT_TTL_S:
                 self.expired_count += 1
             elif self._shelf.set_desired(notice.id, notice.count):
-                self._known.setdefault(notice.id, _EventRecord(notice)).notice = notice
+                self._known.setdefault(notice.id, _EventProgress(notice)).notice = notice
             else:
                 self.dropped += 1
         for key in self._known.keys() - self._shelf.keys():

@@ -397,9 +397,9 @@ class Publisher:
         if outcome.result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
             self.metrics.last_success.set(self._wall())
         if self._handover is not None and request.output == self._handover.name:
-            self._hand_over(self._handover)
+            self._write_capacity_handover(self._handover)
 
-    def _hand_over(self, handover: CapacityHandoverOutput) -> None:
+    def _write_capacity_handover(self, handover: CapacityHandoverOutput) -> None:
         """Write the agent's file where it is not there or says something else."""
         file, document = self._handover_file, handover.document
         if not document or (document == self._handed and os.path.exists(file)):

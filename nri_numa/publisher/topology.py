@@ -425,18 +425,23 @@ def pods_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
 # --- xxHash, 64 bits: github.com/Cyan4973/xxHash, doc/xxhash_spec.md -----------------------------
 
 _UINT64_MASK: Final = (1 << 64) - 1
-_P1: Final = 0x9E3779B185EBCA87
-_P2: Final = 0xC2B2AE3D27D4EB4F
-_P3: Final = 0x165667B19E3779F9
-_P4: Final = 0x85EBCA77C2B2AE63
-_P5: Final = 0x27D4EB2F165667C5
+_XXH64_PRIME_1: Final = 0x9E3779B185EBCA87
+_XXH64_PRIME_2: Final = 0xC2B2AE3D27D4EB4F
+_XXH64_PRIME_3: Final = 0x165667B19E3779F9
+_XXH64_PRIME_4: Final = 0x85EBCA77C2B2AE63
+_XXH64_PRIME_5: Final = 0x27D4EB2F165667C5
 
 
 def xxh64(data: bytes, seed: int) -> int:
     """The hash of 64 bits, as xxHash works it out."""
     at = 0
     if len(data) >= 32:
-        lanes = [seed + _P1 + _P2, seed + _P2, seed, seed - _P1]
+        lanes = [
+            seed + _XXH64_PRIME_1 + _XXH64_PRIME_2,
+            seed + _XXH64_PRIME_2,
+            seed,
+            seed - _XXH64_PRIME_1,
+        ]
         for at in range(0, len(data) - 31, 32):
             lanes = [
                 _xxh64_round(lane, _read_uint(data, at + 8 * n)) for n, lane in enumerate(lanes)
@@ -446,21 +451,29 @@ def xxh64(data: bytes, seed: int) -> int:
             _rotate_left_64(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)
         )
         for lane in lanes:
-            found = ((found ^ _xxh64_round(0, lane)) * _P1 + _P4) & _UINT64_MASK
+            found = (
+                (found ^ _xxh64_round(0, lane)) * _XXH64_PRIME_1 + _XXH64_PRIME_4
+            ) & _UINT64_MASK
     else:
-        found = seed + _P5
+        found = seed + _XXH64_PRIME_5
     found += len(data)
     while at + 8 <= len(data):
-        found = _rotate_left_64(found ^ _xxh64_round(0, _read_uint(data, at)), 27) * _P1 + _P4
+        found = (
+            _rotate_left_64(found ^ _xxh64_round(0, _read_uint(data, at)), 27) * _XXH64_PRIME_1
+            + _XXH64_PRIME_4
+        )
         at += 8
     if at + 4 <= len(data):
-        found = _rotate_left_64(found ^ (_read_uint(data, at, 4) * _P1), 23) * _P2 + _P3
+        found = (
+            _rotate_left_64(found ^ (_read_uint(data, at, 4) * _XXH64_PRIME_1), 23) * _XXH64_PRIME_2
+            + _XXH64_PRIME_3
+        )
         at += 4
     for byte in data[at:]:
-        found = _rotate_left_64(found ^ (byte * _P5), 11) * _P1
+        found = _rotate_left_64(found ^ (byte * _XXH64_PRIME_5), 11) * _XXH64_PRIME_1
     found &= _UINT64_MASK
-    found = ((found ^ (found >> 33)) * _P2) & _UINT64_MASK
-    found = ((found ^ (found >> 29)) * _P3) & _UINT64_MASK
+    found = ((found ^ (found >> 33)) * _XXH64_PRIME_2) & _UINT64_MASK
+    found = ((found ^ (found >> 29)) * _XXH64_PRIME_3) & _UINT64_MASK
     return found ^ (found >> 32)
 
 
@@ -474,4 +487,4 @@ def _rotate_left_64(number: int, by: int) -> int:
 
 
 def _xxh64_round(lane: int, word: int) -> int:
-    return _rotate_left_64(lane + word * _P2, 31) * _P1 & _UINT64_MASK
+    return _rotate_left_64(lane + word * _XXH64_PRIME_2, 31) * _XXH64_PRIME_1 & _UINT64_MASK

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = get_logger("publish")
 
-EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+EXPORTER_LOGGER_NAME: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 RETRY_S: Final = 5.0
 
 
@@ -55,7 +55,7 @@ class SpanSender:
     async def run(self) -> None:
         """Send until cancelled; what fails is one log line, and is sent again."""
         # The library logs each attempt; it says why in no other way.
-        logging.getLogger(EXPORTER).addFilter(self._take)
+        logging.getLogger(EXPORTER_LOGGER_NAME).addFilter(self._capture_exporter_log)
         try:
             while await self.wake.wait():
                 self.wake.clear()
@@ -70,11 +70,11 @@ class SpanSender:
                 else:
                     self._report("")
         finally:
-            logging.getLogger(EXPORTER).removeFilter(self._take)
+            logging.getLogger(EXPORTER_LOGGER_NAME).removeFilter(self._capture_exporter_log)
             if self._exporter is not None:
                 self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _take(self, record: logging.LogRecord) -> bool:
+    def _capture_exporter_log(self, record: logging.LogRecord) -> bool:
         self._logged = record.getMessage()
         return False
 
@@ -87,7 +87,7 @@ class SpanSender:
             log.info("spans are sent again", endpoint=self._endpoint)
         self._problem = problem
 
-    def _open(self) -> OTLPSpanExporter:
+    def _new_exporter(self) -> OTLPSpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
@@ -96,7 +96,7 @@ class SpanSender:
         return OTLPSpanExporter(self._endpoint.rstrip("/") + "/v1/traces")
 
     async def _send(self) -> None:
-        exporter = self._exporter = self._exporter or self._open()
+        exporter = self._exporter = self._exporter or self._new_exporter()
         found = await self._source.read_document(
             DecidedRequests, f"/v1/requests?after={self._number}"
         )

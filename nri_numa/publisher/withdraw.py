@@ -21,13 +21,13 @@ from nri_numa.kube.requests import (
     annotations_of,
     mapping_or_empty,
 )
-from nri_numa.model.offline_capacity import NUMA_IDS
+from nri_numa.model.offline_capacity import NUMA_IDS_KEY
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
 CAPACITY: Final = "capacity"
-KINDS: Final = (CAPACITY, NUMA_IDS)
+WITHDRAWABLE_KINDS: Final = (CAPACITY, NUMA_IDS_KEY)
 """What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
 
 
@@ -41,7 +41,7 @@ async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
         )
         outcomes.append(listed)
         for node in listed.documents:
-            for request in _requests(node, config, kinds):
+            for request in _withdrawal_requests(node, config, kinds):
                 outcomes.append(await api.execute(request))
                 log.info("withdrawn", target=request.target_text, result=outcomes[-1].result.value)
     finally:
@@ -55,11 +55,11 @@ async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
     return len(failed)
 
 
-def _requests(
+def _withdrawal_requests(
     node: Mapping[str, Any], config: AgentConfig, kinds: frozenset[str]
 ) -> Iterator[APIRequest]:
     """What takes it off one Node; nothing where it is not there."""
-    resource, key = config.device_plugin.resource_name, f"{config.annotation_prefix}/{NUMA_IDS}"
+    resource, key = config.device_plugin.resource_name, f"{config.annotation_prefix}/{NUMA_IDS_KEY}"
     parts = {
         part: {resource: None}
         for part in ("capacity", "allocatable")
@@ -67,7 +67,7 @@ def _requests(
     }
     if CAPACITY in kinds and parts:
         yield _patch(Resource.NODE_STATUS, node, {"status": parts})
-    if NUMA_IDS in kinds and key in annotations_of(node):
+    if NUMA_IDS_KEY in kinds and key in annotations_of(node):
         yield _patch(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 

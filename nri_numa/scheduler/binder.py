@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.engine.pod_admission import ExpectedContainer, format_containers
+from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.request.annotations import (
     CONTAINERS_KEY,
     SCHEDULED_NODES_KEY,
@@ -26,7 +26,7 @@ from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.protocol import BindingArgs
-from nri_numa.scheduler.watcher import LONGEST_PAUSE, PodWatcher
+from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S, PodWatcher
 
 log = get_logger("scheduler")
 
@@ -71,7 +71,7 @@ class Binder:
         task.add_done_callback(lambda _: self._running.pop(binding.uid, None))
         return await asyncio.shield(task)
 
-    async def finish(self) -> None:
+    async def wait_for_bindings(self) -> None:
         """Wait for the bindings that are under way; each ends by its time-outs."""
         await asyncio.gather(*(task for _, task in self._running.values()), return_exceptions=True)
 
@@ -139,7 +139,10 @@ class Binder:
             )
             for one in request.containers
         }
-        if len(coming) > 1 and len(text := format_containers(coming)) <= _MAX_ANNOTATION_BYTES:
+        if (
+            len(coming) > 1
+            and len(text := format_expected_containers(coming)) <= _MAX_ANNOTATION_BYTES
+        ):
             annotations[self._containers] = text
         now = self._clock()
         self._nodes.assume_pod(
@@ -149,7 +152,7 @@ class Binder:
                 numa_nodes=places,
                 charge=found.pod_charge,
                 assumed_at=now,
-                expires_at=now + LONGEST_PAUSE,
+                expires_at=now + MAX_RECHECK_PAUSE_S,
             )
         )
         return ""

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fit, Unfit, Verdict, Work, evaluate_fit, min_score_key
+from nri_numa.scheduler.fit import Fit, Unfit, Verdict, Work, evaluate_fit, near_best_score_key
 from nri_numa.scheduler.node_resources import NO_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
@@ -109,7 +109,7 @@ class VerdictCache:
             return FilterResult(feasible=list(names))
         if request.invalid_reason:
             return FilterResult(unresolvable=dict.fromkeys(names, request.invalid_reason))
-        if again := self._assumed_node(request, names):
+        if again := self._assumed_node_if_it_fits(request, names):
             return FilterResult(feasible=[again])
         result = FilterResult()
         grades: list[int] = []
@@ -128,7 +128,7 @@ class VerdictCache:
                 grades.append(found.score_key)
                 result.by_sums += found.by_sums
         if narrow and grades:
-            least = min_score_key(max(grades), self._strategy)
+            least = near_best_score_key(max(grades), self._strategy)
             fits = zip(result.feasible, grades, strict=True)
             result.feasible = [name for name, grade in fits if grade >= least]
         for members in groups.values():
@@ -139,7 +139,7 @@ class VerdictCache:
             )
         return result
 
-    def _assumed_node(self, request: PodRequest, names: Sequence[str]) -> str:
+    def _assumed_node_if_it_fits(self, request: PodRequest, names: Sequence[str]) -> str:
         """The node that holds room for this pod, if that is still enough; else empty.
 
         The API server did not say whether its binding was written. Its own room is in its way
@@ -191,7 +191,7 @@ class VerdictCache:
 
         And from where on so many have (``most``).
         """
-        known, asks = self._remembered(request), request
+        known, asks = self._cached_verdicts(request), request
         verdicts: list[Verdict | None] = [None] * len(names)
         pause, fits = work.done + STEP_WORK, 0
         left: list[int] = []
@@ -210,7 +210,7 @@ class VerdictCache:
                     left.append(place)
                     continue
                 if work.done >= work.limit and asks is request:
-                    asks = request.kinds(max(1, _MAX_SUMS // len(names)))
+                    asks = request.with_distinct_containers(max(1, _MAX_SUMS // len(names)))
                 found = evaluate_fit(room, asks, self._strategy, work)
                 if work.done < work.limit:
                     known[room] = found
@@ -226,7 +226,7 @@ class VerdictCache:
             self._first = left[0]
         return verdicts
 
-    def _remembered(self, request: PodRequest) -> dict[NodeResources, Verdict]:
+    def _cached_verdicts(self, request: PodRequest) -> dict[NodeResources, Verdict]:
         """Verdicts for pods that ask alike, by room; those of rooms that are gone go some day."""
         key = request.verdict_key
         known = self._known.pop(key, {})

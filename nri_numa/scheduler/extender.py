@@ -51,16 +51,16 @@ TICK_S = 0.5
 """Seconds between two looks at what has run out."""
 PROBE_INTERVAL_S: Final = 4.0
 """Seconds between two questions whether the API server answers."""
-API_TIMEOUT_S: Final = 10.0
+API_UNREACHABLE_LIMIT_S: Final = 10.0
 """Seconds without the API server after which we are not ready."""
-QUIET: Final = 1.0
+REREAD_AFTER_PAUSE_S: Final = 1.0
 """Seconds without a question after which another replica may have been asked meanwhile, where there
 is no Lease: kube-schedulers take longer for two changes of their leader (their retryPeriod is 2 s).
 """
 _DURATION_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
-KINDS: Final = ("noderesourcetopologies", "pods")
+WATCHED_KINDS: Final = ("noderesourcetopologies", "pods")
 """What is watched, as metrics name it."""
-_AGES: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_EVENT_AGE_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 Verb = Callable[[bytes], Awaitable[bytes]]
 
@@ -105,7 +105,7 @@ class SchedulerMetrics(ServiceMetrics):
             "event_age_seconds",
             "From the write of an object to our reading of it, a second off at most.",
             "kind",
-            buckets=_AGES,
+            buckets=_EVENT_AGE_BUCKETS_S,
         )
 
 
@@ -163,7 +163,7 @@ class Extender:
         self.binder = Binder(
             self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
         )
-        topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in KINDS)
+        topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in WATCHED_KINDS)
         self.topologies = Watch(
             self.api, TOPOLOGIES_PATH, self.node_watcher, aged=topologies, clock=clock
         )
@@ -180,17 +180,17 @@ class Extender:
         self._answered = self._asked = clock()
         self._elected = asyncio.Event()
         if self.election is not None:
-            self.election.changed = self._leads_or_not
+            self.election.changed = self._on_leadership_change
         self.port = 0
 
     # --- the verbs --------------------------------------------------------------------------------
 
     async def filter(self, body: bytes) -> bytes:
         """Which of the nodes have room."""
-        self._note_question()
+        self._reread_pods_after_pause()
         question = protocol.parse_extender_args(body)
         request = self.reader.read_pod_request(question.pod)
-        if not request.is_unconstrained and (problem := self._not_synced()):
+        if not request.is_unconstrained and (problem := self._unsynced_problem()):
             return protocol.encode_error(problem)
         found = await service.in_turns(self.candidates.filter_steps(request, question.node_names))
         reasons = found.failed | found.unresolvable
@@ -229,7 +229,7 @@ class Extender:
                 del self._sampled[next(iter(self._sampled))]
             self._sampled[request.verdict_key] = request, names
 
-    async def look_elsewhere(self) -> None:
+    async def wake_sampled_pods(self) -> None:
         """Wake pods of one kind that no node of a sample had room for, if another node has."""
         if not self._sampled:
             return
@@ -249,7 +249,7 @@ class Extender:
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
-        self._note_question()
+        self._reread_pods_after_pause()
         binding = protocol.parse_binding_args(body)
         problem = self.unready_reason() or await self.binder.bind(binding)
         if problem:
@@ -262,15 +262,15 @@ class Extender:
             )
         return protocol.encode_error(problem)
 
-    def _note_question(self) -> None:
+    def _reread_pods_after_pause(self) -> None:
         """kube-scheduler asks, and nobody says whether another replica was asked before."""
         before, self._asked = self._asked, self._clock()
-        if self.election is None and self._asked - before > QUIET:
-            self.pod_watcher.read_anew()
+        if self.election is None and self._asked - before > REREAD_AFTER_PAUSE_S:
+            self.pod_watcher.require_node_rereads()
 
     # --- readiness --------------------------------------------------------------------------------
 
-    def _not_synced(self) -> str:
+    def _unsynced_problem(self) -> str:
         for watch, what in (
             (self.topologies, "NodeResourceTopology objects"),
             (self.pods, "pods"),
@@ -290,7 +290,7 @@ class Extender:
             return election.problem or (
                 f"another replica leads: {election.holder or 'none is elected yet'}"
             )
-        return self._not_synced()
+        return self._unsynced_problem()
 
     def health_problem(self) -> str:
         """Why this replica can neither serve nor take over, or why what is known may be old.
@@ -300,14 +300,14 @@ class Extender:
         """
         election = self.election
         problem = election.standby_problem if election is not None else ""
-        return problem or self._not_synced() or self._staleness_problem()
+        return problem or self._unsynced_problem() or self._staleness_problem()
 
     def _staleness_problem(self) -> str:
         now = self._clock()
         for watch in (self.topologies, self.pods):
-            if watch.failing is not None and now - watch.failing > API_TIMEOUT_S:
+            if watch.failing is not None and now - watch.failing > API_UNREACHABLE_LIMIT_S:
                 return f"{watch.problem}; what is known is {now - watch.seen:.0f} s old"
-        if now - self._answered > API_TIMEOUT_S:
+        if now - self._answered > API_UNREACHABLE_LIMIT_S:
             return f"the API server has not answered for {now - self._answered:.0f} s"
         return ""
 
@@ -327,10 +327,10 @@ class Extender:
         holds = self.nodes.assumed_pods
         metrics.held.set(len(holds))
         metrics.oldest.set(max((now - hold.assumed_at for hold in holds.values()), default=0))
-        metrics.uncounted.set(len(self.nodes.late(now)))
+        metrics.uncounted.set(len(self.nodes.late_assumed_pods(now)))
         metrics.leader.set(self.is_leader())
-        metrics.synced.set(not self._not_synced())
-        for kind, watch in zip(KINDS, (self.topologies, self.pods), strict=True):
+        metrics.synced.set(not self._unsynced_problem())
+        for kind, watch in zip(WATCHED_KINDS, (self.topologies, self.pods), strict=True):
             metrics.age.labels(kind).set(round(now - watch.seen, 1))
         return metrics.render_metrics()
 
@@ -413,17 +413,17 @@ class Extender:
             self.port = server.listening_port
             log.info("listening", address=section.address, tls=self._certificate is not None)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow())
+                group.create_task(self._run_watches())
                 if self.election is not None:
                     group.create_task(self.election.run())
                 group.create_task(self.activator.run(self.is_leader))
                 group.create_task(self.run_ticks())
-                group.create_task(self._look_elsewhere())
-                group.create_task(self._ask_after_pods())
+                group.create_task(self._run_sampled_wakeups())
+                group.create_task(self._run_pod_queries())
                 group.create_task(self._probe_api_server())
         finally:
             await server.stop()
-            await self.binder.finish()  # who leads next must find them written
+            await self.binder.wait_for_bindings()  # who leads next must find them written
             if self.election is not None:
                 await self.election.release()
             await self.lease_api.close()
@@ -433,14 +433,14 @@ class Extender:
         """Pods whose NUMA nodes are held."""
         return {"held": len(self.nodes.assumed_pods)}
 
-    def _leads_or_not(self) -> None:
+    def _on_leadership_change(self) -> None:
         """This replica begins to lead, or ends: what it knows is not good enough to begin."""
         if self.is_leader():
             self.topologies.synced.clear()
             self.pods.synced.clear()
             self._elected.set()
 
-    async def _follow(self) -> None:
+    async def _run_watches(self) -> None:
         """Follow nodes and pods, from a list that is newer than the Lease where we lead.
 
         How far a watch is behind cannot be told (a bookmark comes once in a minute, and before
@@ -450,25 +450,25 @@ class Extender:
             self._elected.clear()
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.topologies.run()),
-                         group.create_task(self._follow_pods())]  # fmt: skip
+                         group.create_task(self._run_pod_watch())]  # fmt: skip
                 await self._elected.wait()
                 for task in tasks:
                     task.cancel()
 
-    async def _follow_pods(self) -> None:
+    async def _run_pod_watch(self) -> None:
         # Pods are held on nodes that are known.
         await self.topologies.synced.wait()
         await self.pods.run()
 
-    async def _look_elsewhere(self) -> None:
+    async def _run_sampled_wakeups(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self.look_elsewhere()
+            await self.wake_sampled_pods()
 
-    async def _ask_after_pods(self) -> None:
+    async def _run_pod_queries(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self.pod_watcher.ask_after_pods()
+            await self.pod_watcher.query_overdue_pods()
 
     async def run_ticks(self) -> None:
         """Let time pass."""

@@ -23,7 +23,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
-from nri_numa.engine.align.policies import AlignmentRequest, align_demands, amount_text, nodes_text
+from nri_numa.engine.align.policies import (
+    AlignmentRequest,
+    align_demands,
+    amount_text,
+    numa_node_count_text,
+)
 from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text
@@ -67,7 +72,7 @@ class Work:
         self._until = limit
 
     @property
-    def spent(self) -> bool:
+    def is_node_budget_spent(self) -> bool:
         """Whether sums alone judge what comes next of this node."""
         return self.done >= self._until
 
@@ -199,7 +204,7 @@ def _evaluate_without_moves(
             return found
     if request.kubelet_aligned and room.policy is not Policy.NONE:
         kubelets: tuple[ContainerRequest, ...] = tuple(
-            [_by_kubelet(one, room) for one in request.kubelet_aligned]
+            [_request_under_kubelet_policy(one, room) for one in request.kubelet_aligned]
         )
         if room.scope is Scope.POD and len(kubelets) > 1:
             kubelets = (peak_request(kubelets),)
@@ -211,7 +216,9 @@ def _evaluate_without_moves(
     return found
 
 
-def _by_kubelet(request: ContainerRequest, room: NodeResources) -> ContainerRequest:
+def _request_under_kubelet_policy(
+    request: ContainerRequest, room: NodeResources
+) -> ContainerRequest:
     """A request as the kubelet of this node sees it."""
     amounts = tuple(
         [
@@ -252,7 +259,7 @@ def _fit_all(
             ]
             one = replace(one, amounts=tuple(known))
         work.done += 1
-        by_sums = by_sums or work.spent
+        by_sums = by_sums or work.is_node_budget_spent
         found = _select_nodes(room, room.free_counts if by_sums else free, one, strategy, work)
         if isinstance(found, Unfit):
             if one.on_failure is not OnFailure.UNPINNED:
@@ -330,7 +337,7 @@ def _select_nodes(
     for least, column, _ in asks:
         fitting = [place for place in fitting if column[place] >= least]
     if len(fitting) > 1:
-        fitting = (min(_by_strategy(asks, fitting, strategy))[1],)
+        fitting = (min(_rank_by_strategy(asks, fitting, strategy))[1],)
     if fitting:
         return fitting, True
     needs = _resolve_requirements(
@@ -339,10 +346,14 @@ def _select_nodes(
     single = request.policy is Policy.SINGLE_NUMA_NODE
     if (single and request.on_failure is not OnFailure.BEST_EFFORT) or needs.exceeds_sums(asks):
         return needs.unfit_reason(asks)
-    return ((), False) if work.spent else _align_nodes(room, request, asks, strategy, needs, work)
+    return (
+        ((), False)
+        if work.is_node_budget_spent
+        else _align_nodes(room, request, asks, strategy, needs, work)
+    )
 
 
-def _by_strategy(
+def _rank_by_strategy(
     asks: list[Any], places: Sequence[int], strategy: Strategy
 ) -> Iterable[tuple[tuple[int, ...], int]]:
     """Places with what the engine ranks them by; the least is tried first."""
@@ -360,7 +371,7 @@ def _align_nodes(
 ) -> tuple[Sequence[int], bool] | Unfit:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
     ids = room.ids
-    order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
+    order = [place for _, place in sorted(_rank_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
         ResourceDemand(
             resource=name if unit in ("bytes", "devices") else "cpu",
@@ -424,7 +435,7 @@ def compute_score_key(width: int, wider: bool, left: int, factor: int, strategy:
     return first << 4 | min(MAX_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
 
 
-def min_score_key(best: int, strategy: Strategy) -> int:
+def near_best_score_key(best: int, strategy: Strategy) -> int:
     """The least grade that is about as good as the best one.
 
     As many NUMA nodes, and a score at most `SCORE_TOLERANCE` lower; with ``pack`` the same score:
@@ -496,7 +507,7 @@ def _resolve_requirements(
             # As many as an empty machine would need.
             width = 1 if single else _required_node_count(capacity, least)
         if width == 1 or width < len(capacity):
-            limit = "one NUMA node" if width == 1 else nodes_text(width)
+            limit = "one NUMA node" if width == 1 else numa_node_count_text(width)
             need += f" on {limit}"
         texts[-1] = need, unit, width
         if never is None and (most := _max_amount(capacity, width)) < max(1, least):

@@ -27,7 +27,7 @@ from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts, Unr
 from nri_numa.scheduler.pod_request import PodRequest
 
 NodeInfo = NodeResources | UnreadableTopology
-LATE_S: Final = 60.0
+UNCOUNTED_POD_LIMIT_S: Final = 60.0
 """Seconds after which a node should count a pod that started; `nri-numa publish` takes one."""
 _MAX_SHARED_NODES: Final = 1000
 """Rooms that are gone and may be kept, in case that a node is like them again."""
@@ -65,7 +65,7 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         return self.left_at < inf
 
     @property
-    def staying(self) -> frozenset[str]:
+    def non_init_containers(self) -> frozenset[str]:
         """Containers that the pod has in the end.
 
         Those that end before the others start are not among them: what the pod takes in the end is
@@ -74,18 +74,20 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         return frozenset([one.container for one in self.request.containers if not one.is_init])
 
     @property
-    def over(self) -> bool:
+    def is_started_and_counted(self) -> bool:
         """Whether its pod has started, and all of it was counted."""
         return (
             self.left_pending
             and bool(self.request.containers)
-            and self.staying <= self.counted_by_node
+            and self.non_init_containers <= self.counted_by_node
         )
 
-    def named_by(self, room: NodeResources) -> frozenset[str]:
+    def containers_counted_by(self, room: NodeResources) -> frozenset[str]:
         """Containers of it that the numbers of a node count."""
         named = room.counted_containers.split() if room.counted_containers else ()
-        return frozenset([name for name in self.staying if container_mark(self.uid, name) in named])
+        return frozenset(
+            [name for name in self.non_init_containers if container_mark(self.uid, name) in named]
+        )
 
     def is_nameable_by(self, room: NodeResources) -> bool:
         """Whether the object of a node says when it counts the pod."""
@@ -97,7 +99,7 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         One that was counted and is not any more has ended, once its pod has started.
         """
         earlier = self.counted_by_node if self.left_pending else frozenset()
-        return self.staying - self.named_by(room) - earlier
+        return self.non_init_containers - self.containers_counted_by(room) - earlier
 
     def is_counted_by_node(self, room: NodeResources) -> bool:
         """Whether the numbers of a node count all of it."""
@@ -108,7 +110,7 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         request, missing = self.request, self.uncounted_containers(room)
         if request.containers and not missing:
             return None
-        partly = len(missing) < len(self.staying)
+        partly = len(missing) < len(self.non_init_containers)
         if partly and request.pod_scope_request is None and self.numa_nodes:
             rest = tuple(one for one in request.containers if one.container in missing)
             return room.charge_pod(replace(request, containers=rest), self.numa_nodes)
@@ -186,9 +188,9 @@ class SchedulerCache:
         self._rooms.pop(name, None)
         for uid in sorted(self._by_node.get(name, ())):
             hold = self._holds[uid] = _with_count_state(self._holds[uid], known)
-            if hold.over:
+            if hold.is_started_and_counted:
                 self.forget_pod(uid)
-        return _free_increased(before, self.free_resources(name))
+        return _has_more_free(before, self.free_resources(name))
 
     def mark_agent_not_ready(self, name: str) -> bool:
         """A node's object is not valid any more: its agent is silent; whether it was not."""
@@ -207,7 +209,7 @@ class SchedulerCache:
         """Keep room for a pod until it is counted; an earlier hold of the same pod is replaced."""
         self.forget_pod(hold.uid)
         hold = _with_count_state(hold, self._nodes.get(hold.node))
-        if hold.over:
+        if hold.is_started_and_counted:
             return
         self._holds[hold.uid] = hold
         self._by_node.setdefault(hold.node, set()).add(hold.uid)
@@ -225,7 +227,7 @@ class SchedulerCache:
         hold = self._holds[uid] = replace(
             hold, left_at=min(at, hold.left_at), expires_at=min(until, hold.expires_at)
         )
-        return self.forget_pod(uid) if hold.over else None
+        return self.forget_pod(uid) if hold.is_started_and_counted else None
 
     def pod_pending_again(self, uid: str, until: float = inf) -> None:
         """A pod is on its way, although it may have seemed to have left."""
@@ -234,7 +236,7 @@ class SchedulerCache:
             self._rooms.pop(hold.node, None)
             self._holds[uid] = replace(hold, left_at=inf, expires_at=until)
 
-    def postpone(self, uid: str, until: float) -> None:
+    def postpone_hold_check(self, uid: str, until: float) -> None:
         """Judge a hold, if it is still there, at another time."""
         if uid in self._holds:
             self._holds[uid] = replace(self._holds[uid], expires_at=until)
@@ -251,20 +253,22 @@ class SchedulerCache:
         self._rooms.pop(hold.node, None)
         return hold
 
-    def due(self, now: float) -> list[AssumedPod]:
+    def due_assumed_pods(self, now: float) -> list[AssumedPod]:
         """Holds that are to be judged, those that waited longest first."""
         found = [hold for hold in self._holds.values() if hold.expires_at <= now]
         return sorted(found, key=lambda hold: (hold.expires_at, hold.uid))
 
-    def late(self, now: float) -> list[AssumedPod]:
+    def late_assumed_pods(self, now: float) -> list[AssumedPod]:
         """Holds of pods that started a while ago and that their nodes do not count, by uid."""
-        found = [hold for hold in self._holds.values() if now - hold.left_at >= LATE_S]
+        found = [
+            hold for hold in self._holds.values() if now - hold.left_at >= UNCOUNTED_POD_LIMIT_S
+        ]
         return sorted(found, key=lambda hold: hold.uid)
 
 
 def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:
     """The same, with what an object says of it."""
-    named = hold.named_by(known) if isinstance(known, NodeResources) else frozenset()
+    named = hold.containers_counted_by(known) if isinstance(known, NodeResources) else frozenset()
     return (
         hold
         if named <= hold.counted_by_node
@@ -272,7 +276,7 @@ def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:
     )
 
 
-def _free_increased(before: NodeInfo | None, after: NodeInfo | None) -> bool:
+def _has_more_free(before: NodeInfo | None, after: NodeInfo | None) -> bool:
     """Whether a node has more of something."""
     if not isinstance(after, NodeResources):
         return False

@@ -12,8 +12,12 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.place.memory import MEMPOLICY_KEY, pages_name, unpinned_policy_rejection
-from nri_numa.engine.pod_admission import MAX_CONTAINERS
+from nri_numa.engine.place.memory import (
+    MEMPOLICY_KEY,
+    hugepages_resource_name,
+    unpinned_memory_policy_rejection,
+)
+from nri_numa.engine.pod_admission import MAX_EXPECTED_CONTAINERS
 from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     is_from_annotation,
@@ -55,7 +59,7 @@ from nri_numa.simulate.manifests import ManifestError, read_pod
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
-_MAX_READ: Final = 500
+_MAX_POD_CONTAINERS: Final = 500
 """Containers of a pod that is read at all, in 40 ms."""
 _MAX_CACHED_PODS: Final = 10_000
 """Pods that are known by their uid, for `bind`, which is not given the pod."""
@@ -119,7 +123,7 @@ class PodReader:
             }
         )
 
-    def scheduled_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
+    def scheduled_numa_nodes(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """NUMA nodes by container, as a pod's annotation says; empty where it says nothing."""
         text = annotations_of(document).get(f"{self._settings.prefix}/{SCHEDULED_NODES_KEY}")
         return (parse_scheduled_nodes(text) if isinstance(text, str) else None) or {}
@@ -131,8 +135,8 @@ class PodReader:
             spec = mapping_or_empty(document.get("spec"))
             listed = [spec.get(key) for key in ("containers", "initContainers")]
             count = sum(len(one) for one in listed if isinstance(one, list))
-            if count > _MAX_READ:
-                problem = f"it has {count} containers, expected at most {_MAX_READ}"
+            if count > _MAX_POD_CONTAINERS:
+                problem = f"it has {count} containers, expected at most {_MAX_POD_CONTAINERS}"
                 raise ManifestError((problem,))
             pod = read_pod(document, counted=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
@@ -147,9 +151,9 @@ class PodReader:
                 invalid_reason=f"cannot be read: {str(error)[:300]}" if ours else "",
                 has_placement_request=ours,
             )
-        return self.request_of(pod)
+        return self.build_pod_request(pod)
 
-    def request_of(self, pod: PodManifest) -> PodRequest:
+    def build_pod_request(self, pod: PodManifest) -> PodRequest:
         """What a pod asks for that was read before.
 
         Containers beyond the first `MAX_CONTAINERS` are left to the node.
@@ -161,7 +165,7 @@ class PodReader:
         scopes: set[Scope] = set()
         movable: list[str] = []
         allocated, whole_milli = NO_CHARGE, NO_CHARGE  # of the containers that stay
-        for one in pod.containers[:MAX_CONTAINERS]:
+        for one in pod.containers[:MAX_EXPECTED_CONTAINERS]:
             if self._claims and one.claims:
                 continue
             container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS_KEY}")
@@ -181,10 +185,10 @@ class PodReader:
                 if not ends:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * whole))
             # Whole CPUs a kubelet may pin, and what it pins is left to it.
-            if not whole and _policy_without_nodes(requested):
+            if not whole and _is_mempolicy_unpinned(requested):
                 names = f"pod {sandbox.full_name}, container {container.name}"
                 return _invalid_request(
-                    request, unpinned_policy_rejection(requested, names), sandbox, container
+                    request, unpinned_memory_policy_rejection(requested, names), sandbox, container
                 )
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
@@ -231,7 +235,7 @@ def _invalid_request(
     )
 
 
-def _policy_without_nodes(requested: PlacementOptions) -> bool:
+def _is_mempolicy_unpinned(requested: PlacementOptions) -> bool:
     """Whether every node refuses its memory policy, since no machine pins its memory."""
     listed = requested.numacpu is not None and requested.numamem is None
     return (
@@ -308,7 +312,10 @@ def _container_request(
 
 def _memory_amounts(hugepages: Mapping[int, int], memory: int) -> AmountByResource:
     found = [("memory", memory)] if memory else []
-    return (*found, *((pages_name(size), n) for size, n in sorted(hugepages.items()) if n))
+    return (
+        *found,
+        *((hugepages_resource_name(size), n) for size, n in sorted(hugepages.items()) if n),
+    )
 
 
 def _device_amounts(devices: Mapping[str, int]) -> AmountByResource:

@@ -75,7 +75,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
         """What replicas share: a room has one verdict for all pods with equal keys."""
         return self.containers, self.pod_scope_request, self.kubelet_aligned
 
-    def kinds(self, peak_amount: int) -> PodRequest:
+    def with_distinct_containers(self, peak_amount: int) -> PodRequest:
         """The same with one of all containers that ask alike, and so many of these at most."""
 
         def some(containers: Sequence[ContainerRequest]) -> tuple[ContainerRequest, ...]:

@@ -28,9 +28,9 @@ PENDING_PODS_SELECTOR: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
 ASSUMED_POD_TIMEOUT_S: Final = 600.0
 """Seconds after which a binding of which nothing is known is not going to be written any more."""
-LONGEST_PAUSE: Final = 60.0
+MAX_RECHECK_PAUSE_S: Final = 60.0
 """Seconds between two questions after a pod that its node does not count, at most."""
-ENDED: Final = frozenset({"Succeeded", "Failed"})
+ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that have nothing any more."""
 WAKE_INTERVAL_S: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
@@ -124,10 +124,10 @@ class PodActivator:
             self._due.clear()
             nodes, self._nodes = self._nodes, {}
             if leads():
-                await self._write_wake_annotation(nodes)
+                await self._annotate_node_to_wake_pods(nodes)
             await asyncio.sleep(WAKE_INTERVAL_S)
 
-    async def _write_wake_annotation(self, nodes: dict[str, None]) -> None:
+    async def _annotate_node_to_wake_pods(self, nodes: dict[str, None]) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
         while nodes:
             node = next(reversed(nodes))
@@ -254,7 +254,7 @@ class PodWatcher(WatchHandler):
         if held is not None and held.node == node:
             # A list from before its binding did not name it.
             self._nodes.pod_pending_again(uid)
-        elif (held is not None or self._reader.scheduled_nodes(document)) and (
+        elif (held is not None or self._reader.scheduled_numa_nodes(document)) and (
             hold := self._assumed_pod(document)
         ) is not None:
             # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
@@ -272,7 +272,9 @@ class PodWatcher(WatchHandler):
         self._reader.drop_pod(uid)
         deleted = text_of(document, "metadata", "deletionTimestamp")
         self._on_released(
-            self._nodes.pod_left_pending(uid, now, now if deleted else self._expected(document))
+            self._nodes.pod_left_pending(
+                uid, now, now if deleted else self._expected_count_time(document)
+            )
         )
 
     def on_list(self, keys: frozenset[str]) -> None:
@@ -287,9 +289,9 @@ class PodWatcher(WatchHandler):
                 self._nodes.pod_left_pending(uid, now, now + PARTIAL_START_FACTOR * self._settle)
             )
         self._read = set()
-        self.read_anew()
+        self.require_node_rereads()
 
-    def read_anew(self) -> None:
+    def require_node_rereads(self) -> None:
         """Read the pods of each node once more before something is bound there.
 
         What was read before may lack pods that another replica bound since.
@@ -300,10 +302,10 @@ class PodWatcher(WatchHandler):
     def expire_assumed_pods(self) -> None:
         """Time has passed."""
         now = self._clock()
-        for hold in self._nodes.due(now):
-            if not self._has_to_be_asked_after(hold):
+        for hold in self._nodes.due_assumed_pods(now):
+            if not self._needs_pod_query(hold):
                 self._on_released(self._nodes.forget_pod(hold.uid))
-        late = {hold.node: hold for hold in self._nodes.late(now)}
+        late = {hold.node: hold for hold in self._nodes.late_assumed_pods(now)}
         for node in sorted(late.keys() - self._late):
             request = late[node].request
             log.warning(
@@ -314,7 +316,7 @@ class PodWatcher(WatchHandler):
             )
         self._late = set(late)
 
-    def _has_to_be_asked_after(self, hold: AssumedPod) -> bool:
+    def _needs_pod_query(self, hold: AssumedPod) -> bool:
         """Whether only its pod can end a hold that is due.
 
         That of a pod that left ends by `settle` where no object says when it is counted.
@@ -326,13 +328,13 @@ class PodWatcher(WatchHandler):
             return hold.is_nameable_by(known)
         return bool(hold.charge or hold.numa_nodes)
 
-    async def ask_after_pods(self) -> None:
+    async def query_overdue_pods(self) -> None:
         """Ask what became of pods that are held for too long, one after the other."""
-        for hold in self._nodes.due(self._clock()):
-            if self._has_to_be_asked_after(hold):
-                await self._ask_after(hold)
+        for hold in self._nodes.due_assumed_pods(self._clock()):
+            if self._needs_pod_query(hold):
+                await self._check_held_pod(hold)
 
-    async def _ask_after(self, hold: AssumedPod) -> None:
+    async def _check_held_pod(self, hold: AssumedPod) -> None:
         request = hold.request
         path = Resource.PODS.api_path(request.namespace, request.name)
         document: Mapping[str, Any] | None = None
@@ -344,24 +346,24 @@ class PodWatcher(WatchHandler):
         except TimeoutError:
             pass
         if self._nodes.assumed_pods.get(hold.uid) is hold:
-            self._judge(hold, document)
+            self._update_from_pod(hold, document)
 
-    def _judge(self, hold: AssumedPod, document: Mapping[str, Any] | None) -> None:
+    def _update_from_pod(self, hold: AssumedPod, document: Mapping[str, Any] | None) -> None:
         """Go by what a pod is now, `None` where nothing answered."""
         now = self._clock()
         age = now - (hold.left_at if hold.left_pending else hold.assumed_at)
-        again = now + min(LONGEST_PAUSE, max(self._settle, age))
+        again = now + min(MAX_RECHECK_PAUSE_S, max(self._settle, age))
         if document is None:
-            return self._nodes.postpone(hold.uid, again)
+            return self._nodes.postpone_hold_check(hold.uid, again)
         node, phase = text_of(document, "spec", "nodeName"), text_of(document, "status", "phase")
         elsewhere = node != hold.node if node else age >= ASSUMED_POD_TIMEOUT_S
-        if uid_of(document) != hold.uid or phase in ENDED or elsewhere:
+        if uid_of(document) != hold.uid or phase in ENDED_POD_PHASES or elsewhere:
             self._on_released(self._nodes.forget_pod(hold.uid))
         elif phase == "Pending":
             self._nodes.pod_pending_again(hold.uid, again)
         else:
             self._on_released(self._nodes.pod_left_pending(hold.uid, now, again))
-            self._nodes.postpone(hold.uid, again)
+            self._nodes.postpone_hold_check(hold.uid, again)
 
     async def read_node(self, node: str) -> None:
         """Hold room for pods that are on a node, where it is not certain that it counts them.
@@ -395,14 +397,14 @@ class PodWatcher(WatchHandler):
         return task
 
     async def _read_pods(self, node: str, done: set[str]) -> None:
-        ended = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED))
+        ended = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED_POD_PHASES))
         async with asyncio.timeout(self._timeout):
             found = await self._api.list_objects(PODS_PATH, f"spec.nodeName={node},{ended}")
         for document in found:
-            self.found(document)
+            self.on_pod_found(document)
         done.add(node)
 
-    def found(self, document: Mapping[str, Any]) -> None:
+    def on_pod_found(self, document: Mapping[str, Any]) -> None:
         """A pod is on a node, and may not have been seen on its way.
 
         It is held unless its node counts it. What is watched may be behind or ahead of this: so one
@@ -411,12 +413,12 @@ class PodWatcher(WatchHandler):
         """
         uid, now = uid_of(document), self._clock()
         held = self._nodes.assumed_pods.get(uid)
-        hold = self._assumed_pod(document) if self._reader.scheduled_nodes(document) else None
+        hold = self._assumed_pod(document) if self._reader.scheduled_numa_nodes(document) else None
         self._reader.drop_pod(uid)
         if hold is None or (held is not None and held.node == hold.node):
             return
         pending = text_of(document, "status", "phase") == "Pending"
-        left_at, until = inf if pending else now, self._expected(document)
+        left_at, until = inf if pending else now, self._expected_count_time(document)
         self._nodes.assume_pod(replace(hold, left_at=left_at, expires_at=until))
 
     def _assumed_pod(self, document: Mapping[str, Any]) -> AssumedPod | None:
@@ -430,11 +432,11 @@ class PodWatcher(WatchHandler):
         return AssumedPod(
             request=request,
             node=node,
-            numa_nodes=self._reader.scheduled_nodes(document),
+            numa_nodes=self._reader.scheduled_numa_nodes(document),
             assumed_at=self._clock(),
         )
 
-    def _expected(self, document: Mapping[str, Any]) -> float:
+    def _expected_count_time(self, document: Mapping[str, Any]) -> float:
         """When a node has counted a pod that leaves the phase Pending now.
 
         The first of its containers runs; whether the others do is not known here.

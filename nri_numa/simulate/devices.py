@@ -46,7 +46,7 @@ _RESOURCE_NAME_PATTERN: Final = re.compile(
     r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
     re.ASCII,
 )
-_PCI_IDS: Final = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?", re.ASCII)
+_PCI_VENDOR_DEVICE_PATTERN: Final = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?", re.ASCII)
 _DEVICE_ID_PATTERN: Final = re.compile(r"[!-~]{1,256}", re.ASCII)
 _DEVICE_FORMS_TEXT: Final = "a PCI address, {id: NAME, numaNodes: 0} or {pci: VENDOR:DEVICE}"
 
@@ -125,13 +125,13 @@ def _read_devices(
                 "a graphics card, network card, disk or accelerator of this machine"
             )
         else:
-            yield from _of_pci(place, pci[address], there)
+            yield from _device_from_pci(place, pci[address], there)
     elif not isinstance(value, Mapping):
         place.add_expectation_problem(_DEVICE_FORMS_TEXT)
     elif set(value) == {"pci"}:
         number = _parse_word(value["pci"], "04d").lower()  # YAML takes 8086 for a number
         vendor, _, device = number.partition(":")
-        if not _PCI_IDS.fullmatch(number):
+        if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):
             place["pci"].add_expectation_problem(
                 "a PCI vendor, or vendor and device, such as 10de or 8086:154c"
             )
@@ -140,14 +140,14 @@ def _read_devices(
         if not chosen:
             place["pci"].add_expectation_problem("ids of PCI devices that this machine has")
         for one in chosen:
-            yield from _of_pci(place["pci"], one, there)
+            yield from _device_from_pci(place["pci"], one, there)
     elif set(value) == {"id", "numaNodes"}:
         id = _parse_word(value["id"])  # ids of many plugins are numbers
         if not _DEVICE_ID_PATTERN.fullmatch(id):
             place["id"].add_expectation_problem(
                 "a name without white space, at most 256 characters"
             )
-        elif (nodes := _numa_nodes(place["numaNodes"], there)) is not None:
+        elif (nodes := _parse_numa_nodes(place["numaNodes"], there)) is not None:
             yield Device(id=id, numa_nodes=frozenset(nodes))
     elif set(value) == {"id"}:
         place.add_problem("says nothing of where it is, expected numaNodes: 0 or the like, or none")
@@ -163,7 +163,7 @@ def _parse_word(value: object, form: str = "") -> str:
     return value if isinstance(value, str) else ""
 
 
-def _of_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
+def _device_from_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
     if one.numa_node is None:
         place.add_problem(
             f"is {one.address}, whose NUMA node this machine does not report, expected "
@@ -178,7 +178,7 @@ def _of_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Iterator[Dev
         yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
 
 
-def _numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
+def _parse_numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
     text = _parse_word(at.value)
     if text == NO_NUMA_NODE:
         return NUMASet()
@@ -227,7 +227,7 @@ class KubeletDevices:
         self._places = places
         self._by_pod: dict[str, dict[str, DevicesByResource]] = {}
 
-    def allocate_devices(self, pod: PodManifest) -> DeviceShortage | None:
+    def allocate_pod_devices(self, pod: PodManifest) -> DeviceShortage | None:
         """Give a pod's containers their devices, or none of them any.
 
         What an init container had is taken first for those after it, as it has ended by then.

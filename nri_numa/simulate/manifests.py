@@ -629,32 +629,32 @@ def _pod_names(
     """
     match kind:
         case "Pod":
-            yield f"{name}-{_name_suffix(place.location, 5)}" if generated else name
+            yield f"{name}-{_hashed_name_suffix(place.location, 5)}" if generated else name
         case "StatefulSet":
             start = spec["ordinals"]["start"].as_number(0, 1 << 31)
             for number in range(spec["replicas"].as_number(1, MAX_PODS)):
                 yield f"{name}-{start + number}"
         case "Deployment":
             # The ending of the replica set is the hash of its template; here, of its owner.
-            owner = f"{name}-{_name_suffix(f'{kind} {name}', 10)}"
+            owner = f"{name}-{_hashed_name_suffix(f'{kind} {name}', 10)}"
             for number in range(spec["replicas"].as_number(1, MAX_PODS)):
-                yield f"{owner}-{_name_suffix(f'{owner} {number}', 5)}"
+                yield f"{owner}-{_hashed_name_suffix(f'{owner} {number}', 5)}"
         case "DaemonSet":
-            yield f"{name}-{_name_suffix(f'{kind} {name}', 5)}"
+            yield f"{name}-{_hashed_name_suffix(f'{kind} {name}', 5)}"
         case "Job" | "CronJob":
             count = spec["parallelism"].as_number(1, MAX_PODS)
             if spec["completions"].value is not None:
                 count = min(count, spec["completions"].as_number(1, 1 << 31))
             indexed = spec["completionMode"].as_text("NonIndexed") == "Indexed"
             for number in range(count):
-                ending = _name_suffix(f"{kind} {name} {number}", 5)
+                ending = _hashed_name_suffix(f"{kind} {name} {number}", 5)
                 yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
         case _:
             for number in range(spec["replicas"].as_number(1, MAX_PODS)):
-                yield f"{name}-{_name_suffix(f'{kind} {name} {number}', 5)}"
+                yield f"{name}-{_hashed_name_suffix(f'{kind} {name} {number}', 5)}"
 
 
-def _name_suffix(text: str, length: int) -> str:
+def _hashed_name_suffix(text: str, length: int) -> str:
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
     letters = []
     for _ in range(length):

@@ -19,19 +19,19 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import (
     UnknownContainerName,
+    agent_annotation_names,
+    annotated_container_names,
     misspelt_prefix_sentences,
-    named_containers,
-    own_keys,
 )
-from nri_numa.engine.request.demand import DEFAULT_PERIOD as PERIOD
-from nri_numa.engine.request.demand import MAX_SHARES, MOST_SLOTS, SHARES_PER_CPU
+from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US as PERIOD
+from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER_CPU
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
-MIN_QUOTA: Final = 1_000
-MIN_SHARES: Final = 2
+MIN_CFS_QUOTA_US: Final = 1_000
+MIN_CPU_SHARES: Final = 2
 
-GUARANTEED_SCORE: Final = -997
-BEST_EFFORT_SCORE: Final = 1000
+GUARANTEED_OOM_SCORE: Final = -997
+BEST_EFFORT_OOM_SCORE: Final = 1000
 
 
 class Role(StrEnum):
@@ -138,7 +138,7 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
             had = tuple(one.name for one in pod.containers)
             missing = [
                 UnknownContainerName(annotation=annotation, name=name, known_names=had).sentence
-                for name, annotation in named_containers(pod.annotations, prefix).items()
+                for name, annotation in annotated_container_names(pod.annotations, prefix).items()
                 if name not in had
             ]
             sentences = [*missing, *misspelt_prefix_sentences(pod.annotations, prefix)]
@@ -148,7 +148,7 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
         outside = [
             f"annotation {name} is ignored, because it stands on the {workload.kind} and not on "
             f"its pods; expected in spec.{below}template.metadata.annotations"
-            for name in own_keys(workload.annotations, prefix)
+            for name in agent_annotation_names(workload.annotations, prefix)
             if name not in templates
         ]
         sentences = [*outside, *misspelt_prefix_sentences(workload.annotations, prefix)]
@@ -185,13 +185,13 @@ def qos_of(
 def cpu_shares_of(milli: int | None) -> int:
     """CPU shares of a request."""
     if not milli:
-        return MIN_SHARES
-    return min(max(milli * SHARES_PER_CPU // 1000, MIN_SHARES), MAX_SHARES)
+        return MIN_CPU_SHARES
+    return min(max(milli * SHARES_PER_CPU // 1000, MIN_CPU_SHARES), MAX_CPU_SHARES)
 
 
 def cfs_quota_of(milli: int | None) -> int | None:
     """CFS quota of a limit; None without one."""
-    return max(milli * PERIOD // 1000, MIN_QUOTA) if milli else None
+    return max(milli * PERIOD // 1000, MIN_CFS_QUOTA_US) if milli else None
 
 
 def resources_of(requests: ResourceQuantities, limits: ResourceQuantities) -> Resources:
@@ -261,7 +261,7 @@ def container_of(
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
     limits = container.limits.with_defaults(pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
-    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
+    held = ",".join(f"slot-{number}" for number in range(min(container.slots, MAX_SLOTS + 1)))
     return Container(
         id=container_id(pod, container.name),
         pod_id=_runtime_id(pod.uid),
@@ -283,9 +283,9 @@ def container_id(pod: PodManifest, name: str) -> str:
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
     """The OOM score adjustment, which is all that shows a Burstable pod's memory request."""
     if pod.critical or pod.qos is QoSClass.GUARANTEED:
-        return GUARANTEED_SCORE
+        return GUARANTEED_OOM_SCORE
     if pod.qos is QoSClass.BEST_EFFORT:
-        return BEST_EFFORT_SCORE
+        return BEST_EFFORT_OOM_SCORE
     score = _burstable_oom_score(container.requests.memory, memory_total)
     if container.role is Role.SIDECAR:
         # A sidecar is not killed before the least of the containers it serves.
@@ -293,7 +293,7 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
             (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
         )
         score = min(score, _burstable_oom_score(least, memory_total))
-    return min(max(score, BEST_EFFORT_SCORE + GUARANTEED_SCORE), BEST_EFFORT_SCORE - 1)
+    return min(max(score, BEST_EFFORT_OOM_SCORE + GUARANTEED_OOM_SCORE), BEST_EFFORT_OOM_SCORE - 1)
 
 
 def cgroup_parent(uid: str, qos: QoSClass) -> str:

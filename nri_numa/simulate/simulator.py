@@ -22,13 +22,13 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import (
-    LATER_WORK_LIMIT,
+    MAX_DEFERRED_SEARCH_WORK,
     admit_by_moving,
-    room_search,
+    rebalance_search,
     state_after_migration,
 )
 from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
     DEVICE_REJECTION_REASON,
@@ -47,7 +47,7 @@ from nri_numa.simulate.pods import (
     pod_sandbox,
 )
 
-SIMULATED_TIME: Final = 1.0
+SIMULATED_UNIX_TIME: Final = 1.0
 """Unix time of everything; 0 would mean that nothing ended."""
 
 
@@ -355,13 +355,13 @@ class _Simulator:
     def _create_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
-        too_few = self._devices.allocate_devices(pod)
+        too_few = self._devices.allocate_pod_devices(pod)
         reading, free = self._reading, self._devices.free_by_node()
         if free:
             reading = replace(reading or MeasuredFree(), devices=free)
         machine = self._machine
         for manifest in pod.containers:
-            made = container_of(pod, manifest, machine.memory_total, machine.slots_key)
+            made = container_of(pod, manifest, machine.memory_total, machine.slots_annotation_key)
             if too_few is not None:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
@@ -374,9 +374,9 @@ class _Simulator:
                 break
             given = self._devices.devices_of(pod, manifest.name)
             made = self._devices.known_devices(pod, manifest.name).apply_to(made)
-            decision = admit_pod(machine, self.state, sandbox, made, reading, SIMULATED_TIME)
+            decision = admit_pod(machine, self.state, sandbox, made, reading, SIMULATED_UNIX_TIME)
             if isinstance(decision, Rejected):
-                decision = self._with_room(decision, reading)
+                decision = self._admit_by_moving(decision, reading)
             if isinstance(decision, Rejected):
                 refusal = _rejected_outcome(
                     manifest, decision.reason, decision.message, decision.trace
@@ -389,20 +389,24 @@ class _Simulator:
             outcome = self._container_outcome(manifest, made.id, decision.trace)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
-                self._release_container(made.id, SIMULATED_TIME)
+                self._release_container(made.id, SIMULATED_UNIX_TIME)
         # They all started, so nothing is kept for long.
         kept = self.state.reservations_of(pod.uid)
         self.state = admit.release_reservations(machine, self.state, kept).state
         return outcomes
 
-    def _with_room(self, refused: Rejected, reading: MeasuredFree | None) -> Admitted | Rejected:
+    def _admit_by_moving(
+        self, refused: Rejected, reading: MeasuredFree | None
+    ) -> Admitted | Rejected:
         """As the agent has it; where a search goes on after its answer, as at the next try."""
         machine, state = self._machine, self.state
-        found = admit_by_moving(machine, state, refused, reading, SIMULATED_TIME)
+        found = admit_by_moving(machine, state, refused, reading, SIMULATED_UNIX_TIME)
         if isinstance(found, Admitted) or not found.is_search_spent:
             return found
-        search = room_search(machine, state, refused, reading, SIMULATED_TIME, is_deferred=False)
-        return search.work(LATER_WORK_LIMIT) or found
+        search = rebalance_search(
+            machine, state, refused, reading, SIMULATED_UNIX_TIME, is_deferred=False
+        )
+        return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or found
 
     def _resize_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
@@ -449,7 +453,10 @@ class _Simulator:
         self, manifest: ContainerManifest, id: str, trace: DecisionTrace
     ) -> ContainerOutcome:
         allocation = self.state.allocations[id]
-        if allocation.kind in (Kind.UNPINNED, Kind.FOREIGN) and not allocation.mems:
+        if (
+            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+            and not allocation.mems
+        ):
             verdict = (
                 SimulatedOutcome.UNTOUCHED if allocation.aligned else SimulatedOutcome.UNPINNED
             )

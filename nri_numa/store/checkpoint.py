@@ -282,7 +282,7 @@ class CheckpointStore:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = raw
-        self._forget_vanished()
+        self._close_replaced_file()
         if self._fd < 0:
             self._rewrite_journal()
         elif encoded:
@@ -296,7 +296,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
         """
-        self._forget_vanished()
+        self._close_replaced_file()
         # Four times: with less, a node whose containers only ever change would compact all day.
         grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
         if self.is_healthy and not grown:
@@ -306,7 +306,7 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Let the directory go; the journal stays."""
-        self._forget_file()
+        self._close_journal_file()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -366,16 +366,16 @@ class CheckpointStore:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 
-    def _forget_vanished(self) -> None:
+    def _close_replaced_file(self) -> None:
         """Let the file go that is no longer the one which the next start will read."""
         try:
             if self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
                 return
         except OSError:
             pass
-        self._forget_file()
+        self._close_journal_file()
 
-    def _forget_file(self) -> None:
+    def _close_journal_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -393,7 +393,7 @@ class CheckpointStore:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._forget_file()  # half a line may be in it: the next record writes a new one
+            self._close_journal_file()  # half a line may be in it: the next record writes a new one
             self.error = _checkpoint_error(self.path, "write", error)
             raise self.error from error
         self._size += len(line)
@@ -418,7 +418,7 @@ class CheckpointStore:
         except OSError as error:
             self.error = _checkpoint_error(self.path, "write", error)
             raise self.error from error
-        self._forget_file()
+        self._close_journal_file()
         self._fd = fd
         self._size = self._compacted_size = len(data)
         self._sequence = len(lines)

@@ -28,7 +28,7 @@ from nri_numa.engine.state import (
     NodeState,
     PodRecord,
     PreviousCPUs,
-    build_state,
+    build_node_state,
     find_contradiction,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -80,7 +80,7 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True, rename={"dele
 encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 _decode_line: Final = msgspec.json.Decoder(JournalLine).decode
 _decode_document: Final = msgspec.json.Decoder(Document).decode
-_NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 FORMAT_VERSION_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ")
 """All that later formats must keep: the first line starts with the number of the format."""
 _FRAME_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
@@ -137,7 +137,7 @@ def parse_journal(data: bytes) -> JournalContents:
             continue
         try:
             record = _decode_line(payload)
-        except _NOT_JSON as error:
+        except _DECODE_ERRORS as error:
             found.problems.append(f"line {number} is intact but is no record: {error}")
             continue
         sequence = int(match[2])
@@ -153,7 +153,7 @@ def parse_journal(data: bytes) -> JournalContents:
     for key, raw in found.raw.items():
         try:
             found.entries[key] = _decode_document(raw)
-        except _NOT_JSON as error:
+        except _DECODE_ERRORS as error:
             found.problems.append(f"the entry of container {key} is left out: {error}")
     return found
 
@@ -174,14 +174,14 @@ _KEY_DEFAULT_BY_FIELD: Final = {
     for f in _FIELDS
 }
 _KEY_DEFAULTS: Final = tuple(_KEY_DEFAULT_BY_FIELD.values())
-_values = attrgetter(*(f.name for f in _FIELDS))
+_allocation_values = attrgetter(*(f.name for f in _FIELDS))
 
 
 def allocation_document(a: Allocation) -> Document:
     """One container, as `encode` takes it: fields that are not as usual."""
     document = {
         key: value
-        for (key, default), value in zip(_KEY_DEFAULTS, _values(a), strict=True)
+        for (key, default), value in zip(_KEY_DEFAULTS, _allocation_values(a), strict=True)
         if value is not default and (value or type(value) not in _OMITTED_EMPTY_TYPES)
     }
     if a.load is not None:
@@ -205,7 +205,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
         raise KeyError(min(missing))
     found["container_id"] = container_id
     a = msgspec.convert(found, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
-    for amount in _summed_amounts(a):
+    for amount in _amounts_to_check(a):
         if not 0 <= amount <= MAX_INTEGER:
             raise ValueError(f"expected 0 to {MAX_INTEGER}, not {str(amount)[:40]}")
     if problem := find_contradiction(a):
@@ -213,7 +213,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     return a
 
 
-def _summed_amounts(a: Allocation) -> Iterator[int]:
+def _amounts_to_check(a: Allocation) -> Iterator[int]:
     """All that is summed up: sums stay within 64 bits."""
     yield from (a.cpu_milli, a.memory_bytes, *a.hugepages, *a.hugepages.values())
     yield 0 if a.lifted_quota is None else a.lifted_quota + 1
@@ -295,6 +295,6 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
                 records.append(pod_from(key[len(POD_KEY_PREFIX) :], document))
             else:
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
-        except (*_NOT_JSON, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (*_DECODE_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
-    return build_state(allocations, records), problems
+    return build_node_state(allocations, records), problems

@@ -20,7 +20,7 @@ from nri_numa.store.files import read_file, replace_file
 
 NOTICES_FILE_NAME: Final = "notices"
 MAX_NOTICE_FILE_BYTES: Final = 4 << 20
-_REWRITE_LINES: Final = 8 * MAX_NOTICES
+_NOTICE_REWRITE_LINES: Final = 8 * MAX_NOTICES
 """Lines after which the file is written anew."""
 
 
@@ -112,7 +112,7 @@ class NoticeFile:
         return ""
 
     def _append_notice(self, notice: Notice) -> None:
-        if self._fd < 0 or self._lines >= _REWRITE_LINES:
+        if self._fd < 0 or self._lines >= _NOTICE_REWRITE_LINES:
             self._rewrite_file()  # holds the new one too
             return
         line = _encode(notice) + b"\n"

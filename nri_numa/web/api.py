@@ -99,7 +99,7 @@ class API:
                 "/v1/requests", partial(self._after_number, view.decided_requests_document), "after"
             ),
             document_route("/v1/use", view.node_usage),
-            get_route("/v1/use/{namespace}/{pod}/{container}", self._container_use),
+            get_route("/v1/use/{namespace}/{pod}/{container}", self._serve_container_use),
             Route(
                 "GET",
                 "/v1/events",
@@ -165,7 +165,7 @@ class API:
             raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
         return _json_response(read(int(text)))
 
-    async def _container_use(self, request: HTTPRequest) -> Response:
+    async def _serve_container_use(self, request: HTTPRequest) -> Response:
         namespace, pod, container = request.segments[2:]
         found = await self._view.container_use(namespace, pod, container)
         if not found:

@@ -30,9 +30,9 @@ REQUEST_TIMEOUT = 10.0
 IDLE_TIMEOUT: Final = 60.0
 WRITE_TIMEOUT: Final = 30.0
 MAX_HEADER_BYTES: Final = 16 << 10
-IGNORED_BODY: Final = 4 << 10
+MAX_IGNORED_BODY_BYTES: Final = 4 << 10
 """Bytes of a body that is thrown away where none is expected."""
-MAX_SKIPPED: Final = 1 << 20
+MAX_DISCARDED_BODY_BYTES: Final = 1 << 20
 """The same where the request is refused: a client that is still sending would not read why."""
 
 Headers = list[tuple[str, str]]
@@ -220,7 +220,7 @@ class HTTPConnection:
         if said:
             self._h11.receive_data(said)
 
-    async def head(self) -> h11.Request | None:
+    async def read_request_head(self) -> h11.Request | None:
         """The next request as it came; None when the client has no more.
 
         Raises:
@@ -259,7 +259,7 @@ class HTTPConnection:
 
     async def read_body(self, largest: int) -> bytes:
         """The body of the request, or `APIError`; where none is expected (0), it is thrown away."""
-        most = largest or IGNORED_BODY
+        most = largest or MAX_IGNORED_BODY_BYTES
         expected = f"a body of at most {largest} bytes" if largest else "no body"
         error = APIError(413, "BodyTooLarge", f"expected {expected}")
         if int(self._head.get(b"content-length", b"0")) > most:
@@ -281,7 +281,7 @@ class HTTPConnection:
         size = 0
         if not self._h11.they_are_waiting_for_100_continue:
             async for piece in self._read_body_pieces():
-                if (size := size + len(piece)) > MAX_SKIPPED:
+                if (size := size + len(piece)) > MAX_DISCARDED_BODY_BYTES:
                     break
 
     async def _read_body_pieces(self) -> AsyncIterator[bytes]:

@@ -59,8 +59,8 @@ TLS_RESERVE: Final = 64
 PROBE_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Open to everybody, and answered even when there is no place for anything else."""
 _PROBE_STARTS: Final = tuple(f"GET {path}".encode() for path in sorted(PROBE_PATHS))
-_HEAD_END: Final = re.compile(rb"\n\r?\n")
-_PROBE: Final = re.compile(
+_HEAD_END_PATTERN: Final = re.compile(rb"\n\r?\n")
+_PROBE_REQUEST_PATTERN: Final = re.compile(
     rb"(?:%s)(?:\?[^ \r\n]*)? HTTP/1\.[01]\r?\n(?:[^\r\n]+\r?\n)*\r?\n" % b"|".join(_PROBE_STARTS)
 )
 """All that the client of a probe says: whoever adds more requests is no kubelet."""
@@ -74,7 +74,7 @@ MAX_PROBE_BYTES: Final = 4096
 """Bytes of a request in the reserve; a probe has a tenth of that."""
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds for the end of a connection: a TLS client may never say good-bye."""
-MAX_REQUESTS = 1000
+MAX_REQUESTS_PER_CONNECTION = 1000
 """Requests of one connection; a client that has more connects again, and queues with the rest."""
 MAX_BODY_BYTES_TOTAL: Final = 32 << 20
 """Bytes of all bodies that are read at a time."""
@@ -197,12 +197,14 @@ class Turns:
         self._rest: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._scheduled = False
 
-    def ask(self, who: Hashable, step: Callable[[], object], *, first: bool = False) -> None:
+    def enqueue_step(
+        self, who: Hashable, step: Callable[[], object], *, first: bool = False
+    ) -> None:
         """Call ``step`` in its turn, which is in the next round or later."""
         (self._first if first else self._rest)[who] = step
-        self._schedule()
+        self._schedule_next()
 
-    def leave(self, who: Hashable) -> None:
+    def withdraw(self, who: Hashable) -> None:
         """Take no turn after all; once more does no harm."""
         self._first.pop(who, None)
         self._rest.pop(who, None)
@@ -210,13 +212,13 @@ class Turns:
     async def wait(self, *, first: bool = False) -> None:
         """Return in the caller's turn."""
         turn = asyncio.Event()
-        self.ask(turn, turn.set, first=first)
+        self.enqueue_step(turn, turn.set, first=first)
         try:
             await turn.wait()
         finally:
-            self.leave(turn)
+            self.withdraw(turn)
 
-    def _schedule(self) -> None:
+    def _schedule_next(self) -> None:
         if not self._scheduled and (self._first or self._rest):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next)
@@ -225,7 +227,7 @@ class Turns:
         self._scheduled = False
         if waiting := self._first or self._rest:
             _, step = waiting.popitem(last=False)
-            self._schedule()
+            self._schedule_next()
             step()
 
 
@@ -293,7 +295,7 @@ class Server:
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         with contextlib.ExitStack() as made:
-            sockets = [made.enter_context(one) for one in passed_sockets()]
+            sockets = [made.enter_context(one) for one in systemd_sockets()]
             for host, at, *_ in (one.getsockname() for one in sockets):
                 if (host, at) not in {address[:2] for *_, address in found}:
                     raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{at}")
@@ -355,21 +357,23 @@ class Server:
                     self._report_exhaustion(error)
                     self._pause_listener(listener, EXHAUSTION_RETRY_S)
                 break  # nobody waits, or the client left the queue
-            self._seat(sock, str(peer[0]) if peer else UNIX_PEER)
+            self._assign_slot(sock, str(peer[0]) if peer else UNIX_PEER)
             if pause := self._places.accept_pause_s():
                 self._pause_listener(listener, pause)
                 break
         self.on_connection_count(len(self._places), crowded=self._places.uses_reserve)
 
-    def _seat(self, sock: socket.socket, peer: str) -> None:
+    def _assign_slot(self, sock: socket.socket, peer: str) -> None:
         """Give a place to a connection."""
         sock.setblocking(False)
         place = self._places.acquire_slot(peer)
-        place.close_connection = partial(self._hang_up, sock, place)
+        place.close_connection = partial(self._close_unserved, sock, place)
         loop = asyncio.get_running_loop()
         place.timer = loop.call_at(_first_request_deadline(place), place.close_connection)
-        loop.add_reader(sock, self._first_bytes, sock, place)
-        self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
+        loop.add_reader(sock, self._receive_first_bytes, sock, place)
+        self._receive_first_bytes(
+            sock, place
+        )  # a client that is in earnest has made its request by now
 
     def _pause_listener(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -388,7 +392,7 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------
 
-    def _first_bytes(self, sock: socket.socket, place: ConnectionSlot) -> None:
+    def _receive_first_bytes(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """Nothing is made for a connection before its client has said something.
 
         In the reserve it must be a whole request, as far as that can be read: thousands may come
@@ -403,15 +407,17 @@ class Server:
             said = b""
         if not tls:
             place.first_bytes += said
-        whole = _HEAD_END.search(place.first_bytes) or len(place.first_bytes) >= MAX_PROBE_BYTES
+        whole = (
+            _HEAD_END_PATTERN.search(place.first_bytes) or len(place.first_bytes) >= MAX_PROBE_BYTES
+        )
         if not said or (place.is_reserve and len(place.first_bytes) >= MAX_PROBE_BYTES):
-            self._hang_up(sock, place)
-        elif tls or _PROBE.fullmatch(place.first_bytes):
+            self._close_unserved(sock, place)
+        elif tls or _PROBE_REQUEST_PATTERN.fullmatch(place.first_bytes):
             self._begin(sock, place)
         elif whole or not (place.is_reserve or _can_be_probe(place.first_bytes)):
             asyncio.get_running_loop().remove_reader(sock)
             begin = partial(self._begin, sock, place)
-            self._starts.ask(place, begin, first=not place.is_reserve)
+            self._starts.enqueue_step(place, begin, first=not place.is_reserve)
 
     def _begin(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """Serve a connection whose client has said something."""
@@ -423,9 +429,9 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._on_task_done(task, sock, place))
 
-    def _hang_up(self, sock: socket.socket, place: ConnectionSlot) -> None:
+    def _close_unserved(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """End a connection that has said too little, or had no turn in time."""
-        self._starts.leave(place)
+        self._starts.withdraw(place)
         asyncio.get_running_loop().remove_reader(sock)
         sock.close()
         self.on_connection_dropped()
@@ -497,7 +503,7 @@ class Server:
         """One request and its answer; False when the connection is finished."""
         request: HTTPRequest | None = None
         try:
-            event = await connection.head()
+            event = await connection.read_request_head()
             place.idle_since = None
             if event is None:
                 return False
@@ -530,7 +536,7 @@ class Server:
             )
         self.on_request_answered(request, response.status)
         place.answered += 1
-        last = place.is_reserve or place.answered >= MAX_REQUESTS
+        last = place.is_reserve or place.answered >= MAX_REQUESTS_PER_CONNECTION
         head = request is not None and request.method == "HEAD"
         await connection.send_response(response, self._name, head=head, last=last)
         place.idle_since = time.monotonic()
@@ -623,7 +629,7 @@ class RouteServer(Server):
             self._counted(route.path, status)
 
 
-def passed_sockets() -> list[socket.socket]:
+def systemd_sockets() -> list[socket.socket]:
     """Those that the service manager opened for us: sd_listen_fds(3)."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, ContainerKind
 
 
-def allocation(container_id: str = "c", kind: Kind = Kind.UNPINNED, **fields: Any) -> Allocation:
+def allocation(
+    container_id: str = "c", kind: ContainerKind = ContainerKind.UNPINNED, **fields: Any
+) -> Allocation:
     """Of container ``app`` in pod ``shop/web``.
 
     `fields`: others of `Allocation` that are not as for a container without a request.

@@ -25,7 +25,7 @@ from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWrite,
     CgroupWriter,
-    Scopes,
+    SystemdScopes,
     WriteOutcome,
     relative_path,
 )
@@ -99,7 +99,7 @@ class CgroupBed(Clock):
     deaf: bool = False
     before_push: Callable[[], None] = lambda: None
     on_sleep: Callable[[], None] = lambda: None
-    scopes: Scopes = field(default_factory=lambda: Scopes("/nowhere", "/nowhere"))
+    scopes: SystemdScopes = field(default_factory=lambda: SystemdScopes("/nowhere", "/nowhere"))
 
     def __post_init__(self) -> None:
         topology = build_synthetic_topology(

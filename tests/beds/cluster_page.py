@@ -11,7 +11,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
 from nri_numa.config.sections import PageSection as Section
 from nri_numa.controller.overview import Overview
-from nri_numa.controller.page import Page
+from nri_numa.controller.page import ClusterPage as ServedPage
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.scheduler.topology_reader import decode_topology
@@ -42,7 +42,7 @@ class ClusterPage(LoopThread):
         config = AgentConfig(controller=Controller(address="127.0.0.1:0", page=section))
         self._overview = Overview(config)
         self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES_PATH, _Unwatched())
-        page = Page(config, self._overview, self._watch)
+        page = ServedPage(config, self._overview, self._watch)
         super().__init__()
         self._server = RouteServer(
             "127.0.0.1",

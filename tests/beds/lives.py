@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.explain.explanation import ExplanationDocument
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
@@ -155,12 +155,14 @@ class Life:
         agent = self.world.agent
         documents = [
             explanation.explain_allocation(
-                one, agent.grounds_of(one.container_id), agent.cpus_of(one)
+                one, agent.explanation_of(one.container_id), agent.cpus_of(one)
             )
             for _, one in sorted(agent.state.allocations.items())
         ]
         refused = [
-            explanation.explain_rejection(agent.grounds_of_refusal(one), one.reason, one.message)
+            explanation.explain_rejection(
+                agent.explanation_of_refusal(one), one.reason, one.message
+            )
             for one in agent.rejections
         ]
         for document in self._told_at_the_end(documents, refused):
@@ -528,7 +530,7 @@ def _allocation(one: Allocation) -> str:
     words: list[object] = [one.kind, one.cpus or "-"]
     if one.idle_siblings:
         words.append(f"idle {one.idle_siblings}")
-    if one.exclusive and one.kind is not Kind.EXCLUSIVE:
+    if one.exclusive and one.kind is not ContainerKind.EXCLUSIVE:
         words.append("owned")
     words.append(f"numa {one.numa_nodes or '-'} mems {one.mems or '-'} {one.policy} {one.smt}")
     if not one.aligned:

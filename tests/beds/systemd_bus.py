@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jeepney import MessageType, Parser, new_error, new_method_return
 
-from nri_numa.machine.cgroups import Scopes
+from nri_numa.machine.cgroups import SystemdScopes
 from nri_numa.model.cpuset import CPUSet
 
 
@@ -37,7 +37,7 @@ class SystemdBus:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / "bus"))
         self._listener.listen()
-        self.scopes = Scopes(str(self.transient), str(directory / "bus"))
+        self.scopes = SystemdScopes(str(self.transient), str(directory / "bus"))
         Thread(target=self._serve, daemon=True).start()
 
     def make(self, unit: str, **properties: str) -> None:

@@ -18,7 +18,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
-from nri_numa.engine.state import Allocation, Kind, check_invariants, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, check_invariants, effective_cpus
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -484,7 +484,7 @@ class World:
         return self.agent.state.allocations[container_id]
 
     def grounds(self, container_id: str) -> StoredExplanation:
-        known = self.agent.grounds_of(container_id)
+        known = self.agent.explanation_of(container_id)
         assert known is not None
         return known
 
@@ -515,7 +515,7 @@ class World:
         for container_id, made in self.live.items():
             allocation = state.allocations.get(container_id)
             assert allocation is not None, f"{container_id} runs and is not in the state"
-            if allocation.kind is Kind.FOREIGN:
+            if allocation.kind is ContainerKind.FOREIGN:
                 continue
             wanted = effective_cpus(allocation, pool, self.topology, state.unavailable_bits)
             if not self._observe:

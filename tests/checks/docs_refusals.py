@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.links import memory_policies
 from nri_numa.engine.decision import MeasuredFree, Rejected
-from nri_numa.engine.request.demand import NOT_PREPARED, result_text
+from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
@@ -73,7 +73,7 @@ def _bare_node() -> Rejected:
 
 
 _UID = "1f0cf4ba-5c1e-4f0e-9d0a-0c9f1f2e3d4c"
-_RESULT = result_text(0, _UID, 0, 2)
+_RESULT = claim_result_text(0, _UID, 0, 2)
 
 
 def _has_claim(world: World) -> object:
@@ -137,7 +137,9 @@ REFUSALS: dict[str, Callable[[], Rejected]] = {
     "SlotsConflict": lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
     "SlotsMismatch": lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
     "ClaimNotPrepared": lambda: refuse(
-        {}, cpus=2, slots=f"{NOT_PREPARED}its ResourceClaim {_UID} is not prepared on this node"
+        {},
+        cpus=2,
+        slots=f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {_UID} is not prepared on this node",
     ),
     "ClaimInUse": lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
     "UnknownCPU": lambda: refuse({"numacpu": "14-17"}),

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
-from nri_numa.engine.request.demand import MAX_SHARES, compute_demand, with_slots
+from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
 from nri_numa.model.settings import DeniedAction, Permission, Rule, Settings
 from nri_numa.model.workload import (
     Container,
@@ -112,14 +112,16 @@ def _resources(random: Random, kind: str) -> Resources:
             cpu_period=100_000,
         )
     milli = random.choice((0, 1, 999, 1000, 1001, 2000, 2000, 3000, 256_000, 300_000))
-    shares = random.choice((None, -1, 0, 1, 2, 3, 4, 1023, 1024, 1025, MAX_SHARES - 1, MAX_SHARES))
+    shares = random.choice(
+        (None, -1, 0, 1, 2, 3, 4, 1023, 1024, 1025, MAX_CPU_SHARES - 1, MAX_CPU_SHARES)
+    )
     exact = max(2, milli * 1024 // 1000)
     period = random.choice((None, -1, 0, 1, 7, 1000, 33_333, 100_000, 100_000))
     quota = milli * (period if period and period > 0 else 100_000) // 1000
     memory = random.choice((None, -2, -1, 0, 1, 4096, (1 << 30) + 1, (1 << 62) - 1, 1 << 62))
     pages = {2 << 20: random.choice((0, 1, 2 << 20, (2 << 20) + 1, -1, 1 << 62)), 0: 4}
     return Resources(
-        cpu_shares=random.choice((exact, exact, exact, shares, MAX_SHARES + 1)),
+        cpu_shares=random.choice((exact, exact, exact, shares, MAX_CPU_SHARES + 1)),
         cpu_quota=random.choice((quota, quota, quota, None, -1, 0, -2, 1 << 44, (1 << 44) - 1)),
         cpu_period=period,
         memory_limit=memory,

@@ -10,10 +10,10 @@ from nri_numa.controller.capacity import Measurement, parse_file, parse_put, par
 from nri_numa.model.offline_capacity import (
     MAX_VALIDITY_S,
     BadCapacity,
-    format_capacity,
-    list_of,
-    numa_nodes,
+    encode_capacity,
+    format_id_list,
     parse_capacity,
+    parse_id_list,
 )
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
@@ -116,13 +116,13 @@ class Capacity(Target):
             taken += len(found)
         try:
             capacity = parse_capacity(text)
-            assert parse_capacity(format_capacity(capacity)) == capacity
+            assert parse_capacity(encode_capacity(capacity)) == capacity
             taken += 1
         except BadCapacity as error:
             short(str(error))
         try:
-            ids = numa_nodes(text)
-            assert numa_nodes(list_of(ids)) == ids
+            ids = parse_id_list(text)
+            assert parse_id_list(format_id_list(ids)) == ids
         except BadCapacity as error:
             short(str(error))
         return f"{min(taken, 3)}"

@@ -16,9 +16,14 @@ import msgspec
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve_placement_options
-from nri_numa.engine.request.demand import SLOTS_KEY, read_slots, with_slots
-from nri_numa.kubelet.configuration import command_line, decode_kubelet_facts, merge_documents
-from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, combine_grants, cpu_state, memory_state
+from nri_numa.engine.request.demand import SLOTS_KEY, parse_slots, with_slots
+from nri_numa.kubelet.configuration import decode_kubelet_facts, merge_documents, parse_command_line
+from nri_numa.kubelet.state_files import (
+    STATE_DECODE_ERRORS,
+    combine_grants,
+    decode_cpu_grants,
+    decode_memory_grants,
+)
 from nri_numa.model.workload import NO_GRANTS, Rejection
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
@@ -44,7 +49,7 @@ class SlotIds(Target):
     def feed(self, data: bytes) -> str:
         """The first line is the ids, further ones are ``key=value``."""
         ids, *lines = data.decode(errors="replace").split("\n")
-        found = read_slots(ids)
+        found = parse_slots(ids)
         if not isinstance(found, str):
             assert found.count == len(ids.split(","))
             assert sum(found.by_node.values()) in (0, found.count)
@@ -69,10 +74,10 @@ class KubeletState(Target):
     def feed(self, data: bytes) -> str:
         """As either of them, and put together."""
         cpu = memory = NO_GRANTS
-        with contextlib.suppress(*NOT_UNDERSTOOD):
-            cpu = cpu_state(data)
-        with contextlib.suppress(*NOT_UNDERSTOOD):
-            memory = memory_state(data)
+        with contextlib.suppress(*STATE_DECODE_ERRORS):
+            cpu = decode_cpu_grants(data)
+        with contextlib.suppress(*STATE_DECODE_ERRORS):
+            memory = decode_memory_grants(data)
         cpus, mems = MACHINE.online, MACHINE.numa_ids
         found, problems = combine_grants(cpu, memory, cpus, mems, NO_GRANTS)
         for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
@@ -98,7 +103,7 @@ class KubeletConfig(Target):
             except ValueError:
                 unread += 1
         whole, left_out = merge_documents(documents)
-        flags = command_line(["kubelet", *parts[2].split("\0")])
+        flags = parse_command_line(["kubelet", *parts[2].split("\0")])
         assert all(len(problem) < 3000 for problem in left_out)
         try:
             decode_kubelet_facts(whole, flags.values)

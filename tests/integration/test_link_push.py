@@ -245,7 +245,7 @@ async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> N
 async def test_a_node_that_is_never_quiet_is_told_by_replies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.nri.link.QUIET_WAIT", 0.0)
+    monkeypatch.setattr("nri_numa.nri.link.QUIET_WAIT_TIMEOUT_S", 0.0)
     async with embedded(
         tmp_path, RecordingPlugin(), {"quiet_seconds": 3600.0}, profile=CONTAINERD_2_1
     ) as (runtime, link):

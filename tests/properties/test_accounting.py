@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, NodeModel, PlacementRequest
-from nri_numa.engine.place.needs import free_resources, free_text
+from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Limits, Settings
 from nri_numa.model.workload import SMT, Container, PlacementOptions, PodSandbox, Resources
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
@@ -46,7 +46,7 @@ pods = st.lists(
 limits = st.builds(
     Limits,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
-    idle_siblings=st.just(EVERYTHING),
+    idle_siblings=st.just(ALL_CPUS_AMOUNT),
     pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
 )
@@ -92,7 +92,7 @@ def _drained_but(world: World, numa_node: int) -> NodeModel:
 def never_overcommitted(machine: NodeModel, state: NodeState) -> None:
     """Nobody was let in by force here, so all promises can be kept."""
     pool = state.shared_pool(machine.topology, machine.settings)
-    for i, cpus in machine.node_cpus.items():
+    for i, cpus in machine.usable_cpus_by_node.items():
         shared = state.allocated_on(i).cpu_milli - 1000 * len(cpus & state.exclusive)
         assert shared <= machine.shared_milli_of(len(cpus & pool)), i
 
@@ -156,7 +156,7 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     requested = machine.resolve_options(of, made)
     assert isinstance(requested, PlacementOptions)
     case = PlacementRequest(machine, state, of, made, requested, Demand(exclusive_cpus=1))
-    text = free_text(case, free_resources(case))
+    text = free_resources_text(case, free_resources(case))
     found: dict[int, int] = {}
     for part in text.split("; "):
         head, _, rest = part.partition(": ")
@@ -237,5 +237,5 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
             continue
         decision = admit(machine, state, *_one("one-more", count, i))
         assert isinstance(decision, Admitted), (i, count)
-        assert decision.allocation.cpus <= machine.node_cpus[i]
+        assert decision.allocation.cpus <= machine.usable_cpus_by_node[i]
         assert len(decision.allocation.cpus) == count

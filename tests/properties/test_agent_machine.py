@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.adopt import is_signed
 from nri_numa.engine.decision import Rejected
-from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.state import Allocation, Kind, NodeState
+from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
@@ -176,11 +176,11 @@ class Lives(RuleBasedStateMachine):
             widened = wishes.get(f"{PREFIX}on-failure", default) == "widen"
             stays(before[name], after[name], home, widened=widened)
             for i, allocation in after.items():
-                if allocation.kind is Kind.SHARED:
+                if allocation.kind is ContainerKind.SHARED:
                     mine = world.topology.cpus_of(allocation.numa_nodes)
                     assert CPUSet.parse(world.has(i)[0]) <= mine, "left its NUMA nodes"
             world.synchronize()
-            kept = {i for i, a in after.items() if a.kind is not Kind.FOREIGN}
+            kept = {i for i, a in after.items() if a.kind is not ContainerKind.FOREIGN}
             now = world.agent.state.allocations
             assert all(now[i] == after[i] for i in kept), "a Synchronize changed it"
 
@@ -192,7 +192,7 @@ class Lives(RuleBasedStateMachine):
         assert self.world.update(container_id, Resources(cpus=text)) is None
         if cpus == "0-255":
             kind = self.world.agent.state.allocations[container_id].kind
-            assert kind is not Kind.FOREIGN, "the whole machine pins nobody"
+            assert kind is not ContainerKind.FOREIGN, "the whole machine pins nobody"
 
     @rule(reconnect_only=st.booleans())
     def agent_dies_and_comes_back(self, reconnect_only: bool) -> None:
@@ -204,7 +204,9 @@ class Lives(RuleBasedStateMachine):
         for i, had in before.items():
             now = kinds[i], self.world.agent.state.allocations[i].kind
             moved = self.world.has(i) != had
-            assert not moved or now == (Kind.FOREIGN, Kind.UNPINNED), "a container moved"
+            assert not moved or now == (ContainerKind.FOREIGN, ContainerKind.UNPINNED), (
+                "a container moved"
+            )
 
     def fresh(
         self, wishes: dict[str, str], cpus: float, memory: float = 0
@@ -250,8 +252,10 @@ class Lives(RuleBasedStateMachine):
                 before[i].smt,
             )
         for i, a in before.items():
-            if a.kind is Kind.UNPINNED and self.carries(i, a.kind):
-                assert after[i].kind is Kind.UNPINNED, "ours, and taken for somebody else's"
+            if a.kind is ContainerKind.UNPINNED and self.carries(i, a.kind):
+                assert after[i].kind is ContainerKind.UNPINNED, (
+                    "ours, and taken for somebody else's"
+                )
 
     @rule()
     def state_directory_is_lost_with_its_key(self) -> None:
@@ -296,7 +300,7 @@ class Lives(RuleBasedStateMachine):
         self.world.apply(self.world.agent.update_topology(machine))
         assert self.has() == before, "a container moved"
 
-    def carries(self, container_id: str, kind: Kind) -> bool:
+    def carries(self, container_id: str, kind: ContainerKind) -> bool:
         """Whether the container says itself what it has; one found in a gap does not.
 
         Nor does one that was resized, so that it has other CPUs than are written on it, and then
@@ -308,9 +312,9 @@ class Lives(RuleBasedStateMachine):
         if not is_signed(text, container_id, self.world.key):
             return False
         note, has = json.loads(text), container.resources
-        size = limit_milli(has, []) or request_milli(has, [])
+        size = cpu_limit_milli(has, []) or cpu_request_milli(has, [])
         stale = note["cpus"] != has.cpus and size != 1000 * len(CPUSet.parse(has.cpus))
-        return bool(note["kind"] == kind) and not (kind is Kind.EXCLUSIVE and stale)
+        return bool(note["kind"] == kind) and not (kind is ContainerKind.EXCLUSIVE and stale)
 
     @rule(wishes=annotations, cpus=sizes)
     def disk_is_full_for_a_while(self, wishes: dict[str, str], cpus: float) -> None:

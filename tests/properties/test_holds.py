@@ -32,7 +32,7 @@ from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
-from nri_numa.scheduler.watcher import LONGEST_PAUSE
+from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
 from nri_numa.simulate.manifests import read_pod
 from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
@@ -127,7 +127,7 @@ class Cluster:
         """Time passes, and who is held for too long is asked after."""
         self.watched.now += LATER_S
         self.watched.tick()
-        asyncio.run(self.watched.pods.ask_after_pods())
+        asyncio.run(self.watched.pods.query_overdue_pods())
 
     def bind(self, size: int) -> None:
         """One more pod, where there is room."""
@@ -237,11 +237,11 @@ def test_what_was_promised_is_there_and_nothing_is_counted_twice(
     for told in (cluster.nodes, cluster.on_their_way):
         while told.read < len(told.entries):
             told.next(cluster.watched)
-    cluster.watched.now += LONGEST_PAUSE
+    cluster.watched.now += MAX_RECHECK_PAUSE_S
     for _ in range(2):  # a binding that was not seen yet is asked after by itself
         cluster.wait()
     assert all(
-        h.counted_by_node == h.staying and not h.left_pending
+        h.counted_by_node == h.non_init_containers and not h.left_pending
         for h in cluster.known.assumed_pods.values()
     )
     published = cluster.known.published_resources("n1")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.request.annotations import (
     OPTION_KEYS,
-    check_level,
+    check_option_level,
     check_value,
     parse_load,
     resolve_placement_options,
@@ -67,7 +67,7 @@ def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
         assert found.message.startswith("pod shop/web, container main: ")
 
 
-@given(levels, levels, levels.filter(lambda one: not check_level(one)))
+@given(levels, levels, levels.filter(lambda one: not check_option_level(one)))
 def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     mine: dict[str, str], everybodys: dict[str, str], defaults: dict[str, str]
 ) -> None:
@@ -75,10 +75,10 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     annotations |= {f"{PREFIX}/{key}": value for key, value in everybodys.items()}
     found = asked(annotations, Settings(defaults=defaults))
     if isinstance(found, Rejection):
-        assert check_level(mine) or check_level(everybodys)
+        assert check_option_level(mine) or check_option_level(everybodys)
         return
     # Of the strongest level everything is heard.
-    assert not check_level(mine)
+    assert not check_option_level(mine)
     assert found.explicit_keys >= set(mine)
     assert found.explicit_keys <= set(mine) | set(everybodys)
     # What is left does not contradict itself.
@@ -86,7 +86,7 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     for key, source in found.sources.items():
         level = mine if source.endswith(".main") else defaults
         heard[key] = everybodys[key] if source == f"annotation {PREFIX}/{key}" else level[key]
-    assert check_level(heard) == []
+    assert check_option_level(heard) == []
 
 
 @given(st.sampled_from(OPTION_KEYS), texts)

@@ -21,7 +21,7 @@ from nri_numa.engine.explain.explanation import (
     stored_explanation,
 )
 from nri_numa.engine.resync import admit_running, rebuild_node_state
-from nri_numa.engine.state import Kind, NodeState, check_invariants
+from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -204,4 +204,4 @@ def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     again = rebuild_node_state(machine, prior, every, [live[0], larger, live[2]], now=9.0)
     assert asked == [sandboxes[1].id]
     assert [a.container_id for a, _ in again.resized] == [larger.id]
-    assert again.state.allocations[live[0].id].kind is Kind.SHARED
+    assert again.state.allocations[live[0].id].kind is ContainerKind.SHARED

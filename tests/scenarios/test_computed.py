@@ -19,7 +19,7 @@ from nri_numa.engine.request.annotations import (
     parse_scheduled_nodes,
     scheduled_nodes,
 )
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
@@ -154,7 +154,7 @@ def test_the_quota_is_lifted_for_owners_only(world: World) -> None:
 def test_observe_decides_and_changes_nothing() -> None:
     world = World(machines.dual_smt(), observe=True)
     assert world.put("a", SINGLE, 2, 1) == ("", "")
-    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is ContainerKind.EXCLUSIVE
     assert world.put("b", {"numacpu": "99"}) == ("", "")
     assert world.agent.rejections[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
@@ -433,7 +433,7 @@ def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> N
 def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
     world = World(isolating())
     admitted = world.admit(pod("listed", {"numacpu": "4-5"}), wants=resources(2))
-    assert admitted.allocation.kind is Kind.LISTED
+    assert admitted.allocation.kind is ContainerKind.LISTED
     assert [w for w in admitted.warnings if w.startswith("CPUs 4-5 are isolated")]
 
 

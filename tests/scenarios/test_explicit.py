@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import MeasuredFree
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
@@ -69,7 +69,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in lenient.agent.grounds_of_refusal(lenient.agent.rejections[-1]).basis.rule
+        in lenient.agent.explanation_of_refusal(lenient.agent.rejections[-1]).basis.rule
     )
     strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
     assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
@@ -113,7 +113,7 @@ def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
     world = World(machines.snc_smt())
     assert world.put("a", {"numacpu": "99", "on-failure": "unpinned"}) == ("", "")
     allocation = world.allocation("a-app")
-    assert allocation.kind is Kind.UNPINNED
+    assert allocation.kind is ContainerKind.UNPINNED
     assert not allocation.aligned
     assert "UnknownCPU" in allocation.reason
 
@@ -131,7 +131,7 @@ def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
     cpus, mems = world.put("a", wishes, 2, 1)
     assert (CPUSet.parse(cpus) <= CPUSet.parse("4-7"), mems) == (True, "1")
     allocation = world.allocation("a-app")
-    assert allocation.kind is Kind.EXCLUSIVE
+    assert allocation.kind is ContainerKind.EXCLUSIVE
     assert allocation.exclusive
     assert allocation.aligned
     assert world.agent.state.allocated_on(1).memory == GIB

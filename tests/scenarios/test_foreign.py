@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.agent.view import StateSnapshot
 from nri_numa.engine.others import foreign_pinned_cpus
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
@@ -34,9 +34,9 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
     """It was foreign for ever once, and then stayed on the CPU of a later owner."""
     one = plain(world)
     world.update(one, Resources(cpus="2"))
-    assert world.allocation(one).kind is Kind.FOREIGN
+    assert world.allocation(one).kind is ContainerKind.FOREIGN
     world.update(one, Resources(cpus="0-3"))
-    assert world.allocation(one).kind is Kind.UNPINNED
+    assert world.allocation(one).kind is ContainerKind.UNPINNED
     world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.check()
@@ -49,7 +49,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
     world.put("own", OWN, 1, 1)
     assert (world.has("own-app")[0], world.count("foreign_on_owned_cpus")) == ("0", 0)
     one = plain(world, cpus="0")
-    assert world.allocation(one).kind is Kind.FOREIGN
+    assert world.allocation(one).kind is ContainerKind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
     real = StateSnapshot(world.agent.machine, world.agent.state, {}).drift_of(one)
@@ -66,7 +66,7 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> 
     world.update(one, Resources(cpus="2-3"))
     world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="0-3"))
-    assert world.allocation(one).kind is Kind.UNPINNED
+    assert world.allocation(one).kind is ContainerKind.UNPINNED
     assert world.has(one)[0] == "1-3"
     assert not world.cpus(one) & world.cpus("own-app")
     assert "holds the whole shared pool" in world.allocation(one).reason
@@ -89,11 +89,11 @@ def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None
     world.update(one, Resources(cpus="3"))
     assert world.count("foreign_on_owned_cpus") == 0
     world.update(one, Resources(cpus="0"))
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.FOREIGN, "0")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.FOREIGN, "0")
     assert world.cpus("own-app") == CPUSet.parse("0")
     assert world.count("foreign_on_owned_cpus") == 1
     world.update(one, Resources(cpus="0-3"))
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
     assert world.count("foreign_on_owned_cpus") == 0
 
 
@@ -118,7 +118,7 @@ def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: boo
     if restart:
         world.boot()
     world.synchronize()
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
     assert world.count("foreign_on_owned_cpus") == 0
 
 
@@ -129,7 +129,7 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None
     world.synchronize()
     assert world.has(one)[0] == "0"
     allocation = world.allocation(one)
-    assert (allocation.kind, allocation.foreign_cpus) == (Kind.FOREIGN, CPUSet.parse("0"))
+    assert (allocation.kind, allocation.foreign_cpus) == (ContainerKind.FOREIGN, CPUSet.parse("0"))
     assert world.count("foreign_on_owned_cpus") == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
@@ -142,15 +142,19 @@ def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
     assert world.allocation(one) == before
 
 
-@pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNPINNED), ("1-3", Kind.FOREIGN)])
-def test_a_container_that_is_created_with_a_cpuset(world: World, cpus: str, expected: Kind) -> None:
+@pytest.mark.parametrize(
+    ("cpus", "expected"), [("0-3", ContainerKind.UNPINNED), ("1-3", ContainerKind.FOREIGN)]
+)
+def test_a_container_that_is_created_with_a_cpuset(
+    world: World, cpus: str, expected: ContainerKind
+) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
     one = plain(world, cpus=cpus)
     assert world.allocation(one).kind is expected
     world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.synchronize()
-    if expected is Kind.UNPINNED:
+    if expected is ContainerKind.UNPINNED:
         world.check()
 
 
@@ -160,7 +164,7 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     one = plain(world)
     assert world.has(one)[0] == "1-3"
     world.update(one, Resources(cpus="0-3"))
-    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNPINNED, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (ContainerKind.UNPINNED, "1-3")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.others import shown_kind
-from nri_numa.engine.pod_admission import ExpectedContainer, format_containers
-from nri_numa.engine.state import TO_COME
+from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
+from nri_numa.engine.state import PENDING_POD_RESERVATION_TEXT
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -475,7 +475,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
         name: ExpectedContainer(milli=milli, memory=memory)
         for name, (milli, memory) in sizes.items()
     }
-    of = named("trio", 10, format_containers(expected))
+    of = named("trio", 10, format_expected_containers(expected))
     start(world, of, "log", 0.5)
     kept = {a.container: a for a in world.agent.state.reservations_of(of.uid)}
     assert {name: len(a.cpus) for name, a in kept.items() if a.exclusive} == {"a": 4, "b": 5}
@@ -528,7 +528,11 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
     (held,) = world.agent.state.reservations_of(of.uid)
-    assert (len(held.cpus), held.memory_bytes, held.reason) == (4, GIB, TO_COME)
+    assert (len(held.cpus), held.memory_bytes, held.reason) == (
+        4,
+        GIB,
+        PENDING_POD_RESERVATION_TEXT,
+    )
     refused(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
     (held,) = world.agent.state.reservations_of(of.uid)

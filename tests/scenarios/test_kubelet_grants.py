@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.others import shown_kind
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import KubeletGrants, KubeletOverride, PodSandbox, QoSClass, Resources
@@ -133,7 +133,7 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed(world: World)
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     assert world.place(of, wants=sent("2-3"))[0] == "1"
-    assert world.allocation("g-app").kind is Kind.LISTED
+    assert world.allocation("g-app").kind is ContainerKind.LISTED
     assert shown(world, "g-app") == "explicit"
     # The kubelet goes on believing: nobody else gets what it granted.
     assert world.has(shared(world))[0] == "0-1"
@@ -204,7 +204,7 @@ def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> No
     made = container(of, wants=sent("0-2"))
     world.kubelet({})  # its pod is gone before the request arrives
     assert world.place(of, made)[0] in {"0-2", "0-3"}
-    assert world.allocation("plain-app").kind is Kind.UNPINNED
+    assert world.allocation("plain-app").kind is ContainerKind.UNPINNED
     world.kubelet({("g", APP): "2"})
     world.update("plain-app", Resources(cpus="0-2"))
     assert world.has("plain-app")[0] == "0-1,3"
@@ -344,7 +344,7 @@ def test_what_the_kubelet_takes_over_loses_our_pin_of_memory_unless_it_sets_its_
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="4-5", mems=mems)) is None
     assert world.has("early-app") == ("4-5", after)
-    assert world.allocation("early-app").kind is Kind.FOREIGN
+    assert world.allocation("early-app").kind is ContainerKind.FOREIGN
 
 
 def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
@@ -355,7 +355,7 @@ def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="6-7")) is None
     assert world.has("early-app") == before
-    assert world.allocation("early-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("early-app").kind is ContainerKind.EXCLUSIVE
 
 
 @pytest.mark.parametrize("how", ["synchronize", "start"])
@@ -384,5 +384,5 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
 def explained(world: World, container_id: str) -> str:
     """What ``explain`` says of a container, on one line."""
     allocation = world.allocation(container_id)
-    document = explain_allocation(allocation, world.agent.grounds_of(container_id), "")
+    document = explain_allocation(allocation, world.agent.explanation_of(container_id), "")
     return " ".join(sentences.render_text(document, 400).split())

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.decision import MeasuredFree, Rejected
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -132,7 +132,7 @@ def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     world = World(topology, Settings(kubelet_cpus=True))
     for name in "abc":
         assert world.put(name, SINGLE, 1.5, 1)[0] == ""
-        assert world.allocation(f"{name}-app").kind is Kind.UNPINNED
+        assert world.allocation(f"{name}-app").kind is ContainerKind.UNPINNED
     world = World(topology)
     world.put("a", SINGLE, 1.5, 1)
     world.put("b", SINGLE, 1.5, 1)
@@ -328,7 +328,7 @@ def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
     world = World(machines.dual_no_smt(), STATIC)
     cpus, mems = world.put("a", {}, 10, 1)
     assert (len(CPUSet.parse(cpus)), mems) == (10, ""), "not aligned, and memory left alone"
-    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is ContainerKind.EXCLUSIVE
     assert world.update("a-app", resources(9, 1)) is None
     assert len(world.cpus("a-app")) == 9
     world.stop("a-app")

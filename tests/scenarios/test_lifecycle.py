@@ -11,10 +11,10 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import NodeModel, Rejected
 from nri_numa.engine.state import (
     Charge,
-    Kind,
+    ContainerKind,
     NodeState,
     PodRecord,
-    build_state,
+    build_node_state,
     check_invariants,
     check_step_invariants,
 )
@@ -155,7 +155,7 @@ def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime(world: World) 
     world.ends_whole = False
     world.put("plain")
     assert world.update("plain-app", Resources(cpus="3-1")) is None
-    assert world.allocation("plain-app").kind is Kind.UNPINNED
+    assert world.allocation("plain-app").kind is ContainerKind.UNPINNED
 
 
 def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
@@ -299,17 +299,19 @@ def test_a_full_disk_is_counted_once_and_caught_up_later(world: World) -> None:
 def test_every_invariant_has_a_sentence() -> None:
     topology = machines.single_no_smt()
     settings = Settings(reserved_cpus=CPUSet([0]))
-    good = build_state([allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), exclusive=True)])
+    good = build_node_state(
+        [allocation("a", ContainerKind.EXCLUSIVE, cpus=CPUSet([1]), exclusive=True)]
+    )
     assert check_invariants(good, topology, settings) == []
     own = {"exclusive": True}
-    twice = build_state(
+    twice = build_node_state(
         [
-            allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
-            allocation("b", Kind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
-            allocation("c", Kind.EXCLUSIVE, **own),
-            allocation("d", Kind.SHARED),
-            allocation("e", Kind.FOREIGN, mems=NUMASet([0])),
-            allocation("f", Kind.LISTED, cpus=CPUSet([1])),
+            allocation("a", ContainerKind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
+            allocation("b", ContainerKind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
+            allocation("c", ContainerKind.EXCLUSIVE, **own),
+            allocation("d", ContainerKind.SHARED),
+            allocation("e", ContainerKind.FOREIGN, mems=NUMASet([0])),
+            allocation("f", ContainerKind.LISTED, cpus=CPUSet([1])),
         ]
     )
     text = " / ".join(check_invariants(twice, topology, settings))

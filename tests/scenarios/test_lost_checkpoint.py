@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent import release
 from nri_numa.engine.adopt import is_signed, sign_document
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -65,7 +65,7 @@ def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool)
     del world.live["own-app"]
     world.restart(lost=True, key=b"made anew" if key else None)
     kinds = {world.allocation(i).kind for i in neighbours}
-    assert kinds == {Kind.UNPINNED}
+    assert kinds == {ContainerKind.UNPINNED}
     assert all(world.cpus(i) == world.topology.allowed for i in neighbours)
     world.put("later", OWN, 16, 1)
     assert not any(world.cpus(i) & world.cpus("later-app") for i in neighbours)
@@ -92,7 +92,7 @@ def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) 
     assert world.has(plain.id)[0] == "4-15"
     del world.live["own-app"]
     world.restart(lost=True, key=b"made anew" if key else None)
-    assert world.allocation(plain.id).kind is Kind.UNPINNED
+    assert world.allocation(plain.id).kind is ContainerKind.UNPINNED
     world.put("later", OWN, 6, 1)
     assert not world.cpus(plain.id) & world.cpus("later-app")
     world.check()
@@ -110,7 +110,7 @@ def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path
     world.clock = lambda: 0.0
     del world.live["own-app"]
     world.restart(lost=True)
-    assert world.allocation(plain.id).kind is Kind.UNPINNED
+    assert world.allocation(plain.id).kind is ContainerKind.UNPINNED
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -156,7 +156,7 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
             world.key = rng.randbytes(8)
         world.restart()
         state = world.agent.state
-        assert Kind.FOREIGN not in {a.kind for a in state.allocations.values()}
+        assert ContainerKind.FOREIGN not in {a.kind for a in state.allocations.values()}
         world.check()
 
 
@@ -196,7 +196,7 @@ def test_after_release_everybody_is_decided_anew() -> None:
     assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
     world.restart(lost=True)
     assert world.has("a-listed-app") == ("1", "1")
-    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("own-app").kind is ContainerKind.EXCLUSIVE
     assert not world.cpus("own-app") & world.cpus("a-listed-app")
     assert world.has("memory-app")[1] == "1"
     assert world.has("shared-app")[1] in ("0", "1")
@@ -246,7 +246,7 @@ def test_a_container_that_somebody_else_pinned_stays_foreign(world: World) -> No
     """It came with its cpuset, and its mark says so."""
     world.place(pod("kubelet"), wants=replace(resources(1), cpus="2"))
     world.restart(lost=True)
-    assert world.allocation("kubelet-app").kind is Kind.FOREIGN
+    assert world.allocation("kubelet-app").kind is ContainerKind.FOREIGN
     assert world.has("kubelet-app")[0] == "2"
     assert world.count("unexplained_pins_total") == 0
 
@@ -256,7 +256,7 @@ def test_a_pin_that_is_not_the_pool_is_somebody_elses(world: World) -> None:
     world.put("first", OWN, 1, 1)
     made = met_in_a_gap(world, "kubelet", cpus="2", wants=resources(1))
     world.restart(lost=True)
-    assert world.allocation(made.id).kind is Kind.FOREIGN
+    assert world.allocation(made.id).kind is ContainerKind.FOREIGN
     assert world.live[made.id].resources.cpus == "2"
     assert world.count("unexplained_pins_total") == 1
     # Once: from now on it is known.
@@ -382,7 +382,7 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
 def test_nobody_is_adopted_as_the_owner_of_the_last_cpus(world: World) -> None:
     met_in_a_gap(world, "a", claim(cpus="0-3"), "0-3", OWN, resources(4), QoSClass.GUARANTEED)
     world.synchronize()
-    assert world.allocation("a-app").kind is Kind.UNPINNED
+    assert world.allocation("a-app").kind is ContainerKind.UNPINNED
 
 
 def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
@@ -394,7 +394,7 @@ def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
     copy = met_in_a_gap(world, "copy", text, has, wants=resources(0.5))
     world.restart(lost=True)
     assert not world.agent.state.exclusive
-    assert world.allocation(copy.id).kind is not Kind.EXCLUSIVE
+    assert world.allocation(copy.id).kind is not ContainerKind.EXCLUSIVE
     assert world.count("claims_disbelieved_total") == 1
 
 
@@ -477,7 +477,7 @@ def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() 
     assert len(CPUSet.parse(had[0])) == 1
     world.restart()
     assert world.has("db-app") == had
-    assert world.allocation("db-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("db-app").kind is ContainerKind.EXCLUSIVE
 
 
 def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World) -> None:
@@ -487,8 +487,8 @@ def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World)
     had = world.has("db-app")
     world.restart(lost=True)
     assert world.has("db-app") == had
-    assert world.allocation("db-app").kind is Kind.EXCLUSIVE
-    assert world.allocation(made.id).kind is not Kind.EXCLUSIVE
+    assert world.allocation("db-app").kind is ContainerKind.EXCLUSIVE
+    assert world.allocation(made.id).kind is not ContainerKind.EXCLUSIVE
 
 
 @pytest.mark.parametrize(("reason", "believed"), [("as \U0001f600", True), ("\ud800", False)])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.agent.agent import SYNCHRONIZE_SECONDS
-from nri_numa.engine.state import Kind
+from nri_numa.agent.agent import SYNCHRONIZE_BUDGET_S
+from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
@@ -30,7 +30,7 @@ def strangers(world: World, count: int) -> list[str]:
 def slow(steps: int) -> Callable[[], float]:
     """A clock that has shown its last second after ``steps`` looks."""
     looks = itertools.count()
-    return lambda: SYNCHRONIZE_SECONDS * next(looks) / steps
+    return lambda: SYNCHRONIZE_BUDGET_S * next(looks) / steps
 
 
 def test_the_rest_is_decided_after_the_answer() -> None:
@@ -42,12 +42,12 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     )
     world.check()
     kinds = {world.allocation(i).kind for i in ids}
-    assert kinds == {Kind.EXCLUSIVE}
+    assert kinds == {ContainerKind.EXCLUSIVE}
     assert len(world.agent.state.exclusive) == 16
     assert world.count("gap_containers_total") == 8
     noted = [n.pod for n in world.agent.notices.notices_after() if n.notice_kind == "gap"]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
-    assert all(world.agent.grounds_of(i) is not None for i in ids), "each can be explained"
+    assert all(world.agent.explanation_of(i) is not None for i in ids), "each can be explained"
 
 
 @pytest.mark.parametrize(("told", "decided"), [(0.0, 3), (2.0, 3), (1.0, 1), (9.0, 3)])
@@ -59,7 +59,7 @@ def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int)
     ids = strangers(world, 8)
     world.synchronize()
     kinds = [world.allocation(i).kind for i in ids]
-    assert kinds.count(Kind.EXCLUSIVE) == decided
+    assert kinds.count(ContainerKind.EXCLUSIVE) == decided
 
 
 def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
@@ -75,10 +75,10 @@ def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     ids = strangers(world, 2)
     world.timing.later = lambda function: None  # we die with the answer
     world.synchronize()
-    assert {world.allocation(i).kind for i in ids} == {Kind.UNPINNED}
+    assert {world.allocation(i).kind for i in ids} == {ContainerKind.UNPINNED}
     world.clock = lambda: 0.0
     world.restart()
-    assert {world.allocation(i).kind for i in ids} == {Kind.EXCLUSIVE}
+    assert {world.allocation(i).kind for i in ids} == {ContainerKind.EXCLUSIVE}
 
 
 def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
@@ -90,7 +90,7 @@ def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
     world.timing.later = lambda function: None
     world.synchronize()
     kinds = {one: world.allocation(one).kind for one in (wide, narrow)}
-    assert kinds == {wide: Kind.UNPINNED, narrow: Kind.FOREIGN}
+    assert kinds == {wide: ContainerKind.UNPINNED, narrow: ContainerKind.FOREIGN}
 
 
 def test_one_that_stopped_while_it_waited_is_let_be() -> None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Limits, Permission, Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
@@ -33,7 +33,7 @@ usual = partial(World, machines.single_smt())
 
 def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
     """The siblings that are kept idle leave the pool like the CPUs that are owned."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=EVERYTHING)))
+    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=ALL_CPUS_AMOUNT)))
     answer = world.refused("all", ISOLATED, 4)
     assert answer.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
@@ -43,7 +43,7 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
 
 
 def test_isolation_leaves_the_shared_pool_its_floor() -> None:
-    limits = Limits(idle_siblings=EVERYTHING, pool=CPUAmount(4))
+    limits = Limits(idle_siblings=ALL_CPUS_AMOUNT, pool=CPUAmount(4))
     world = World(machines.single_smt(), Settings(limits=limits))
     says(world.refused("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
     world.put("own", ISOLATED, 2)
@@ -51,7 +51,7 @@ def test_isolation_leaves_the_shared_pool_its_floor() -> None:
 
 def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> None:
     """3.5 CPUs are promised; two isolated cores leave four CPUs for them, three would leave two."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=EVERYTHING)))
+    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=ALL_CPUS_AMOUNT)))
     world.put("shared", SINGLE, 3.5, qos=BURSTABLE)
     says(world.refused("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
     world.put("own", {**ISOLATED, **SINGLE}, 2)
@@ -64,7 +64,7 @@ def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling(world: World) 
     idle = world.agent.state.idle_siblings
     assert idle
     world.update("plain-app", Resources(cpus=str(idle)))
-    assert world.allocation("plain-app").kind is Kind.UNPINNED
+    assert world.allocation("plain-app").kind is ContainerKind.UNPINNED
     assert not world.cpus("plain-app") & idle
 
 
@@ -74,7 +74,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
     world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle_siblings
     world.update("plain-app", Resources(cpus=str(idle)))
-    assert world.allocation("plain-app").kind is Kind.FOREIGN
+    assert world.allocation("plain-app").kind is ContainerKind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == len(idle)
 
 
@@ -112,7 +112,7 @@ def test_a_container_is_not_among_those_who_are_told_of_its_own_change() -> None
     world.put("plain", qos=BEST_EFFORT)
     world.sent.clear()
     assert world.update("own-app", resources(1.5)) is None
-    assert world.allocation("own-app").kind is Kind.SHARED
+    assert world.allocation("own-app").kind is ContainerKind.SHARED
     assert [u.container_id for u in world.sent] == ["plain-app"]
 
 
@@ -167,7 +167,7 @@ def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: Wor
     world.restart(lost=True)
     assert world.agent.state.idle_siblings == idle
     assert world.cpus("lists-app") == CPUSet.parse("3")
-    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("own-app").kind is ContainerKind.EXCLUSIVE
 
 
 # --- lifted quotas ------------------------------------------------------------------------------

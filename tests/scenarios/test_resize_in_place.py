@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import MeasuredFree, Rejected, Resized
-from nri_numa.engine.state import Charge, Kind
+from nri_numa.engine.state import Charge, ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
@@ -26,7 +26,7 @@ def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory(world
     assert world.put("a", SINGLE, 1.5, 1) == ("0-3", "0")
     world.put("big", {**SINGLE, "numamem": "0"}, 0.5, 6)
     assert world.update("a-app", resources(2, 1)) is None
-    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is ContainerKind.EXCLUSIVE
     assert world.has("a-app") == ("0-1", "0")
     basis = world.grounds("a-app").basis
     assert (basis.pool_before, basis.pool_after) == ("0-7", "2-7")
@@ -53,7 +53,7 @@ def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it(
     before = world.has("a-app")
     assert world.update("a-app", resources(2, 1)) is None
     assert world.has("a-app") == before
-    assert world.allocation("a-app").kind is Kind.SHARED
+    assert world.allocation("a-app").kind is ContainerKind.SHARED
 
 
 def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
@@ -339,7 +339,7 @@ def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_o
 def test_who_becomes_an_owner_is_not_throttled_on_its_cpus(world: World) -> None:
     """By a limit that the request does not name."""
     world.place(pod("a", SINGLE), wants=replace(resources(2), cpu_shares=1024))
-    assert world.allocation("a-app").kind is Kind.SHARED
+    assert world.allocation("a-app").kind is ContainerKind.SHARED
     assert world.update("a-app", Resources(cpu_shares=2048)) is None
     assert world.allocation("a-app").exclusive
     assert world.live["a-app"].resources.cpu_quota == -1
@@ -367,7 +367,7 @@ def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected
     allowed = {"0-2": "3-7", "0": "1-7"}[expected]
     assert world.live["other-app"].resources.cpus == allowed
     assert world.allocation("owner-app").cpu_milli == cpus * 1000
-    assert world.agent.grounds_of("owner-app") is not None
+    assert world.agent.explanation_of("owner-app") is not None
 
 
 def test_a_shared_container_is_booked_by_its_new_size_where_it_is(world: World) -> None:
@@ -376,7 +376,7 @@ def test_a_shared_container_is_booked_by_its_new_size_where_it_is(world: World) 
     resize_unseen(world, "web-app", resources(2, 8))
     after = world.allocation("web-app")
     same = replace(after, cpu_milli=1000, memory_bytes=4 * GIB, charges=before.charges)
-    assert (same, after.kind) == (before, Kind.SHARED)
+    assert (same, after.kind) == (before, ContainerKind.SHARED)
     assert (after.cpu_milli, after.memory_bytes) == (2000, 8 * GIB)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.dra.claims import claim_variable
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
+from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result_text, parse_slots
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
@@ -43,15 +43,15 @@ def claiming(
 @pytest.mark.parametrize("numa_node", [0, 1])
 def test_its_cpus_are_on_the_numa_node_that_the_scheduler_chose(numa_node: int) -> None:
     world = two_nodes()
-    world.place(*claiming("other", result_text(numa_node, OTHER, 0, 1), cpus=1))
-    cpus, mems = world.place(*claiming("a", result_text(numa_node, UID, 0, 2)))
+    world.place(*claiming("other", claim_result_text(numa_node, OTHER, 0, 1), cpus=1))
+    cpus, mems = world.place(*claiming("a", claim_result_text(numa_node, UID, 0, 2)))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[numa_node].cpus
     assert len(CPUSet.parse(cpus)) == 2
     assert mems == str(numa_node)
 
 
 def test_results_on_two_numa_nodes_are_taken_as_they_are(world: World) -> None:
-    both = (result_text(0, UID, 0, 1), result_text(1, UID, 1, 2))
+    both = (claim_result_text(0, UID, 0, 1), claim_result_text(1, UID, 1, 2))
     cpus, mems = world.place(*claiming("a", *both, cpus=3))
     per_node = [len(CPUSet.parse(cpus) & node.cpus) for node in world.topology.numa_nodes.values()]
     assert per_node == [1, 2]
@@ -59,28 +59,28 @@ def test_results_on_two_numa_nodes_are_taken_as_they_are(world: World) -> None:
 
 
 def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
-    text = result_text(1, UID, 0, 2)
+    text = claim_result_text(1, UID, 0, 2)
     first = claiming("a", text)
     world.place(*first)
     refused = world.refuse(*claiming("a", text, part="helper"))
     assert refused.reason == "ClaimInUse"
     assert "pod default/a, container app" in refused.message
     # Another request of the same claim is something else.
-    world.place(*claiming("a", result_text(0, UID, 1, 2), part="helper"))
+    world.place(*claiming("a", claim_result_text(0, UID, 1, 2), part="helper"))
     world.stop("a-app")
     world.place(*claiming("a", text, part="third"))
 
 
 def test_a_container_that_starts_again_has_its_claim_again(world: World) -> None:
     world.ends_whole = False
-    text = result_text(1, UID, 0, 2)
+    text = claim_result_text(1, UID, 0, 2)
     before = world.place(*claiming("a", text))
     of, made = claiming("a", text)
     assert world.place(of, replace(made, id="a-app-again")) == before
 
 
 def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
-    text = result_text(1, UID, 0, 2)
+    text = claim_result_text(1, UID, 0, 2)
     world.place(*claiming("a", text))
     world.boot()
     assert world.allocation("a-app").slots == text
@@ -93,16 +93,22 @@ LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
 @pytest.mark.parametrize(
     ("text", "cpus", "asks", "reason", "said"),
     [
-        (f"{NOT_PREPARED}its claim is gone", 2, {}, "ClaimNotPrepared", "app: its claim is gone"),
-        (result_text(0, UID, 0, 2), 1, {}, "SlotsMismatch", LIMIT),
         (
-            result_text(0, UID, 0, 1),
+            f"{UNPREPARED_CLAIM_PREFIX}its claim is gone",
+            2,
+            {},
+            "ClaimNotPrepared",
+            "app: its claim is gone",
+        ),
+        (claim_result_text(0, UID, 0, 2), 1, {}, "SlotsMismatch", LIMIT),
+        (
+            claim_result_text(0, UID, 0, 1),
             1,
             {"numacpu": "1"},
             "SlotsConflict",
             "1 CPU of a ResourceClaim",
         ),
-        (result_text(0, UID, 0, 5), 5, {}, "NotEnoughCPUs", "5 exclusive CPUs needed"),
+        (claim_result_text(0, UID, 0, 5), 5, {}, "NotEnoughCPUs", "5 exclusive CPUs needed"),
     ],
 )
 def test_what_does_not_fit_a_claim_is_refused(
@@ -117,19 +123,19 @@ def test_what_does_not_fit_a_claim_is_refused(
         f"numa0-claim-{UID}-0",
         f"numa0-claim-{UID}-0x",
         "numa0-claim-0x2",
-        f"{result_text(0, UID, 0, 1)},{result_text(1, UID, 0, 1)}",
-        f"{result_text(0, UID, 0, 1)},slot-1",
-        ",".join(result_text(0, UID, n, 1) for n in range(33)),
+        f"{claim_result_text(0, UID, 0, 1)},{claim_result_text(1, UID, 0, 1)}",
+        f"{claim_result_text(0, UID, 0, 1)},slot-1",
+        ",".join(claim_result_text(0, UID, n, 1) for n in range(33)),
     ],
 )
 def test_texts_that_name_no_results(text: str) -> None:
-    assert isinstance(read_slots(text), str)
+    assert isinstance(parse_slots(text), str)
     assert two_nodes().refuse(*claiming("a", text)).reason == "InvalidSlots"
 
 
 def test_slots_of_the_device_plugin_stay_what_they_are(world: World) -> None:
     world.place(*claiming("plugin", "slot-0,slot-1"))
-    world.place(*claiming("claim", result_text(0, UID, 0, 1), cpus=1))
+    world.place(*claiming("claim", claim_result_text(0, UID, 0, 1), cpus=1))
 
 
 def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Container:
@@ -140,14 +146,14 @@ def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Contain
 
 def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World) -> None:
     """With the static policy each Guaranteed pod with whole CPUs has a grant, claims or not."""
-    of, made = claiming("a", result_text(1, UID, 0, 2))
+    of, made = claiming("a", claim_result_text(1, UID, 0, 2))
     assert world.place(of, granted(world, of, made, "5,7")) == ("5,7", "1")
     assert world.allocation("a-app").slots
     world.check()
     # The scheduler counts it once, as held by a claim.
     made_offer = slot_capacity(world.agent.machine, world.agent.state)
     assert made_offer.allocated == {0: 0, 1: 2}
-    other, plain = claiming("b", result_text(1, OTHER, 0, 2))
+    other, plain = claiming("b", claim_result_text(1, OTHER, 0, 2))
     assert world.place(other, plain) == ("4,6", "1")
     # The kubelet's loop comes round.
     assert world.update("a-app", Resources(cpus="5,7")) is None
@@ -157,18 +163,18 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World
 
 def test_a_grant_elsewhere_is_refused_with_what_to_do(world: World) -> None:
     """Run there it would have CPUs of a NUMA node that the scheduler counts for others."""
-    of, made = claiming("a", result_text(1, UID, 0, 2))
+    of, made = claiming("a", claim_result_text(1, UID, 0, 2))
     refused = world.refuse(of, granted(world, of, made, "2-3"))
     assert refused.reason == "KubeletPinned"
     assert "has 2 CPUs, 2 on NUMA node 1, but the kubelet granted it CPUs 2-3" in refused.message
     assert "expected cpuManagerPolicy none, a pod that is not Guaranteed" in refused.message
-    of, made = claiming("one", result_text(1, OTHER, 0, 1), cpus=1)
+    of, made = claiming("one", claim_result_text(1, OTHER, 0, 1), cpus=1)
     refused = world.refuse(of, granted(world, of, made, "1"))
     assert "has 1 CPU, 1 on NUMA node 1, but the kubelet granted it CPU 1 by" in refused.message
 
 
 def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
-    text = result_text(1, UID, 0, 2)
+    text = claim_result_text(1, UID, 0, 2)
     world = two_nodes()
     of, made = claiming("a", text, asks={"on-failure": "unpinned"})
     assert world.place(of, granted(world, of, made, "2-3")) == ("2-3", "")

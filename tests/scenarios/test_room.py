@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import ContainerStart
-from nri_numa.agent.memory_migration import IDLE_NODE_S, MemoryMigrator
+from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import Admitted, MeasuredFree, Rejected
-from nri_numa.engine.rebalance import MAX_MOVES, Search, plan_moves, restore_headroom
-from nri_numa.engine.state import Kind, NodeState, check_invariants
+from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves, restore_headroom
+from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -235,7 +235,9 @@ def test_after_a_plan_everything_holds(
         state, node = world.agent.state, world.agent.machine
         stays = set(list(state.allocations)[::2]) if still else set()
         plan, again = (
-            Search(plan_moves(node, state, answer, still=stays, running=running)).work(10**6)
+            StepwiseSearch(plan_moves(node, state, answer, still=stays, running=running)).run_steps(
+                10**6
+            )
             for _ in range(2)
         )
         assert plan == again
@@ -351,7 +353,7 @@ def test_only_cpus_move_on_one_numa_node() -> None:
 def test_what_is_only_observed_is_refused_once_and_known() -> None:
     world = movable(*A_AND_B, moves=0, observe=True)
     assert new(world) is None
-    assert (world.agent.refused, world.allocation("new-app").kind) == (1, Kind.UNPINNED)
+    assert (world.agent.refused, world.allocation("new-app").kind) == (1, ContainerKind.UNPINNED)
     assert world.steps("new-app") == (world.agent.rejections[0].message,)
     assert world.count("gap_containers_total") == 0
 
@@ -635,7 +637,9 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
 
     moving(world, clock, migrate, AgentConfig())
     first, second, third, fourth = at
-    assert (second - first >= 8, third - second >= IDLE_NODE_S, fourth - third >= 8) == (True,) * 3
+    assert (second - first >= 8, third - second >= NODE_IDLE_AFTER_S, fourth - third >= 8) == (
+        True,
+    ) * 3
     (notice,) = world.agent.notices.notices_after()
     assert notice.message.startswith("moved from NUMA node 1 to 0 in ")
     assert notice.message.endswith(" s to keep room for 6 CPUs, 1 GiB")
@@ -712,9 +716,9 @@ class DeferredWorld:
     """A world whose deferred tasks wait for `round`, as in a loop; a request has little work."""
 
     def __init__(self, world: World, patch: pytest.MonkeyPatch, **limits: int) -> None:
-        for name, limit in ({"PIECE_WORK": 1} | limits).items():
+        for name, limit in ({"SEARCH_UNITS_PER_PIECE": 1} | limits).items():
             patch.setattr(f"nri_numa.agent.room_searches.{name}", limit)
-        patch.setattr("nri_numa.engine.rebalance.WORK_LIMIT", TRY_WORK)
+        patch.setattr("nri_numa.engine.rebalance.MAX_SEARCH_WORK", TRY_WORK)
         self.world, self.rounds = world, 0
         self.tasks: list[Callable[[], object]] = []
         world.ends_whole = False
@@ -821,7 +825,7 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
     assert isinstance(answer, Rejected)
     assert (answer.is_about_later_container, answer.is_search_spent) == (True, False)
     later = DeferredWorld(world, monkeypatch)
-    monkeypatch.setattr("nri_numa.engine.rebalance.WORK_LIMIT", 100)
+    monkeypatch.setattr("nri_numa.engine.rebalance.MAX_SEARCH_WORK", 100)
     answer = new(world)
     assert isinstance(answer, Rejected)
     assert (answer.is_search_spent, later.ends()) == (False, [])
@@ -829,7 +833,7 @@ def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to
 
 def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     world = movable(*A_AND_B)
-    later = DeferredWorld(world, monkeypatch, MAX_WAITING=1)
+    later = DeferredWorld(world, monkeypatch, MAX_WAITING_SEARCHES=1)
     for name in ("first", "second"):
         world.refused(name, SINGLE, 6, 1)
     assert len(later.ends()) == 1
@@ -844,7 +848,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
         answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
-        search = Search(plan_moves(world.agent.machine, world.agent.state, answer))
-        assert search.work(10**6) is None
+        search = StepwiseSearch(plan_moves(world.agent.machine, world.agent.state, answer))
+        assert search.run_steps(10**6) is None
         work.append(search.used)
     assert work[0] == work[1]

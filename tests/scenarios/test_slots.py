@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.request.demand import read_slots
-from nri_numa.engine.state import Kind
+from nri_numa.engine.request.demand import parse_slots
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
@@ -52,16 +52,16 @@ def test_no_annotation_of_the_pod_is_needed(world: World, asks: dict[str, str]) 
     assert len(CPUSet.parse(cpus)) == 2
     assert mems in ("0", "1")
     allocation = world.allocation("a-app")
-    assert allocation.kind is Kind.EXCLUSIVE
+    assert allocation.kind is ContainerKind.EXCLUSIVE
     assert allocation.slots == "slot-4,slot-9"
     assert world.live["a-app"].resources.cpu_quota == -1
 
 
 def test_the_device_plugin_is_told_which_annotation() -> None:
     world = usual(Settings(prefix="numa.example.org"))
-    assert world.agent.machine.slots_key == "numa.example.org/slots"
+    assert world.agent.machine.slots_annotation_key == "numa.example.org/slots"
     of, made = holding("a", "")
-    key = world.agent.machine.slots_key
+    key = world.agent.machine.slots_annotation_key
     cpus, _ = world.place(of, replace(made, annotations={key: "slot-0"}))
     assert len(CPUSet.parse(cpus)) == 1
 
@@ -179,7 +179,7 @@ def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
 
 
 def test_ids_of_both_sorts_bind_nothing() -> None:
-    read = read_slots("slot-1,numa1-slot-2")
+    read = parse_slots("slot-1,numa1-slot-2")
     assert not isinstance(read, str)
     assert (read.count, read.by_node) == (2, {})
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, WriteOutcome
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
@@ -218,7 +218,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
     node.task("own")
     node.start("own")
     allocation = node.agent.state.allocations["own-app"]
-    assert allocation.kind is Kind.EXCLUSIVE
+    assert allocation.kind is ContainerKind.EXCLUSIVE
     assert node.has("own") == str(allocation.cpus) == "0-1"
     assert node.count("gap_containers") == 1
     assert node.has("plain") == "2-3"
@@ -227,14 +227,14 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
     node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
-    assert node.agent.state.allocations["huge-app"].kind is Kind.UNPINNED
+    assert node.agent.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
     assert [r.pod for r in node.agent.rejections] == ["huge"]
 
 
 def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
     node.world.meet(pod("plain"))
     node.started("plain")
-    assert node.agent.state.allocations["plain-app"].kind is Kind.UNPINNED
+    assert node.agent.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
 
 
 def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
@@ -268,7 +268,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
     assert node.has("plain") == "0-3"
-    assert node.agent.state.allocations["unknown-app"].kind is Kind.UNPINNED
+    assert node.agent.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
 
 
 def test_somebody_elses_pin_is_left_alone(node: Node) -> None:

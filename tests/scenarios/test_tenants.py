@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config.values import parse_amount
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -60,7 +60,7 @@ def limited(topology: Topology, **limits: Any) -> World:
 
 
 def rule_of(world: World) -> str:
-    return world.agent.grounds_of_refusal(world.agent.rejections[-1]).basis.rule
+    return world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
 
 
 # --- exclusive CPUs are paid for ------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
     assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
-    assert default.allocation("a-app").kind is Kind.SHARED
+    assert default.allocation("a-app").kind is ContainerKind.SHARED
 
 
 def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
@@ -194,7 +194,7 @@ def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
     world.place(*want("web", {**SINGLE, "cpus": "exclusive", "smt": "isolate"}, resources(1.5)))
     allocation = world.allocation("web-app")
-    assert allocation.kind is Kind.SHARED
+    assert allocation.kind is ContainerKind.SHARED
     known = world.grounds("web-app")
     assert known.basis.decision_steps[0].startswith(
         "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"

@@ -17,7 +17,7 @@ from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.engine.request.annotations import OPTION_KEYS, SCHEDULED_NODES_KEY
 from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
-from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY
+from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.publisher.publisher import PublishMetrics
 from nri_numa.publisher.topology import (
@@ -109,7 +109,7 @@ def test_annotations_exist(page: Path) -> None:
                     WAKE_ANNOTATION,
                     DRAINED_ANNOTATION,
                 ),
-                *(OFFLINE_CAPACITY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
+                *(OFFLINE_CAPACITY_KEY, *NODE_ANNOTATIONS, *NODE_LABELS, *ZONE_ATTRIBUTES),
                 *(
                     "free-exclusive-cpus",
                     RELEASE_COUNT_ANNOTATION,

@@ -53,7 +53,7 @@ AmountsByNode = Mapping[int, int]
 """Quantity by NUMA node; missing is none."""
 
 
-def all_masks(machine: int) -> list[int]:
+def all_numa_masks(machine: int) -> list[int]:
     """Every set of the machine's NUMA nodes, by its index: bit *k* of it is the *k*-th of them."""
     masks = [0]
     for i in ids_of(machine):
@@ -92,7 +92,7 @@ class SearchBudget:
         self.used = 0
         self.exact = True
 
-    def search_limit(self) -> int:
+    def next_search_step_limit(self) -> int:
         """Up to which count one search may go: half of what is left, so that none starves.
 
         Twice the limit and one such search is the most that a merge can take.
@@ -308,7 +308,10 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
 
     def _sufficient_masks(self) -> list[int]:
         """Every mask that has enough, all of them counted at once."""
-        masks, enough = all_masks(self.allowed_mask), [True] * (1 << self.allowed_mask.bit_count())
+        masks, enough = (
+            all_numa_masks(self.allowed_mask),
+            [True] * (1 << self.allowed_mask.bit_count()),
+        )
         for q in self.quantities:
             sums = [0]
             if q.parts is None:
@@ -331,7 +334,7 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
         """
         weights = [q.amounts for q in self.quantities]
         lacks = [q.need - q.amount_in(self.required) for q in self.quantities]
-        until = steps.search_limit()
+        until = steps.next_search_step_limit()
         best: int | None = None
         nearest = 0
         apart = distances.min_distance(nodes) if distances else 0
@@ -420,7 +423,7 @@ class Hints:
     width: int = 0
 
     @property
-    def aligned_sockets(self) -> int:
+    def max_preferred_sockets(self) -> int:
         """How many sockets a preferred mask may touch; 0 without that rule.
 
         The kubelet divides the machine's counts; fewer NUMA nodes than sockets switches it off.
@@ -432,9 +435,11 @@ class Hints:
         """Say whether the mask is a hint, preferred or not."""
         if self.nil is not None or not mask or mask & ~self.universe or self.required & ~mask:
             return False
-        return self.allows_group(mask) and all(q.amount_in(mask) >= q.need for q in self.quantities)
+        return self.allows_mask_by_group_rule(mask) and all(
+            q.amount_in(mask) >= q.need for q in self.quantities
+        )
 
-    def allows_group(self, mask: int) -> bool:
+    def allows_mask_by_group_rule(self, mask: int) -> bool:
         """Say whether the group rule lets the mask be one."""
         if self.groups is None:
             return True
@@ -446,7 +451,7 @@ class Hints:
         """Say whether a hint of this mask would be preferred."""
         if mask.bit_count() == self.width:
             return True
-        aligned = self.aligned_sockets
+        aligned = self.max_preferred_sockets
         return bool(aligned) and aligned == sum(1 for s in self.sockets if s & mask)
 
     def prefers_mask(self, mask: int) -> bool:
@@ -459,7 +464,7 @@ class Hints:
             allowed_mask=self.universe,
             quantities=self.quantities,
             required=self.required,
-            accept=None if self.groups is None else self.allows_group,
+            accept=None if self.groups is None else self.allows_mask_by_group_rule,
         )
 
     def has_mask(self) -> bool:
@@ -694,7 +699,7 @@ def compute_hints(
 # --- the merge ------------------------------------------------------------------------------------
 
 
-class Merge(msgspec.Struct, frozen=True, kw_only=True):
+class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
     """What is merged: the hints of every resource, the machine's NUMA nodes, and the order."""
 
     hint_lists: Sequence[Hints]
@@ -714,14 +719,14 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
             return self.all_nodes_mask, False
         if len(self.order.nodes) > EXACT_MERGE_MAX_NODES:
             mask = self._merged_requirement(
-                lists, lambda m: all(f.allows_group(m) for f in lists)
+                lists, lambda m: all(f.allows_mask_by_group_rule(m) for f in lists)
             ).narrowest_mask(self.order, self.distances, self.budget)
             return (self.all_nodes_mask if mask is None else mask), False
         masks, neediest = self.reachable_masks()
         if not masks:
             return self.all_nodes_mask, False
         # Order: the class of the result; one width has one class.
-        width = min({m.bit_count() for m in masks}, key=lambda w: result_class(w, neediest))
+        width = min({m.bit_count() for m in masks}, key=lambda w: unpreferred_rank(w, neediest))
         among = [m for m in masks if m.bit_count() == width]
         return select_mask(among, self.order, self.distances), False
 
@@ -736,7 +741,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
                 return None
         if not lists:
             return None if self.all_nodes_mask in but else self.all_nodes_mask
-        widths = {f.width for f in lists if not (f.sockets and f.aligned_sockets)}
+        widths = {f.width for f in lists if not (f.sockets and f.max_preferred_sockets)}
         if len(widths) > 1:
             return None
         if self.single or widths <= {1}:
@@ -757,7 +762,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
 
         def accept(mask: int) -> bool:
             return mask not in but and all(
-                f.prefers_width(mask) and f.allows_group(mask) for f in lists
+                f.prefers_width(mask) and f.allows_mask_by_group_rule(mask) for f in lists
             )
 
         cover = self._merged_requirement(
@@ -776,7 +781,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         it, is a product of sums over supersets; the ways to reach exactly it follow by subtraction.
         For at most `EXACT_MERGE_MAX_NODES` NUMA nodes.
         """
-        masks = all_masks(self.all_nodes_mask)
+        masks = all_numa_masks(self.all_nodes_mask)
         neediest = 0
         ways = [1] * len(masks)
         for hints in self.hint_lists:
@@ -784,8 +789,8 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
                 found = set(hints.mask_requirement().satisfying_masks())
                 neediest = max(neediest, min(m.bit_count() for m in found))
                 counts = [1 if m in found else 0 for m in masks]
-                ways = list(map(mul, ways, _over_supersets(counts, 1)))
-        ways = _over_supersets(ways, -1)
+                ways = list(map(mul, ways, _sum_over_supersets(counts, 1)))
+        ways = _sum_over_supersets(ways, -1)
         return [m for m, count in zip(masks, ways, strict=True) if m and count], neediest
 
     def _merged_requirement(
@@ -803,7 +808,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _over_supersets(counts: list[int], sign: int) -> list[int]:
+def _sum_over_supersets(counts: list[int], sign: int) -> list[int]:
     """For each index the sum over all indexes that contain it; undone with ``sign=-1``."""
     bit = 1
     while bit < len(counts):
@@ -814,7 +819,7 @@ def _over_supersets(counts: list[int], sign: int) -> list[int]:
     return counts
 
 
-def result_class(width: int, neediest: int) -> tuple[int, int]:
+def unpreferred_rank(width: int, neediest: int) -> tuple[int, int]:
     """First two parts of the key of a result that is not preferred."""
     if width == neediest:
         return (0, 0)

@@ -32,25 +32,25 @@ from nri_numa.engine.align.hints import (
     DistanceSums,
     Hint,
     HintDemand,
+    HintMerge,
     Hints,
     MaskOrder,
-    Merge,
     ResourceDemand,
     SearchBudget,
     compute_hints,
-    result_class,
     sum_by_cpu_node,
+    unpreferred_rank,
 )
 from nri_numa.model.cpuset import NUMASet, ids_of
 from nri_numa.model.machine import count_text, human_milli, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
-SAMPLE_MASKS = 4
+MAX_SAMPLE_MASKS = 4
 """Hints and losing candidates that are listed."""
 
 # NUMA nodes spelled out in a sentence before it is cut.
-_SPELLED_OUT = 8
+_MAX_LISTED_NUMA_NODES = 8
 
 
 class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
@@ -72,13 +72,13 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     rank: Mapping[int, int] | None = None
     one_width: bool = False
 
-    def build_merge(self, distances: DistanceSums | None = None) -> Merge:
+    def build_merge(self, distances: DistanceSums | None = None) -> HintMerge:
         """The hints of each demand, with fresh steps to look for a mask.
 
         Who merges often for one machine hands in its distances.
         """
         single, steps = self.policy is Policy.SINGLE_NUMA_NODE, SearchBudget()
-        return Merge(
+        return HintMerge(
             hint_lists=compute_hints(
                 self.demands, self.numa_ids, steps, one_width=self.one_width and not single
             ),
@@ -173,19 +173,19 @@ def _capacity_text(amount: int, unit: str) -> str:
     return amount_text(amount, unit, free=True).removesuffix("s").removesuffix(" CPU")
 
 
-def nodes_text(count: int) -> str:
+def numa_node_count_text(count: int) -> str:
     """``1 NUMA node``, ``2 NUMA nodes``."""
     return count_text(count, "NUMA node")
 
 
-def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
+def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
     """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
         f"NUMA node {n.numa_node}: {_capacity_text(n.free, unit)} of "
         f"{_free_amount_text(n.capacity, unit)}"
-        for n in numa_nodes[:_SPELLED_OUT]
+        for n in numa_nodes[:_MAX_LISTED_NUMA_NODES]
     ]
-    rest = numa_nodes[_SPELLED_OUT:]
+    rest = numa_nodes[_MAX_LISTED_NUMA_NODES:]
     if rest:
         parts.append(
             f"{len(rest)} more with at most {_free_amount_text(max(n.free for n in rest), unit)}"
@@ -193,7 +193,7 @@ def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
     return "; ".join(parts)
 
 
-def _sample_masks(hints: Hints, merge: Merge) -> tuple[list[int], int | None, int | None, bool]:
+def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None, int | None, bool]:
     """Some masks, narrowest first; how many, how many of the least width, and whether all are.
 
     One mask and no numbers on machines with too many to look at.
@@ -203,13 +203,13 @@ def _sample_masks(hints: Hints, merge: Merge) -> tuple[list[int], int | None, in
         return [] if mask is None else [mask], None, None, _any_nodes_suffice(hints, mask or 0)
     found = hints.mask_requirement().satisfying_masks()
     found.sort(key=int.bit_count)
-    least, widest = found[0].bit_count(), found[:SAMPLE_MASKS][-1].bit_count()
+    least, widest = found[0].bit_count(), found[:MAX_SAMPLE_MASKS][-1].bit_count()
     narrowest = sum(1 for m in found if m.bit_count() == least)
     every = narrowest == comb(hints.universe.bit_count(), least) > 1
     some = [m for m in found if m.bit_count() <= widest]
     # Order: width, then the tie-break.
     some.sort(key=lambda m: (m.bit_count(), merge.order.sort_key(m)))
-    return some[:SAMPLE_MASKS], len(found), narrowest, every
+    return some[:MAX_SAMPLE_MASKS], len(found), narrowest, every
 
 
 def _any_nodes_suffice(hints: Hints, mask: int) -> bool:
@@ -230,7 +230,7 @@ def _any_nodes_suffice(hints: Hints, mask: int) -> bool:
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
-def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
+def numa_node_sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
     """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``."""
     if not sets:
         return "other NUMA nodes"
@@ -253,14 +253,15 @@ def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
         if isinstance(demand, DeviceDemand):
             return f"{what}: {need} needed, of devices that belong to no NUMA node"
         return f"{what}: {need} needed, which no mask has; left to the allocation to refuse"
-    free = free_text(summary.numa_nodes, summary.unit)
+    free = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
         return f"{what}: {need} needed, {shortage_text(summary, demand)} ({free})"
-    now = nodes_text(summary.narrowest_width)
+    now = numa_node_count_text(summary.narrowest_width)
     if summary.narrowest_width == summary.preferred_width:
         return f"{what}: {need} needed, fits on {now} ({free})"
     return (
-        f"{what}: {need} needed, on an empty machine {nodes_text(summary.preferred_width)} would "
+        f"{what}: {need} needed, on an empty machine "
+        f"{numa_node_count_text(summary.preferred_width)} would "
         f"do, now it takes {now} ({free})"
     )
 
@@ -286,14 +287,14 @@ def _rejected_mask(mask: int, preferred: bool, why: tuple[str, str]) -> Rejected
     return RejectedMask(affinity=affinity, preferred=preferred, separated_by=why[0], text=why[1])
 
 
-def _explain_ranking(winner: int, loser: int, neediest: int, merge: Merge) -> tuple[str, str]:
+def _explain_ranking(winner: int, loser: int, neediest: int, merge: HintMerge) -> tuple[str, str]:
     """What separates two masks of which both, or neither, are preferred."""
     wide, narrow, distances = loser.bit_count(), winner.bit_count(), merge.distances
     if wide != narrow:
         if wide < neediest:
-            needs = f"the {nodes_text(neediest)} that the neediest resource takes"
+            needs = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
             return "width", f"it is narrower than {needs}"
-        return "width", f"it takes {nodes_text(wide)} instead of {narrow}"
+        return "width", f"it takes {numa_node_count_text(wide)} instead of {narrow}"
     if distances is not None and distances.total_distance(winner) != distances.total_distance(
         loser
     ):
@@ -305,7 +306,7 @@ def _explain_ranking(winner: int, loser: int, neediest: int, merge: Merge) -> tu
     return "rank", "the strategy ranks it lower"
 
 
-DIFFERENT_WIDTHS: Final = "different numbers of NUMA nodes needed"
+DIFFERENT_WIDTHS_TEXT: Final = "different numbers of NUMA nodes needed"
 """In the clause when no mask can be preferred by all, on an empty machine either."""
 
 
@@ -313,7 +314,7 @@ class Shortage(msgspec.Struct, frozen=True):
     """Why not.
 
     Attributes:
-        width_conflict: no state of the machine would help, see `DIFFERENT_WIDTHS`.
+        width_conflict: no state of the machine would help, see `DIFFERENT_WIDTHS_TEXT`.
     """
 
     text: str
@@ -357,15 +358,18 @@ def _find_narrowing_shortage(
         free = _max_amount_on(demand, demand.free_amounts, problem.numa_ids, width)
         if free >= demand.need:
             continue
-        text = _excess(summary, demand, problem, width)
-        text = text or f"at most {_free_amount_text(free, summary.unit)} on {_numa_nodes(width)}"
+        text = _over_capacity_text(summary, demand, problem, width)
+        text = (
+            text
+            or f"at most {_free_amount_text(free, summary.unit)} on {_numa_node_width_text(width)}"
+        )
         if problem.policy is not Policy.SINGLE_NUMA_NODE:
-            would = nodes_text(summary.preferred_width)
+            would = numa_node_count_text(summary.preferred_width)
             now = summary.narrowest_width
             text += f": on an empty machine {would} would do, now it takes {now}"
         return _single_shortage(summary, text)
     if len(group) > 1:
-        return _no_common_nodes(group, problem, order)
+        return _no_common_nodes_shortage(group, problem, order)
     summary = group[0][0]
     if problem.policy is not Policy.SINGLE_NUMA_NODE:
         return Shortage(summary.text)
@@ -375,7 +379,7 @@ def _find_narrowing_shortage(
     return _single_shortage(summary, f"{have}, which is tied to others by the kubelet's rules")
 
 
-def _excess(
+def _over_capacity_text(
     summary: ResourceSummary, demand: HintDemand, problem: AlignmentRequest, width: int
 ) -> str:
     """That no ``width`` NUMA nodes have that much, however empty; else empty.
@@ -388,10 +392,10 @@ def _excess(
     if capacity >= demand.need or sum(n.capacity for n in summary.numa_nodes) < demand.need:
         return ""
     have = amount_text(capacity, summary.unit, free=True)
-    return f"more than the {have} of any {_numa_nodes(width)}"
+    return f"more than the {have} of any {_numa_node_width_text(width)}"
 
 
-def _numa_nodes(width: int) -> str:
+def _numa_node_width_text(width: int) -> str:
     return "one NUMA node" if width == 1 else f"{width} NUMA nodes"
 
 
@@ -403,7 +407,7 @@ def _max_amount_on(
     return sum(sorted((max(0, found.get(i, 0)) for i in numa_ids), reverse=True)[:width])
 
 
-def _no_common_nodes(
+def _no_common_nodes_shortage(
     entries: Sequence[_ResourceEntry], problem: AlignmentRequest, order: MaskOrder
 ) -> Shortage:
     """Each has a place, and they have none in common."""
@@ -431,7 +435,7 @@ def _resource_nodes_text(demand: ResourceDemand, numa_ids: NUMASet) -> str:
     enough = (
         w for w in widths if _max_amount_on(demand, demand.free_amounts, numa_ids, w) >= demand.need
     )
-    return nodes_text(next(enough, len(numa_ids)))
+    return numa_node_count_text(next(enough, len(numa_ids)))
 
 
 def _preferred_nodes_text(
@@ -441,7 +445,9 @@ def _preferred_nodes_text(
     if hints.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
         return numa_text(NUMASet(i for i in order.nodes if hints.prefers_mask(1 << i)))
     preferred = [h.affinity for h in summary.hints if h.preferred]
-    return sets_text([str(a) for a in preferred], summary.all_sets_fit, summary.narrowest_count)
+    return numa_node_sets_text(
+        [str(a) for a in preferred], summary.all_sets_fit, summary.narrowest_count
+    )
 
 
 def _need_text(summary: ResourceSummary) -> str:
@@ -457,7 +463,8 @@ def _quantity_text(need: int, unit: str) -> str:
 def _single_shortage(summary: ResourceSummary, have: str) -> Shortage:
     need = _quantity_text(summary.need, summary.unit)
     return Shortage(
-        shortage_clause(summary.resource, need, have), free_text(summary.numa_nodes, summary.unit)
+        shortage_clause(summary.resource, need, have),
+        free_by_node_text(summary.numa_nodes, summary.unit),
     )
 
 
@@ -506,7 +513,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             # What the machine lacks comes before what is not free, and that before what is both but
             # not together; then in the order of the demands.
             summary, _, demand = min(impossible, key=lambda one: _shortage_severity(one[0], one[2]))
-            excess = _excess(summary, demand, problem, 1) if merge.single else ""
+            excess = _over_capacity_text(summary, demand, problem, 1) if merge.single else ""
             return _single_shortage(summary, excess or shortage_text(summary, demand))
         hinting = [one for one in entries if one[0].state is HintState.MASKS]
         order = merge.order
@@ -519,11 +526,12 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         widths = {s.preferred_width for s, _, _ in hinting}
         if not merge.single and len(widths) > 1:
             each = ", ".join(
-                f"{_need_text(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting
+                f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}"
+                for s, _, _ in hinting
             )
             names = " and ".join(s.resource for s, _, _ in hinting)
-            return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {each}", width_conflict=True)
-        return _no_common_nodes(hinting, problem, order)
+            return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {each}", width_conflict=True)
+        return _no_common_nodes_shortage(hinting, problem, order)
 
     @cached_property
     def resource_summaries(self) -> tuple[ResourceSummary, ...]:
@@ -569,14 +577,14 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         order, distances = merge.order, merge.distances
         found: list[RejectedMask] = []
         seen = {winner}
-        while preferred and len(found) < SAMPLE_MASKS:
+        while preferred and len(found) < MAX_SAMPLE_MASKS:
             mask = merge.preferred_mask(frozenset(seen))
             if mask is None:
                 break
             seen.add(mask)
             found.append(_rejected_mask(mask, True, _explain_ranking(winner, mask, 0, merge)))
         if (
-            len(found) < SAMPLE_MASKS
+            len(found) < MAX_SAMPLE_MASKS
             and len(problem.numa_ids) <= EXACT_MERGE_MAX_NODES
             and not merge.single
             and any(f.nil is None for f in merge.hint_lists)
@@ -586,13 +594,13 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             rest = sorted(
                 (m for m in masks if m not in seen),
                 key=lambda m: (
-                    result_class(m.bit_count(), neediest),
+                    unpreferred_rank(m.bit_count(), neediest),
                     0 if distances is None else distances.total_distance(m),
                     order.sort_key(m),
                 ),
             )
             wide = "it is wider than an empty machine would need, or resources would differ on it"
-            for mask in rest[: SAMPLE_MASKS - len(found)]:
+            for mask in rest[: MAX_SAMPLE_MASKS - len(found)]:
                 why = (
                     ("preferred", wide)
                     if preferred

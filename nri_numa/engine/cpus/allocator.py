@@ -10,8 +10,8 @@
 
 Three modes take single threads core by core (``spread``, ``isolate``, ``pair``):
 `_CPUAccumulator._best_free_threads` says which cores are the best kind that is left. ``full-core``
-takes whole cores: `whole_cores` lists the kinds and `fitting_core_counts` how many of each add up
-to the request. CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
+takes whole cores: `whole_core_classes` lists the kinds and `fitting_core_counts` how many of each
+add up to the request. CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
 
 docs/adr/0010-cpu-order.md tells why.
 """
@@ -24,7 +24,7 @@ import msgspec
 
 from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, build_allocator_index
 from nri_numa.engine.cpus.orders import (
-    MOST_NUMA_NODES,
+    MAX_DISTRIBUTED_NUMA_NODES,
     CPUFiller,
     SelectionPool,
     cores_in_order,
@@ -156,11 +156,11 @@ class CoreClass(msgspec.Struct, frozen=True):
     size: int
 
 
-def _best_class(cores: int, classes: Iterable[int]) -> int:
+def _cores_of_best_class(cores: int, classes: Iterable[int]) -> int:
     return next((found for c in classes if (found := cores & c)), 0)
 
 
-def whole_cores(
+def whole_core_classes(
     index: AllocatorIndex, free: int, own: int, tiers: Sequence[Callable[[int], int]]
 ) -> list[CoreClass]:
     """Cores that would belong wholly to the container, best classes first.
@@ -190,7 +190,7 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
     # reach[i]: bit s is set when classes i and later can make s CPUs.
     reach = [1]
     for c in reversed(classes):
-        reach.append(_extend_sums(reach[-1], c))
+        reach.append(_extend_reachable_cpu_counts(reach[-1], c))
     reach.reverse()
     if not reach[0] >> n & 1:
         return None
@@ -204,18 +204,18 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
     return counts
 
 
-def nearest_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
+def nearest_whole_core_counts(classes: Sequence[CoreClass], n: int) -> tuple[int, ...]:
     """The next lower and the next higher number of CPUs that whole cores make, where there are."""
     reach = 1
     for c in classes:
-        reach = _extend_sums(reach, c)
+        reach = _extend_reachable_cpu_counts(reach, c)
     lower = (reach & ((1 << n) - 1)).bit_length() - 1
     higher = reach >> n + 1
     found = (lower,) if lower > 0 else ()
     return (*found, n + (higher & -higher).bit_length()) if higher else found
 
 
-def _extend_sums(reach: int, c: CoreClass) -> int:
+def _extend_reachable_cpu_counts(reach: int, c: CoreClass) -> int:
     """Sums that can be made with up to all cores of a class added to those that could before."""
     left, step = c.cores.bit_count(), 1
     while left:
@@ -229,7 +229,7 @@ def _extend_sums(reach: int, c: CoreClass) -> int:
 _MAX_NAMED_CORES = 3  # shared cores that are named one by one
 
 
-def distribution_notes(index: AllocatorIndex, cpus: int) -> list[str]:
+def cpu_distribution_notes(index: AllocatorIndex, cpus: int) -> list[str]:
     """One sentence for each NUMA node: how many CPUs, and how many of its cores are whole."""
     whole = index.whole_cores(cpus)
     notes = []
@@ -310,7 +310,7 @@ def _shrink_held_cpus(
         idle=CPUSet.from_bits(idle),
         notes=(
             f"keeps {request.count} of the {count_text(held.bit_count(), 'CPU')} it had",
-            *distribution_notes(ix, kept),
+            *cpu_distribution_notes(ix, kept),
         ),
     )
 
@@ -326,12 +326,12 @@ def _core_classes(ix: AllocatorIndex, cpus: int) -> list[CoreClass]:
 
 def _smt_misaligned(ix: AllocatorIndex, count: int, free: int) -> SMTMisaligned:
     whole = ix.threads_of(ix.whole_cores(free))
-    fitting = nearest_counts(_core_classes(ix, whole), count)
+    fitting = nearest_whole_core_counts(_core_classes(ix, whole), count)
     return SMTMisaligned(
         requested=count,
         threads_per_core=ix.threads,
         available=CPUSet.from_bits(whole),
-        fitting=fitting or nearest_counts(_core_classes(ix, ix.all_cpus), count),
+        fitting=fitting or nearest_whole_core_counts(_core_classes(ix, ix.all_cpus), count),
     )
 
 
@@ -358,7 +358,7 @@ class _CPUAccumulator:
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
         self.good_isolation = self.good_tick = self.good_kind = ix.all_cpus
         if not self.kubelet:
-            self.good_isolation = ix.suiting_isolation(settings)
+            self.good_isolation = ix.cpus_suiting_isolation(settings)
             if ix.nohz_full and settings.nohz_full is not NohzFullCPUs.ANY:
                 avoid = settings.nohz_full is NohzFullCPUs.AVOID
                 self.good_tick = ix.all_cpus & ~ix.nohz_full if avoid else ix.nohz_full
@@ -407,11 +407,11 @@ class _CPUAccumulator:
             self._take_cpus(self.prefer)
             return self._chosen_cpus("these are the CPUs it had before")
         if smt is SMT.FULL_CORE:
-            return self._full_cores()
+            return self._take_full_cores()
         if smt is SMT.ANY:
-            self._any_threads()
+            self._take_any_threads()
         else:
-            self._threads_of_cores()
+            self._take_threads_of_cores()
         return self._cpu_shortage() if self.needed else self._chosen_cpus()
 
     def _fits_as_preferred(self) -> bool:
@@ -435,10 +435,10 @@ class _CPUAccumulator:
 
     # -- the ways to take ------------------------------------------------------------------------
 
-    def _any_threads(self) -> None:
+    def _take_any_threads(self) -> None:
         for region in self.regions:
             if self.kubelet:
-                self._kubelet_threads(region)
+                self._take_kubelet_threads(region)
                 continue
             fill = threads_filler(self.ix, self.taken)
             for zone in self._split_by_nohz(region, self.free):
@@ -449,7 +449,7 @@ class _CPUAccumulator:
 
     def _candidate_regions(self, region: int) -> Iterator[int]:
         yield region & self.prefer
-        for zone in self._uncontended_first():
+        for zone in self._zones_uncontended_first():
             for isolation in (self.good_isolation, ~self.good_isolation):
                 for tick in self.ticks:
                     for kind in (self.good_kind, ~self.good_kind):
@@ -460,14 +460,14 @@ class _CPUAccumulator:
         if len(self.ticks) == 1 or self.prefer:
             return (region,)
         candidates &= region & self.good_isolation & ~self.last
-        narrow = self._numa_nodes_for(candidates)
-        good = self._numa_nodes_for(candidates & self.good_tick)
+        narrow = self._sufficient_numa_nodes(candidates)
+        good = self._sufficient_numa_nodes(candidates & self.good_tick)
         if not narrow or (good and good.bit_count() <= narrow.bit_count()):
             return (region,)
         inside = sum(u.bits for p, u in enumerate(self.ix.numa) if narrow >> p & 1)
         return region & inside, region & ~inside
 
-    def _uncontended_first(self) -> tuple[int, ...]:
+    def _zones_uncontended_first(self) -> tuple[int, ...]:
         """Cores that no others use, then CPUs that no others use, then all."""
         if not self.last:
             return (self.ix.all_cpus,)
@@ -478,16 +478,16 @@ class _CPUAccumulator:
             ix.all_cpus,
         )
 
-    def _kubelet_threads(self, region: int) -> None:
+    def _take_kubelet_threads(self, region: int) -> None:
         for tier in (region & self.prefer, region):
             free = self.free & tier
             n = min(self.needed, free.bit_count())
             if n:
-                self._take_cpus(self._kubelet_take(free, n, 1))
+                self._take_cpus(self._select_as_kubelet(free, n, 1))
 
-    def _kubelet_take(self, free: int, n: int, group: int) -> int:
+    def _select_as_kubelet(self, free: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
-            if len(self.ix.numa) > MOST_NUMA_NODES:
+            if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
                 return self._select_cpus(free, n, fill=threads_filler(self.ix, self.taken))
             least = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
@@ -496,15 +496,15 @@ class _CPUAccumulator:
         across = self.settings.distribute_across_cores and group == 1
         return take_packed(self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across)
 
-    def _threads_of_cores(self) -> None:
+    def _take_threads_of_cores(self) -> None:
         for region in self.regions:
             for zone in self._fewest_nodes_first(region) if self.needed else ():
                 for part, count in self._split_by_node(zone):
-                    self._threads_of_cores_in(part, count)
+                    self._take_threads_of_cores_in(part, count)
 
-    def _threads_of_cores_in(self, zone: int, count: int) -> None:
+    def _take_threads_of_cores_in(self, zone: int, count: int) -> None:
         stop = self.needed - count
-        for foreign in self._uncontended_first():
+        for foreign in self._zones_uncontended_first():
             for isolation in (self.good_isolation | self.prefer, self.ix.all_cpus):
                 part = zone & (foreign | self.prefer) & isolation
                 while self.needed > stop and (candidates := self._best_free_threads(part)):
@@ -551,26 +551,26 @@ class _CPUAccumulator:
         if smt is SMT.ISOLATE:
             cores &= ix.whole_cores(self.free)
         elif self.taken:
-            cores = _best_class(cores, ix.cores_by_thread_count(self.taken))
+            cores = _cores_of_best_class(cores, ix.cores_by_thread_count(self.taken))
         preferred = cores & ix.cores_touched(zone & self.prefer) if self.prefer else 0
         if preferred:
             cores, zone = preferred, zone & self.prefer
         if smt is SMT.SPREAD:
-            cores = _best_class(cores, ix.cores_by_thread_count(self._other_cpus()))
+            cores = _cores_of_best_class(cores, ix.cores_by_thread_count(self._occupied_cpus()))
         elif smt is SMT.PAIR:
-            cores = _best_class(cores, self._pair_classes())
+            cores = _cores_of_best_class(cores, self._cores_by_sibling_load())
         if self.good_tick != ix.all_cpus:
             best = zone & ix.threads_of(cores) & self.good_tick
             cores, zone = (ix.cores_touched(best), best) if best else (cores, zone)
         cores = cores & ix.cores_touched(self.good_kind) or cores
         return ix.lowest_threads(cores, zone)
 
-    def _other_cpus(self) -> int:
+    def _occupied_cpus(self) -> int:
         """CPUs that are neither free nor the container's."""
         return self.ix.all_cpus & ~self.free & ~self.taken
 
-    def _pair_classes(self) -> Sequence[int]:
-        ix, others, known = self.ix, self._other_cpus(), self.partners
+    def _cores_by_sibling_load(self) -> Sequence[int]:
+        ix, others, known = self.ix, self._occupied_cpus(), self.partners
         same = ix.cores_touched(others & known.same_hours)
         unknown = ix.cores_touched(others & ~known.same_hours & ~known.opposite & ~known.unloaded)
         quiet = ix.first_threads & ~same & ~unknown
@@ -602,8 +602,8 @@ class _CPUAccumulator:
         if self.request.smt is SMT.PAIR:
             cores &= ~ix.cores_touched(self.partners.same_hours & ~self.free & ~self.taken)
         any_thread = ix.lowest_threads(cores, zone)
-        narrow = self._numa_nodes_for(any_thread)
-        kind = self._numa_nodes_for(best)
+        narrow = self._sufficient_numa_nodes(any_thread)
+        kind = self._sufficient_numa_nodes(best)
         if narrow and (not kind or narrow.bit_count() < kind.bit_count()):
             inside = sum(u.bits for p, u in enumerate(ix.numa) if narrow >> p & 1)
             yield region & inside
@@ -611,7 +611,7 @@ class _CPUAccumulator:
         else:
             yield region
 
-    def _numa_nodes_for(self, candidates: int) -> int:
+    def _sufficient_numa_nodes(self, candidates: int) -> int:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
         if candidates.bit_count() < self.needed:
             return 0
@@ -645,10 +645,10 @@ class _CPUAccumulator:
             n,
         )
 
-    def _full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+    def _take_full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
-            chosen = self._kubelet_full_cores()
+            chosen = self._select_full_cores_as_kubelet()
             if chosen:
                 self._take_cpus(chosen)
                 return self._chosen_cpus()
@@ -667,7 +667,7 @@ class _CPUAccumulator:
                 tiers.insert(
                     -1, lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_tick)
                 )
-            classes += whole_cores(ix, self.free & region, self.held, tiers)
+            classes += whole_core_classes(ix, self.free & region, self.held, tiers)
         counts = fitting_core_counts(classes, self.needed)
         if counts is None:
             most = sum(c.cores.bit_count() * c.size for c in classes)
@@ -678,7 +678,7 @@ class _CPUAccumulator:
                 self._take_cpus(ix.threads_of(cores) & self.free)
         return self._chosen_cpus()
 
-    def _kubelet_full_cores(self) -> int:
+    def _select_full_cores_as_kubelet(self) -> int:
         """What the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.
 
         It judges cores by the machine's average and rounds nothing when it fills the affinity
@@ -690,7 +690,7 @@ class _CPUAccumulator:
             free = self.free & region & ~chosen
             n = min(self.needed - chosen.bit_count(), free.bit_count())
             if n:
-                chosen |= self._kubelet_take(free, n, threads_per_core(ix))
+                chosen |= self._select_as_kubelet(free, n, threads_per_core(ix))
         return chosen if ix.threads_of(ix.cores_touched(chosen)) == chosen else 0
 
     # -- the answers -----------------------------------------------------------------------------
@@ -706,7 +706,7 @@ class _CPUAccumulator:
         notes = [*reasons]
         if self.held:
             notes.append(f"keeps the {count_text(self.held.bit_count(), 'CPU')} it had")
-        notes += distribution_notes(ix, self.taken)
+        notes += cpu_distribution_notes(ix, self.taken)
         if outside := fresh & ~self.regions[0]:
             away = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
             notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {away}")
@@ -715,7 +715,7 @@ class _CPUAccumulator:
             notes.append(f"{cpus_clause(beside, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")
-        notes += self._shared_cores(fresh)
+        notes += self._shared_core_notes(fresh)
         crowded = sum(cores.bit_count() for cores in ix.cores_by_thread_count(self.taken)[2:])
         if crowded and request.smt in (SMT.SPREAD, SMT.PAIR):
             cores = count_text(crowded, "core")
@@ -726,9 +726,9 @@ class _CPUAccumulator:
             notes=tuple(notes),
         )
 
-    def _shared_cores(self, fresh: int) -> list[str]:
+    def _shared_core_notes(self, fresh: int) -> list[str]:
         """Who has the threads beside the fresh CPUs, for a few cores."""
-        ix, others, why = self.ix, self._other_cpus(), ""
+        ix, others, why = self.ix, self._occupied_cpus(), ""
         cores = ix.cores_touched(fresh) & ix.cores_touched(others)
         if cores and self.request.smt is SMT.SPREAD:
             free_left = ix.whole_cores(self.free) & ix.cores_touched(self.room)

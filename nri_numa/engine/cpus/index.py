@@ -20,7 +20,7 @@ NO_UNIT = -1
 """Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""
 
 
-class Unit(msgspec.Struct, frozen=True):
+class TopologyUnit(msgspec.Struct, frozen=True):
     """A socket, an L3 group or a core: id and CPUs."""
 
     id: int
@@ -38,7 +38,7 @@ class NUMAUnit(msgspec.Struct, frozen=True):
     id: int
     bits: int
     sockets: int
-    l3_groups: tuple[Unit, ...]
+    l3_groups: tuple[TopologyUnit, ...]
 
 
 class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,18 +58,18 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     core_shapes: tuple[tuple[int, tuple[int, ...]], ...]
     core_bits: dict[int, int]
     numa: tuple[NUMAUnit, ...]
-    sockets: tuple[Unit, ...]
-    l3_groups: tuple[Unit, ...]
+    sockets: tuple[TopologyUnit, ...]
+    l3_groups: tuple[TopologyUnit, ...]
     distances: tuple[tuple[int, ...], ...]
-    numa_cores: tuple[tuple[Unit, ...], ...]
-    socket_cores: tuple[tuple[Unit, ...], ...]
+    numa_cores: tuple[tuple[TopologyUnit, ...], ...]
+    socket_cores: tuple[tuple[TopologyUnit, ...], ...]
     isolated: int
     nohz_full: int
     efficient: int
     performance: int
     threads: int
 
-    def suiting_isolation(self, settings: Settings) -> int:
+    def cpus_suiting_isolation(self, settings: Settings) -> int:
         """CPUs that come first by ``isolatedCPUs``. The kubelet knows no isolated CPUs."""
         if settings.cpu_order is CPUOrder.KUBELET or settings.isolated is IsolatedCPUs.ANY:
             return self.all_cpus
@@ -145,8 +145,12 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         shapes[offsets] = shapes.get(offsets, 0) | 1 << first
         core_bits[first] = core.cpus.bits
         kinds[core.kind] |= core.cpus.bits
-    sockets = tuple(Unit(i, s.cpus.bits) for i, s in sorted(topology.sockets.items()) if s.cpus)
-    l3_groups = tuple(Unit(i, g.cpus.bits) for i, g in sorted(topology.l3_groups.items()) if g.cpus)
+    sockets = tuple(
+        TopologyUnit(i, s.cpus.bits) for i, s in sorted(topology.sockets.items()) if s.cpus
+    )
+    l3_groups = tuple(
+        TopologyUnit(i, g.cpus.bits) for i, g in sorted(topology.l3_groups.items()) if g.cpus
+    )
     all_bits = CPUSet(topology.cpus).bits
     nodes = [(i, n.cpus.bits & all_bits) for i, n in sorted(topology.numa_nodes.items())]
     placed = 0
@@ -157,7 +161,7 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         placed |= bits
     nodes.append((NO_UNIT, all_bits & ~placed))
     numa = tuple(_numa_unit(i, bits, sockets, l3_groups) for i, bits in nodes if bits)
-    cores = [Unit(first, bits) for first, bits in core_bits.items()]
+    cores = [TopologyUnit(first, bits) for first, bits in core_bits.items()]
     return AllocatorIndex(
         all_cpus=all_bits,
         first_threads=CPUSet(core_bits).bits,
@@ -167,8 +171,8 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         sockets=sockets,
         l3_groups=l3_groups,
         distances=tuple(tuple(_unit_distance(topology, a.id, b.id) for b in numa) for a in numa),
-        numa_cores=_cores_of(numa, cores),
-        socket_cores=_cores_of(sockets, cores),
+        numa_cores=_cores_by_unit(numa, cores),
+        socket_cores=_cores_by_unit(sockets, cores),
         isolated=topology.isolated.bits & all_bits,
         nohz_full=topology.nohz_full.bits & all_bits,
         efficient=kinds[CoreKind.EFFICIENT],
@@ -177,17 +181,19 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
     )
 
 
-def _numa_unit(i: int, bits: int, sockets: Sequence[Unit], l3_groups: Sequence[Unit]) -> NUMAUnit:
-    here: list[Unit] = []
+def _numa_unit(
+    i: int, bits: int, sockets: Sequence[TopologyUnit], l3_groups: Sequence[TopologyUnit]
+) -> NUMAUnit:
+    here: list[TopologyUnit] = []
     rest = bits
     for group in l3_groups:
         if group.bits & rest:
-            here.append(Unit(group.id, group.bits & rest))
+            here.append(TopologyUnit(group.id, group.bits & rest))
             rest &= ~group.bits
     for socket in sockets:
         # No cache is known: what lies in one socket is nearer than neighbouring numbers.
         if socket.bits & rest:
-            here.append(Unit(NO_UNIT, socket.bits & rest))
+            here.append(TopologyUnit(NO_UNIT, socket.bits & rest))
             rest &= ~socket.bits
     touching = CPUSet(p for p, s in enumerate(sockets) if s.bits & bits).bits
     return NUMAUnit(i, bits, touching, tuple(here))
@@ -200,9 +206,9 @@ def _unit_distance(topology: Topology, a: int, b: int) -> int:
     return topology.distance(a, b)
 
 
-def _cores_of(
-    units: Sequence[Unit] | Sequence[NUMAUnit], cores: Sequence[Unit]
-) -> tuple[tuple[Unit, ...], ...]:
+def _cores_by_unit(
+    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], cores: Sequence[TopologyUnit]
+) -> tuple[tuple[TopologyUnit, ...], ...]:
     # By the lowest thread: a core whose threads lie in two units is firmware's mistake and must
     # still be met exactly once.
     return tuple(tuple(c for c in cores if u.bits >> c.id & 1) for u in units)

@@ -21,7 +21,7 @@ from math import comb, floor, sqrt
 
 import msgspec
 
-from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, NUMAUnit, Unit
+from nri_numa.engine.cpus.index import NO_UNIT, AllocatorIndex, NUMAUnit, TopologyUnit
 from nri_numa.model.cpuset import ids_of
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
@@ -69,12 +69,12 @@ def select_cpus(places: SelectionPool, n: int) -> int:
     near_room = {p: room[p] for p in near if p in room}
     chosen = 0
     if sum(near_room.values()) >= n:
-        shares = _split_by_node(places, near_room, n, near)
+        shares = _split_cpu_count_by_node(places, near_room, n, near)
     else:
         # Not enough beside what the container has: all of that, and the rest as close as it goes.
         missing = n - sum(near_room.values())
         far_room = {p: count for p, count in room.items() if p not in near_room}
-        shares = near_room | _split_by_node(places, far_room, missing, near)
+        shares = near_room | _split_cpu_count_by_node(places, far_room, missing, near)
     for p, share in shares.items():
         chosen |= _select_in_node(places, p, candidates & index.numa[p].bits, share)
     return chosen
@@ -135,7 +135,7 @@ def threads_filler(index: AllocatorIndex, own: int) -> CPUFiller:
     return fill_threads
 
 
-def _split_by_node(
+def _split_cpu_count_by_node(
     places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int]
 ) -> dict[int, int]:
     """How many candidates to take from which NUMA nodes (positions)."""
@@ -199,14 +199,14 @@ def _choose_numa_nodes(
 
         return [min(fits, key=numa_node_key)]
     if places.align_by_socket:
-        room = _one_socket(index, room, n)
+        room = _room_in_tightest_socket(index, room, n)
     return min(
         _smallest_node_sets(index, room, n),
         key=lambda nodes: _node_set_key(places, room, n, near, nodes),
     )
 
 
-def _one_socket(index: AllocatorIndex, room: dict[int, int], n: int) -> dict[int, int]:
+def _room_in_tightest_socket(index: AllocatorIndex, room: dict[int, int], n: int) -> dict[int, int]:
     """The NUMA nodes of the socket with the least room that suffices, then the lowest id.
 
     All of them when no socket suffices.
@@ -313,7 +313,7 @@ def _select_in_node(places: SelectionPool, p: int, candidates: int, n: int) -> i
         n -= count
 
 
-def _l3_key(places: SelectionPool, group: Unit, n: int) -> tuple[bool, int, int]:
+def _l3_key(places: SelectionPool, group: TopologyUnit, n: int) -> tuple[bool, int, int]:
     """Not breaking a wholly free group (unless all of it is used), most used, id."""
     free = (places.free & group.bits).bit_count()
     return (
@@ -323,16 +323,16 @@ def _l3_key(places: SelectionPool, group: Unit, n: int) -> tuple[bool, int, int]
     )
 
 
-MOST_NUMA_NODES = 8
+MAX_DISTRIBUTED_NUMA_NODES = 8
 """The kubelet refuses machines with more, and trying all combinations ends about here."""
 
 
-def cores_in_order(index: AllocatorIndex, free: int) -> Iterator[Unit]:
+def cores_in_order(index: AllocatorIndex, free: int) -> Iterator[TopologyUnit]:
     """Cores with something free, in the nested order: most used units first, then by id."""
-    if _numa_first(index):
+    if _are_sockets_in_numa_nodes(index):
         units = [index.socket_cores[s] for s in _sockets_by_free_cpus(index, free)]
     else:
-        units = [index.numa_cores[p] for p in _numa_nodes(index, free)]
+        units = [index.numa_cores[p] for p in _numa_nodes_by_free_cpus(index, free)]
     for cores in units:
         yield from _units_by_free_cpus(cores, free)
 
@@ -352,12 +352,16 @@ def take_packed(
     numbers all first threads before all second ones.
     """
     taker = _PackedTake(index, free, n)
-    steps = [taker.whole_numa_nodes, taker.whole_sockets]
-    if not _numa_first(index):
+    steps = [taker.take_whole_numa_nodes, taker.take_whole_sockets]
+    if not _are_sockets_in_numa_nodes(index):
         steps.reverse()
     if align_l3:
-        steps.append(taker.l3_groups)
-    steps += [taker.cpus_by_socket] if across_cores else [taker.whole_cores, taker.single_cpus]
+        steps.append(taker.take_l3_groups)
+    steps += (
+        [taker.take_cpus_by_socket]
+        if across_cores
+        else [taker.take_whole_cores, taker.take_single_cpus]
+    )
     for step in steps:
         if not taker.needed:
             break
@@ -370,18 +374,19 @@ def take_distributed(index: AllocatorIndex, free: int, n: int, group: int, least
 
     From no fewer than ``least`` where that many have any: the width of the hint, whose devices
     may be on all of them (kubernetes#139456). Packed when ``n`` is no multiple of the group size
-    and when nothing works out evenly. For at most `MOST_NUMA_NODES`: it compares all combinations.
+    and when nothing works out evenly. For at most `MAX_DISTRIBUTED_NUMA_NODES`: it compares all
+    combinations.
     """
     if n % group:
         return take_packed(index, free, n)
-    order = _numa_nodes(index, free)
+    order = _numa_nodes_by_free_cpus(index, free)
     counts = {p: (free & index.numa[p].bits).bit_count() for p in order}
     groups = -(-index.all_cpus.bit_count() // group)
     wanted = -(-n // group)
     fewest = -(-wanted // -(-groups // len(index.numa)))
     fewest = max(fewest, min(least, wanted, len(order)))
     for k in range(fewest, min(wanted, len(order)) + 1):
-        found = _best_combination(order, counts, n, k, group)
+        found = _most_balanced_numa_nodes(order, counts, n, k, group)
         if found is not None:
             return _take_round_robin(index, free, n, group, *found)
     return take_packed(index, free, n)
@@ -406,31 +411,31 @@ class _PackedTake:
         self.free &= ~bits
         self.needed -= bits.bit_count()
 
-    def whole_numa_nodes(self) -> None:
-        for p in _numa_nodes(self.index, self.free):
+    def take_whole_numa_nodes(self) -> None:
+        for p in _numa_nodes_by_free_cpus(self.index, self.free):
             bits = self.index.numa[p].bits
             if not bits & ~self.free and bits.bit_count() <= self.needed:
                 self.add_cpus(bits)
 
-    def whole_sockets(self) -> None:
+    def take_whole_sockets(self) -> None:
         size = _average_unit_cpus(self.index.all_cpus, len(self.index.sockets))
         for s in _sockets_by_free_cpus(self.index, self.free):
             self._take_unit(self.index.sockets[s].bits, size)
 
-    def l3_groups(self) -> None:
+    def take_l3_groups(self) -> None:
         index = self.index
         size = _average_unit_cpus(index.all_cpus, len(index.l3_groups))
-        for group in _l3_groups(index, self.free):
+        for group in _l3_groups_by_free_cpus(index, self.free):
             if self.needed >= size:
-                for whole in _l3_groups(index, self.free):
+                for whole in _l3_groups_by_free_cpus(index, self.free):
                     if not whole.bits & ~self.free and whole.bits.bit_count() <= self.needed:
                         self.add_cpus(whole.bits)
             if self.needed:
-                self._finish_in(group)
+                self._take_remainder_in_group(group)
             if not self.needed:
                 return
 
-    def _finish_in(self, group: Unit) -> None:
+    def _take_remainder_in_group(self, group: TopologyUnit) -> None:
         threads = threads_per_core(self.index)
         cores = lowest_ids(
             self.index.cores_touched(self.free & group.bits), -(-self.needed // threads)
@@ -441,19 +446,19 @@ class _PackedTake:
         if cpus.bit_count() == self.needed:
             self.add_cpus(cpus)
 
-    def whole_cores(self) -> None:
+    def take_whole_cores(self) -> None:
         size = threads_per_core(self.index)
         for core in cores_in_order(self.index, self.free):
             if self.needed < size:
                 return
             self._take_unit(core.bits, size)
 
-    def single_cpus(self) -> None:
+    def take_single_cpus(self) -> None:
         cores = cores_in_order(self.index, self.free)
         while self.needed:
             self.add_cpus(lowest_ids(next(cores).bits & self.free, self.needed))
 
-    def cpus_by_socket(self) -> None:
+    def take_cpus_by_socket(self) -> None:
         for s in _sockets_by_free_cpus(self.index, self.free):
             self.add_cpus(lowest_ids(self.index.sockets[s].bits & self.free, self.needed))
 
@@ -463,7 +468,7 @@ class _PackedTake:
             self.add_cpus(here)
 
 
-def _best_combination(
+def _most_balanced_numa_nodes(
     order: Sequence[int], counts: dict[int, int], n: int, k: int, group: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The first of the most balanced sets of ``k`` NUMA nodes, and who gives the remainder."""
@@ -547,45 +552,54 @@ def _average_unit_cpus(bits: int, units: int) -> int:
     return bits.bit_count() // max(units, 1)
 
 
-def _numa_first(index: AllocatorIndex) -> bool:
+def _are_sockets_in_numa_nodes(index: AllocatorIndex) -> bool:
     return len(index.sockets) >= len(index.numa)
 
 
-def _free_order(units: Sequence[Unit] | Sequence[NUMAUnit], free: int) -> list[int]:
+def _positions_by_free_cpus(
+    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], free: int
+) -> list[int]:
     """Positions of units with something free: fewest free CPUs first, then id."""
     counts = [(free & u.bits).bit_count() for u in units]
     return sorted((i for i, c in enumerate(counts) if c), key=lambda i: (counts[i], units[i].id))
 
 
-def _units_by_free_cpus(units: Sequence[Unit], free: int) -> list[Unit]:
-    return [units[i] for i in _free_order(units, free)]
+def _units_by_free_cpus(units: Sequence[TopologyUnit], free: int) -> list[TopologyUnit]:
+    return [units[i] for i in _positions_by_free_cpus(units, free)]
 
 
-def _numa_nodes(index: AllocatorIndex, free: int) -> list[int]:
+def _numa_nodes_by_free_cpus(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    return _nested_order(index.numa, () if _numa_first(index) else index.sockets, free)
+    return _nested_order(
+        index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free
+    )
 
 
 def _sockets_by_free_cpus(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    return _nested_order(index.sockets, index.numa if _numa_first(index) else (), free)
+    return _nested_order(
+        index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free
+    )
 
 
-_Units = Sequence[Unit] | Sequence[NUMAUnit]
+_Units = Sequence[TopologyUnit] | Sequence[NUMAUnit]
 
 
 def _nested_order(units: _Units, outer: _Units, free: int) -> list[int]:
-    order = _free_order(units, free)
+    order = _positions_by_free_cpus(units, free)
     nested = (
-        i for o in _free_order(outer, free) for i in order if units[i].bits & outer[o].bits & free
+        i
+        for o in _positions_by_free_cpus(outer, free)
+        for i in order
+        if units[i].bits & outer[o].bits & free
     )
     return list(dict.fromkeys(nested)) if outer else order
 
 
-def _l3_groups(index: AllocatorIndex, free: int) -> list[Unit]:
+def _l3_groups_by_free_cpus(index: AllocatorIndex, free: int) -> list[TopologyUnit]:
     nested = (
         group
-        for p in _numa_nodes(index, free)
+        for p in _numa_nodes_by_free_cpus(index, free)
         for group in _units_by_free_cpus(index.l3_groups, free)
         if group.bits & index.numa[p].bits & free
     )

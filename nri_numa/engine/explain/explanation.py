@@ -21,12 +21,17 @@ from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSumm
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.others import RESERVATION_KIND
 from nri_numa.engine.request.annotations import format_load
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.model.workload import MemoryPolicy, PlacementOptions, QoSClass, Scope
 
 ExplanationDocument = dict[str, Any]
 
-PLACED, WIDENED, UNPINNED, REFUSED = "placed", "widened", "unpinned", "refused"
+PLACED_OUTCOME, WIDENED_OUTCOME, UNPINNED_OUTCOME, REFUSED_OUTCOME = (
+    "placed",
+    "widened",
+    "unpinned",
+    "refused",
+)
 """Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
 
 
@@ -128,9 +133,9 @@ def explain_allocation(
 ) -> ExplanationDocument:
     """Explain what a container has."""
     a = allocation
-    outcome = PLACED
+    outcome = PLACED_OUTCOME
     if not a.aligned:
-        outcome = UNPINNED if a.kind is Kind.UNPINNED else WIDENED
+        outcome = UNPINNED_OUTCOME if a.kind is ContainerKind.UNPINNED else WIDENED_OUTCOME
     return {
         "namespace": a.namespace,
         "pod": a.pod,
@@ -160,7 +165,7 @@ def explain_rejection(known: StoredExplanation, reason: str, message: str) -> Ex
         "namespace": known.namespace,
         "pod": known.pod,
         "container": known.container,
-        "outcome": REFUSED,
+        "outcome": REFUSED_OUTCOME,
         "summary": message,
         "qos": "" if known.basis is None else known.basis.qos,
         "result": None,

@@ -11,8 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nri_numa.engine.align.policies import amount_text, sets_text
-from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, ExplanationDocument
+from nri_numa.engine.align.policies import amount_text, numa_node_sets_text
+from nri_numa.engine.explain.explanation import (
+    REFUSED_OUTCOME,
+    UNPINNED_OUTCOME,
+    WIDENED_OUTCOME,
+    ExplanationDocument,
+)
 from nri_numa.engine.others import RESERVATION_KIND
 from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
@@ -29,8 +34,10 @@ ExplanationSection = tuple[str, list[str]]
 
 _PREFERRED_TEXT = "An empty machine would not have given it a narrower place."
 _RULE_PREFIX = "The rule: "
-_POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
-_OTHER_VERSION = "Why cannot be shown: the explanation was written by another version of nri-numa"
+_SHARED_POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
+_OTHER_VERSION_TEXT = (
+    "Why cannot be shown: the explanation was written by another version of nri-numa"
+)
 _MAX_LISTED_NODES = 8  # NUMA nodes that are listed one by one
 _MAX_VALUE_CHARS = 120  # characters of a value from outside
 
@@ -97,7 +104,7 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
 
 def _brief_sentences(document: ExplanationDocument) -> list[str]:
     outcome = [one for one in _outcome_sentences(document) if one != _PREFERRED_TEXT]
-    if document["outcome"] == REFUSED:
+    if document["outcome"] == REFUSED_OUTCOME:
         outcome = [one for one in outcome if not one.startswith(_RULE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
@@ -137,13 +144,13 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     outcome, summary = document["outcome"], document["summary"]
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if outcome == REFUSED:
+    if outcome == REFUSED_OUTCOME:
         refusal = document["refusal"]
         yield _to_sentence(f"Refused ({refusal['reason']}): {_strip_subject(document, summary)}")
         if refusal["rule"]:
             yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
         if document.get("otherVersion"):
-            yield f"{_OTHER_VERSION}."
+            yield f"{_OTHER_VERSION_TEXT}."
         return
     result = document["result"]
     kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
@@ -155,7 +162,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
     if kind == "foreign":
         yield _to_sentence(f"It is left alone: {summary}")
     elif kind == "unbound":
-        if outcome == UNPINNED:
+        if outcome == UNPINNED_OUTCOME:
             why = summary.removeprefix("not pinned: ")
             yield f"It could not be pinned as asked ({why}), and was started without being pinned."
         else:
@@ -176,7 +183,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
             )
         if SHORTFALL_TEXT in summary:
             yield "It has less than it asks for since it was resized: no more was free there."
-        elif outcome == WIDENED:
+        elif outcome == WIDENED_OUTCOME:
             yield "This is a wider place than ideal."
         elif kind != "explicit":
             yield _PREFERRED_TEXT
@@ -184,7 +191,7 @@ def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
         what = _OPTION_VALUE_TEXTS["mempolicy", mode]
         yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
     if document.get("otherVersion"):
-        yield f"{_OTHER_VERSION}."
+        yield f"{_OTHER_VERSION_TEXT}."
     elif not document["traced"] and kind not in ("unbound", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
 
@@ -280,7 +287,7 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     for resource in resources:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     refusal = document["refusal"] or {"reason": ""}
-    yield from _free_sentences(resources, pool_refuses=refusal["reason"] in _POOL_REASONS)
+    yield from _free_sentences(resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REASONS)
     if not resources and document["left"]:
         each = [
             f"NUMA node {o['numaNode']}: {_amounts_text(o)}"
@@ -295,11 +302,11 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
     alignment = document["alignment"]
     if alignment is not None:
         yield from _alignment_sentences(document, alignment)
-    if document["outcome"] == REFUSED:
+    if document["outcome"] == REFUSED_OUTCOME:
         return
     alike: dict[str, list[str]] = {}
     for one in document["candidates"]:
-        alike.setdefault(_rejection_sentence(document, one), []).append(one["numaNodes"])
+        alike.setdefault(_rejected_mask_sentence(document, one), []).append(one["numaNodes"])
     for why, lost in alike.items():
         if all(map(str.isdigit, lost)):
             who = numa_text(NUMASet(map(int, lost)))
@@ -327,7 +334,7 @@ def _alignment_sentences(
             reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
     together = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
-    won = "would have won" if document["outcome"] == REFUSED else "won"
+    won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
     yield _to_sentence(f"{who} {won}{together}{though}: {reason}")
 
 
@@ -368,7 +375,7 @@ def _hint_sentence(resource: Mapping[str, Any]) -> str:
         return f"{need} needed. One NUMA node is enough{who}."
     if ideal == now:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
-        places = sets_text(sets, resource["everySet"], resource["narrowestCount"])
+        places = numa_node_sets_text(sets, resource["everySet"], resource["narrowestCount"])
         return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {places}."
     if now < ideal:
         return f"{need} needed. {now} NUMA nodes are enough; another resource needs {ideal}."
@@ -410,7 +417,7 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: boo
         yield f"And so on for {more} more NUMA nodes."
 
 
-def _rejection_sentence(document: ExplanationDocument, one: Mapping[str, Any]) -> str:
+def _rejected_mask_sentence(document: ExplanationDocument, one: Mapping[str, Any]) -> str:
     """Why a place lost, with the numbers that decided where there are such."""
     winner, loser = document["alignment"]["numaNodes"], one["numaNodes"]
     if one["separatedBy"] == "preferred":
@@ -492,7 +499,7 @@ def _to_sentence(clause: str) -> str:
     return clause if clause.endswith((".", "!", "?")) else clause + "."
 
 
-def late_text(seconds: float) -> str:
+def start_delay_text(seconds: float) -> str:
     """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
 
     Seconds from when its process was made until it had what was decided.
@@ -513,7 +520,7 @@ def displaced_text(cpus: str) -> str:
 _MAX_NAMED_HOLDERS = 3  # that are named
 
 
-def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
+def drift_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:
     """``meant 4-7, has 0-7 since 12 s, on exclusive CPUs of shop/db/server``.
 
     ``since`` says how long, or from when on; with ``given_up`` it is left to what rewrites it.

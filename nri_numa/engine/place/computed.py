@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
     check_exclusive_limits,
-    floor_text,
     loads_by_cpu,
+    pool_floor_text,
     split_cpu_milli,
     take_avoiding_contended,
 )
@@ -42,20 +42,24 @@ from nri_numa.engine.cpus.allocator import (
     classify_sibling_loads,
 )
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
-from nri_numa.engine.others import contended_cpus, exclusive_holders_text, yielding_list_cpus
+from nri_numa.engine.others import (
+    exclusive_holders_text,
+    foreign_or_grantable_cpus,
+    yielding_list_cpus,
+)
 from nri_numa.engine.place.explicit import (
     check_numamem,
     isolated_list_warnings,
     unattached_memory_warnings,
 )
 from nri_numa.engine.place.memory import (
-    by_distance,
     bytes_by_type,
     charge_nodes,
     cpu_nodes_near,
-    kubelet_grant,
+    kubelet_memory_grant,
     memory_groups_text,
-    near_cpus,
+    rank_nodes_by_distance,
+    restrict_cpu_demand_to_nodes,
     widen_for_memory,
 )
 from nri_numa.engine.place.needs import (
@@ -64,20 +68,26 @@ from nri_numa.engine.place.needs import (
     cpu_hints,
     cpu_shortage_text,
     device_nodes_first,
-    device_steps,
+    device_step_sentences,
+    exclusive_cpu_count_text,
     exclusive_mode_text,
-    exclusive_text,
     free_resources,
-    free_text,
+    free_resources_text,
+    kubelet_memory_shortage_text,
+    memory_shortage_text,
     needed_text,
     pod_demand,
     resource_demands,
-    short_kubelet_memory,
-    short_memory_on,
     smt_misaligned_text,
     unused_memory_nodes_text,
 )
-from nri_numa.engine.state import STRICT_POLICIES, Kind, PodRecord, shared_group_cpus, union_cpus
+from nri_numa.engine.state import (
+    STRICT_POLICIES,
+    ContainerKind,
+    PodRecord,
+    shared_group_cpus,
+    union_cpus,
+)
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
 from nri_numa.model.settings import Settings
@@ -92,7 +102,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.text import human_bytes
 
-SHARE_SCALE = 1 << 40
+USED_FRACTION_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
 
 
@@ -121,16 +131,16 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
 
     def nodes_short_of(cpus: int) -> Collection[int]:
         """NUMA nodes with too few of some CPUs."""
-        return [i for i in ids if (machine.node_cpus[i].bits & cpus).bit_count() < need]
+        return [i for i in ids if (machine.usable_cpus_by_node[i].bits & cpus).bit_count() < need]
 
     pinned: Collection[int] = ()
     unsuiting: Collection[int] = ()
     unpaired: Collection[int] = ()
     if need:
-        last = contended_cpus(case.state, machine.topology, settings)
+        last = foreign_or_grantable_cpus(case.state, machine.topology, settings)
         last = last | yielding_list_cpus(case.state, machine.topology)
         pinned = nodes_short_of(free & ~last.bits) if last else ()
-        good = machine.allocator_index.suiting_isolation(settings) & free
+        good = machine.allocator_index.cpus_suiting_isolation(settings) & free
         unsuiting = nodes_short_of(good) if good != free else ()
         if case.effective_smt is SMT.PAIR:
             unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
@@ -147,7 +157,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             i in pinned,
             i in unsuiting,
             i in unpaired,
-            former != 0 and not machine.node_cpus[i].bits & former,
+            former != 0 and not machine.usable_cpus_by_node[i].bits & former,
             i in beside_devices,
             measure,
             i,
@@ -167,7 +177,7 @@ def _amounts_by_resource(case: PlacementRequest, table: FreeResources) -> list[R
     machine, demand = case.machine, case.demand
     if demand.exclusive_cpus:
         wanted: list[ResourceAmounts] = [
-            (demand.exclusive_cpus, table.free_exclusive_by_node, machine.cpu_counts)
+            (demand.exclusive_cpus, table.free_exclusive_by_node, machine.usable_cpu_count_by_node)
         ]
     else:
         wanted = [(demand.cpu_milli, table.free_cpu_milli, machine.shared_capacity_milli)]
@@ -194,7 +204,9 @@ def strategy_keys(
     # The shares of each resource that would be in use, largest first.
     columns = [
         [
-            (there[i] - left[i] + need) * SHARE_SCALE // there[i] if there[i] > 0 else SHARE_SCALE
+            (there[i] - left[i] + need) * USED_FRACTION_SCALE // there[i]
+            if there[i] > 0
+            else USED_FRACTION_SCALE
             for i in ids
         ]
         for need, left, there in wanted
@@ -238,7 +250,7 @@ def check_pod_affinity(
         wrong = "which is not one NUMA node"
     elif policy is Policy.RESTRICTED and not record.affinity_is_preferred:
         wrong = "which is wider than an empty machine would need"
-    elif policy in STRICT_POLICIES and not _overlaps_listed(near_list, affinity):
+    elif policy in STRICT_POLICIES and not _is_nested_with_listed_nodes(near_list, affinity):
         wrong = f"which is not where numamem {table.listed_mems} is"
     elif (
         policy is Policy.RESTRICTED
@@ -254,7 +266,7 @@ def check_pod_affinity(
         back = len(has & machine.topology.cpus_of(affinity)) - len(has)
         have = back + sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
         if have < demand.exclusive_cpus:
-            need = exclusive_text(demand.exclusive_cpus)
+            need = exclusive_cpu_count_text(demand.exclusive_cpus)
             few = shortage_clause("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
     elif policy in STRICT_POLICIES and not demand.exclusive_cpus and not case.uses_kubelet_rules:
         have = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
@@ -268,14 +280,14 @@ def check_pod_affinity(
             reason="TopologyAffinityError",
             message=f"{case.message_subject}: {first}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
-            f"free: {free_text(case, table)}",
+            f"free: {free_resources_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
             allows_best_effort=True,
         )
     return None
 
 
-def _overlaps_listed(near_list: NUMASet | None, affinity: NUMASet) -> bool:
+def _is_nested_with_listed_nodes(near_list: NUMASet | None, affinity: NUMASet) -> bool:
     return near_list is None or affinity <= near_list or near_list <= affinity
 
 
@@ -292,11 +304,11 @@ def memory_rejection(
     case: PlacementRequest, table: FreeResources, mems: NUMASet, alignment: Alignment | None
 ) -> Rejection:
     """Say which memory is short on the memory nodes ``mems``."""
-    lacking = short_memory_on(case.demand, table, mems, f"on {numa_text(mems)}")
+    lacking = memory_shortage_text(case.demand, table, mems, f"on {numa_text(mems)}")
     return Rejection(
         reason="NotEnoughMemory",
         message=f"{case.message_subject}: {lacking} (policy {case.policy}); "
-        f"free: {free_text(case, table)}{unused_memory_nodes_text(case, table)}",
+        f"free: {free_resources_text(case, table)}{unused_memory_nodes_text(case, table)}",
         rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
         allows_best_effort=True,
         alignment=alignment,
@@ -332,7 +344,7 @@ def choose_memory(
     if wider is not None:
         return wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
     outside = machine.memory_only_nodes.excluded
-    lacking = short_memory_on(demand, table, usable, "on all NUMA nodes that may be used")
+    lacking = memory_shortage_text(demand, table, usable, "on all NUMA nodes that may be used")
     if not outside:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
         return usable, True, (f"{lacking}: its memory may come from all of them",)
@@ -399,14 +411,16 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
         return _build_placement(case, table, found)
     numa_nodes = found.affinity if found.affinity is not None else machine.alignable_nodes
-    if not machine.topology.bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
+    if not machine.topology.cpu_bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
         numa_nodes = machine.topology.cpu_nodes
     numa_nodes = numa_nodes & machine.topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
         reason = f"not pinned: {why}"
         return replace(case.initial_placement, aligned=False, reason=reason, decision_steps=(why,))
-    return _build_placement(case, table, replace(found, kind=Kind.SHARED, numa_nodes=numa_nodes))
+    return _build_placement(
+        case, table, replace(found, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
+    )
 
 
 def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Placement | Rejection:
@@ -430,8 +444,10 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
     asked = resource_demands(case, table)
     ranks = rank_numa_nodes(case, table)
     if table.listed_mems is not None:
-        ranks = by_distance(machine, table.listed_mems, ranks)
-        asked = near_cpus(asked, cpu_nodes_near(machine, table.listed_mems), policy)
+        ranks = rank_nodes_by_distance(machine, table.listed_mems, ranks)
+        asked = restrict_cpu_demand_to_nodes(
+            asked, cpu_nodes_near(machine, table.listed_mems), policy
+        )
     alignment = align_demands(
         AlignmentRequest(
             demands=tuple(asked),
@@ -467,7 +483,7 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
     steps: tuple[str, ...] = (step,)
     its = case.container
     if its.devices or its.pod_devices or its.device_notes:
-        steps = (step, *device_steps(case, alignment.affinity))
+        steps = (step, *device_step_sentences(case, alignment.affinity))
     found = alignment.affinity
     warnings: tuple[str, ...] = ()
     if case.requested.scheduled_nodes.bits:
@@ -499,7 +515,7 @@ def _missing_cpu_holders(case: PlacementRequest) -> str:
 
 def _obstacles_text(case: PlacementRequest) -> str:
     count = case.demand.exclusive_cpus
-    floor = floor_text(case.machine, case.state, case.effective_smt, count)
+    floor = pool_floor_text(case.machine, case.state, case.effective_smt, count)
     return floor + exclusive_holders_text(case.state, requests=True)
 
 
@@ -548,8 +564,8 @@ def _place_exclusive(
         table.free_exclusive_by_node,
     )
     if not isinstance(taken, ChosenCPUs):
-        return _take_failed(taken, case, table, found)
-    what = f"{case.message_subject}: cpu: {exclusive_text(case.demand.exclusive_cpus)}"
+        return _take_rejection(taken, case, table, found)
+    what = f"{case.message_subject}: cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
     refused = check_exclusive_limits(case, what, taken.cpus, taken.idle)
     if refused is not None:
         return replace(refused, alignment=found.alignment)
@@ -566,7 +582,7 @@ def _place_exclusive(
         table,
         replace(
             found,
-            kind=Kind.EXCLUSIVE,
+            kind=ContainerKind.EXCLUSIVE,
             exclusive=True,
             numa_nodes=numa_nodes,
             cpus=taken.cpus,
@@ -587,13 +603,13 @@ def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> N
     return reach
 
 
-def _take_failed(
+def _take_rejection(
     failed: NotEnoughCPUs | SMTMisaligned,
     case: PlacementRequest,
     table: FreeResources,
     found: Placement,
 ) -> Rejection:
-    left, holders = free_text(case, table), _obstacles_text(case)
+    left, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
         return Rejection(
             reason="SMTAlignmentError",
@@ -624,7 +640,7 @@ def _build_placement(
     affinity, preferred, alignment = found.affinity, found.aligned, found.alignment
     kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.decision_steps]
     # Neither CPUs nor memory to speak of: nothing to pin.
-    loose = kind is Kind.UNPINNED and not bytes_by_type(demand)
+    loose = kind is ContainerKind.UNPINNED and not bytes_by_type(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
     memory = demand.memory_requested
@@ -639,14 +655,16 @@ def _build_placement(
         if case.pod.qos is QoSClass.GUARANTEED and bytes_by_type(demand):
             # Without a policy there was no hint, which is not a preferred one.
             hinted = preferred and policy is not Policy.NONE
-            granted = kubelet_grant(table.kubelet_memory, bytes_by_type(demand), affinity, hinted)
+            granted = kubelet_memory_grant(
+                table.kubelet_memory, bytes_by_type(demand), affinity, hinted
+            )
             if isinstance(granted, str):
                 return Rejection(
                     reason="NotEnoughMemory",
                     message=f"{case.message_subject}: "
-                    f"{short_kubelet_memory(table.kubelet_memory, demand, affinity)} "
+                    f"{kubelet_memory_shortage_text(table.kubelet_memory, demand, affinity)} "
                     f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
-                    f"free: {free_text(case, table)}",
+                    f"free: {free_resources_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
                     allows_best_effort=True,
                     alignment=alignment,
@@ -666,17 +684,21 @@ def _build_placement(
         preferred = preferred and not widened
         steps += said
     charges = charge_nodes(
-        numa_nodes, _charged_milli(case, table, found), mems,
+        numa_nodes, _charged_milli_by_node(case, table, found), mems,
         memory, table.free_memory, demand.hugepages, table.free_hugepages,
     )  # fmt: skip
-    if kind is Kind.SHARED:
+    if kind is ContainerKind.SHARED:
         shares = shared_group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
         doubts = isolated_list_warnings(machine, shares)
         warnings += doubts
         steps += doubts
-    what = exclusive_text(len(found.cpus)) if kind is Kind.EXCLUSIVE else "shared CPUs"
+    what = (
+        exclusive_cpu_count_text(len(found.cpus))
+        if kind is ContainerKind.EXCLUSIVE
+        else "shared CPUs"
+    )
     where = f" on {numa_text(numa_nodes)}"
-    if kind is Kind.UNPINNED:
+    if kind is ContainerKind.UNPINNED:
         what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
         where = where if mems else ""
     ideal = "" if preferred else ", wider than ideal"
@@ -701,7 +723,7 @@ def _pod_affinity(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | Non
     return only if affinity is None else affinity
 
 
-def _charged_milli(
+def _charged_milli_by_node(
     case: PlacementRequest, table: FreeResources, chosen: Placement
 ) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
 from nri_numa.engine.others import grant_holders
-from nri_numa.engine.place.memory import charge_nodes, pages_name
+from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import is_from_annotation, quote_value
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import STRICT_POLICIES, Allocation, Kind, NodeState
+from nri_numa.engine.state import STRICT_POLICIES, Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.workload import CPUMode, PlacementOptions, Rejection
@@ -38,7 +38,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     if requested.numacpu is not None:
         cpus = requested.listed_cpus
         beside = owned and bool(exclusive_list_sharers(case, cpus))
-        failed = _check_cpus(case, NO_CPUS if beside else case.state.unavailable_cpus)
+        failed = _check_listed_cpus(case, NO_CPUS if beside else case.state.unavailable_cpus)
         if failed is not None:
             return failed
         if owned and not (beside or may_be_exclusive(requested, cpus, demand)):
@@ -50,7 +50,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
             owned = False
         soft = not owned and is_yielding_list(requested, cpus, demand)
         if owned and not beside:
-            failed = _check_exclusive(case, cpus)
+            failed = _check_exclusive_list(case, cpus)
         elif not (owned or soft) and is_from_annotation(requested, "numacpu"):
             failed = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
         if failed is not None:
@@ -83,7 +83,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     )
     return replace(
         case.initial_placement,
-        kind=Kind.LISTED if cpus else Kind.UNPINNED,
+        kind=ContainerKind.LISTED if cpus else ContainerKind.UNPINNED,
         cpus=cpus,
         exclusive=owned and bool(cpus),
         yields_to_exclusive=soft,
@@ -197,7 +197,7 @@ def _list_rejection(text: str, why: str, expected: str, rule: str, *, reason: st
     return Rejection(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
 
 
-def _check_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
+def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
     """What is wrong with the list; ``withheld`` is what others have."""
     state, requested, topology = case.state, case.requested, case.machine.topology
     settings, text, cpus = case.machine.settings, _list_subject(case), requested.listed_cpus
@@ -243,7 +243,7 @@ def _check_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
     return None
 
 
-def _check_exclusive(case: PlacementRequest, cpus: CPUSet) -> Rejection | None:
+def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | None:
     machine, state = case.machine, case.state
     settings, text = machine.settings, f"{_list_subject(case)} with cpus: exclusive"
     if reserved := cpus & settings.reserved_cpus:
@@ -260,12 +260,12 @@ def _check_exclusive(case: PlacementRequest, cpus: CPUSet) -> Rejection | None:
             "exclusive CPUs must not be listed by another container",
             reason="CPUListed",
         )
-    return check_exclusive_limits(case, f"{text}, which", cpus, NO_CPUS) or _check_sharers(
-        machine, state, text, cpus
-    )
+    return check_exclusive_limits(
+        case, f"{text}, which", cpus, NO_CPUS
+    ) or _check_strict_shared_containers(machine, state, text, cpus)
 
 
-def _check_sharers(
+def _check_strict_shared_containers(
     machine: NodeModel, state: NodeState, text: str, cpus: CPUSet
 ) -> Rejection | None:
     """Containers that share under a strict policy have nowhere else to go."""
@@ -326,7 +326,7 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
     if case.demand.hugepages:
         pages = case.free_hugepages()
         needs += [
-            (pages_name(size), amount, {i: pages[size].get(i, 0) for i in mems})
+            (hugepages_resource_name(size), amount, {i: pages[size].get(i, 0) for i in mems})
             for size, amount in sorted(case.demand.hugepages.items())  # by page size
         ]
     for what, need, have in needs:

@@ -28,9 +28,9 @@ from nri_numa.engine.align.hints import (
     AmountsByNode,
     DistanceSums,
     HintDemand,
+    HintMerge,
     MaskOrder,
     MaskRequirement,
-    Merge,
     ResourceDemand,
     ResourceNeed,
     SearchBudget,
@@ -45,7 +45,7 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, Kind, NodeState
+from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.workload import (
@@ -161,7 +161,7 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
     hints = compute_hints(demands, machine, steps)[0]
     if hints.nil is not None:
         return None
-    mask, preferred = Merge(
+    mask, preferred = HintMerge(
         hint_lists=[hints],
         all_nodes_mask=machine.bits,
         order=MaskOrder(machine),
@@ -172,7 +172,7 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
     return NUMASet.from_bits(mask), preferred
 
 
-def kubelet_grant(
+def kubelet_memory_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> NUMASet | str:
     """The memory nodes of a grant, as the kubelet's memory manager has it, or why there is none."""
@@ -206,7 +206,7 @@ def _is_sufficient(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
     return all(sum(d.free_amounts.get(i, 0) for i in mask) >= d.need for d in demands)
 
 
-def pages_name(size: int) -> str:
+def hugepages_resource_name(size: int) -> str:
     """The resource name of huge pages of one size: ``hugepages-2Mi``, ``hugepages-1Gi``."""
     for power, unit in ((30, "Gi"), (20, "Mi")):
         if size >= 1 << power:
@@ -216,7 +216,7 @@ def pages_name(size: int) -> str:
 
 def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
     """The kubelet's memory state: Guaranteed containers with memory nodes, and no others."""
-    names = {size: pages_name(size) for size in sizes}
+    names = {size: hugepages_resource_name(size) for size in sizes}
     capacity: dict[str, AmountsByNode] = {"memory": machine.usable_memory}
     for size, name in names.items():
         pages = machine.hugepages_capacity(size)
@@ -238,7 +238,9 @@ def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> 
 def bytes_by_type(demand: Demand) -> dict[str, int]:
     """Bytes by type; nothing for a type that is not asked for."""
     needs = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
-    return needs | {pages_name(size): amount for size, amount in demand.hugepages.items()}
+    return needs | {
+        hugepages_resource_name(size): amount for size, amount in demand.hugepages.items()
+    }
 
 
 def memory_groups_text(table: MemoryTable | None) -> str:
@@ -262,12 +264,14 @@ def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     return found
 
 
-def near_cpus(demands: Sequence[HintDemand], place: NUMASet, policy: Policy) -> list[HintDemand]:
+def restrict_cpu_demand_to_nodes(
+    demands: Sequence[HintDemand], place: NUMASet, policy: Policy
+) -> list[HintDemand]:
     """Keep the demand for CPUs near the listed memory, where the policy is strict.
 
     CPUs and memory together are then no wider than they would be on an empty machine: inside
     ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
-    are not strict only order NUMA nodes (`by_distance`).
+    are not strict only order NUMA nodes (`rank_nodes_by_distance`).
     """
     return [
         _demand_within(demand, place)
@@ -286,7 +290,7 @@ def _demand_within(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
     return replace(demand, free_amounts=inside)
 
 
-def by_distance(
+def rank_nodes_by_distance(
     machine: NodeModel, listed: NUMASet, rank: Mapping[int, int] | None
 ) -> dict[int, int]:
     """Rank NUMA nodes for CPUs beside listed memory.
@@ -317,10 +321,10 @@ def charge_nodes(
     What does not fit anywhere (a request that was widened past what is free) is allocated on the
     first memory node, so that nothing goes unaccounted.
     """
-    taken = _fill_nodes(mems, memory, memory_left)
+    taken = _split_bytes_in_id_order(mems, memory, memory_left)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
-        for i, part in _fill_nodes(mems, amount, hugepages_left.get(size, {})).items():
+        for i, part in _split_bytes_in_id_order(mems, amount, hugepages_left.get(size, {})).items():
             pages.setdefault(i, {})[size] = part
     charges: dict[int, Charge] = {}
     for i in numa_nodes | mems:
@@ -331,7 +335,7 @@ def charge_nodes(
     return charges
 
 
-def _fill_nodes(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
+def _split_bytes_in_id_order(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
     if not amount or not mems:
         return {}
     shares: dict[int, int] = {}
@@ -361,13 +365,15 @@ def with_memory_policy(
     """
     mode = case.requested.mempolicy
     if running:
-        return _policy_without_effect(placed, mode, "the container runs already")
-    if placed.kind is Kind.FOREIGN:
-        return _policy_without_effect(placed, mode, "another component pins the container")
+        return _memory_policy_without_effect(placed, mode, "the container runs already")
+    if placed.kind is ContainerKind.FOREIGN:
+        return _memory_policy_without_effect(placed, mode, "another component pins the container")
     if mode.needs_nodes and not placed.mems:
         if is_from_annotation(case.requested, MEMPOLICY_KEY):
-            return unpinned_policy_rejection(case.requested, case.message_subject)
-        return _policy_without_effect(placed, mode, "nothing pins the memory of the container")
+            return unpinned_memory_policy_rejection(case.requested, case.message_subject)
+        return _memory_policy_without_effect(
+            placed, mode, "nothing pins the memory of the container"
+        )
     missing = case.machine.memory_policies.refused.get(mode)
     if missing is None:
         placed = replace(
@@ -377,11 +383,11 @@ def with_memory_policy(
         step = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
         return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, step))
     if case.on_failure is OnFailure.BEST_EFFORT:
-        made = _policy_without_effect(placed, mode, missing.partition(";")[0])
+        made = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
         return replace(made, warnings=(*placed.warnings, made.decision_steps[-1]))
     return Rejection(
         reason="MemoryPolicyUnsupported",
-        message=f"{_policy_subject(case.requested, case.message_subject)}, but {missing}",
+        message=f"{_memory_policy_subject(case.requested, case.message_subject)}, but {missing}",
         rule="a memory policy must be known to the kernel, the runtime and the plugin",
     )
 
@@ -399,11 +405,13 @@ def interleaved_charges(
     whole = NO_CHARGE
     for charge in charges.values():
         whole = whole.add(charge)
-    memory = _by_weight(whole.memory, weights, case.free_memory)
+    memory = _split_bytes_by_weight(whole.memory, weights, case.free_memory)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in whole.hugepages.items():
         left = case.free_hugepages()[size]
-        shares = _by_weight(amount // size, weights, {i: n // size for i, n in left.items()})
+        shares = _split_bytes_by_weight(
+            amount // size, weights, {i: n // size for i, n in left.items()}
+        )
         for i, count in shares.items():
             pages.setdefault(i, {})[size] = count * size
     found = {
@@ -413,7 +421,9 @@ def interleaved_charges(
     return {i: charge for i, charge in found.items() if charge != NO_CHARGE}
 
 
-def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int]) -> dict[int, int]:
+def _split_bytes_by_weight(
+    amount: int, weights: Mapping[int, int], left: Mapping[int, int]
+) -> dict[int, int]:
     """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
     shares: dict[int, int] = {}
     # Least room for its weight first, then by id: what it cannot give is shared by the others.
@@ -426,11 +436,12 @@ def _by_weight(amount: int, weights: Mapping[int, int], left: Mapping[int, int])
     return shares
 
 
-def unpinned_policy_rejection(requested: PlacementOptions, who: str) -> Rejection:
+def unpinned_memory_policy_rejection(requested: PlacementOptions, who: str) -> Rejection:
     """A policy on memory nodes for a container that has none, and what was expected."""
     return Rejection(
         reason="MemoryPolicyWithoutNodes",
-        message=f"{_policy_subject(requested, who)}, but nothing pins the memory of the container; "
+        message=f"{_memory_policy_subject(requested, who)}, but nothing pins the memory of the "
+        "container; "
         "expected numamem, or a policy that pins its memory",
         rule="a memory policy is about the memory nodes that the container is pinned to",
     )
@@ -449,12 +460,12 @@ def _nodes_suffix(nodes: NUMASet) -> str:
     return f" on {numa_text(nodes)}" if nodes else ""
 
 
-def _policy_without_effect(placed: Placement, mode: MemoryPolicy, why: str) -> Placement:
+def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, why: str) -> Placement:
     return replace(
         placed, decision_steps=(*placed.decision_steps, f"mempolicy: {mode} has no effect: {why}")
     )
 
 
-def _policy_subject(requested: PlacementOptions, who: str) -> str:
+def _memory_policy_subject(requested: PlacementOptions, who: str) -> str:
     source = requested.sources.get(MEMPOLICY_KEY, MEMPOLICY_KEY)
     return f"{who}: {MEMPOLICY_KEY} is '{requested.mempolicy}' ({source})"

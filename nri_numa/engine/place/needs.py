@@ -12,16 +12,26 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import (
     count_free_exclusive,
     exclusive_candidates,
-    floor_cpus,
     group_floor_cpus,
     max_exclusive_total,
+    pool_floor_cpus,
 )
 from nri_numa.engine.align.hints import AmountsByNode, DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
 from nri_numa.engine.decision import NodeModel, PlacementRequest, tier_text
-from nri_numa.engine.place.memory import MemoryTable, bytes_by_type, memory_table, pages_name
-from nri_numa.engine.request.demand import Demand, hugepage_demand, limit_milli, request_milli
+from nri_numa.engine.place.memory import (
+    MemoryTable,
+    bytes_by_type,
+    hugepages_resource_name,
+    memory_table,
+)
+from nri_numa.engine.request.demand import (
+    Demand,
+    cpu_limit_milli,
+    cpu_request_milli,
+    hugepage_demand,
+)
 from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import count_text, human_milli, inflect_for_ids, join_words, numa_text
@@ -40,7 +50,7 @@ from nri_numa.model.workload import (
 from nri_numa.text import human_bytes
 
 
-def exclusive_text(count: int) -> str:
+def exclusive_cpu_count_text(count: int) -> str:
     """``1 exclusive CPU``, ``4 exclusive CPUs``."""
     return count_text(count, "exclusive CPU")
 
@@ -85,7 +95,7 @@ def free_resources(case: PlacementRequest) -> FreeResources:
     cpu_left = case.free_cpu_milli if demand.exclusive_cpus else case.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free = free - floor_cpus(machine, state, pool, free)
+        free = free - pool_floor_cpus(machine, state, pool, free)
         free = free - group_floor_cpus(
             machine, state, pool, free, pair=case.effective_smt is SMT.PAIR
         )
@@ -101,7 +111,9 @@ def free_resources(case: PlacementRequest) -> FreeResources:
         if machine.settings.kubelet_memory:
             kubelet = memory_table(machine, state, demand.hugepages)
             memory_left = kubelet.free["memory"]
-            hugepages_left = {size: kubelet.free[pages_name(size)] for size in demand.hugepages}
+            hugepages_left = {
+                size: kubelet.free[hugepages_resource_name(size)] for size in demand.hugepages
+            }
         else:
             memory_left = case.free_memory
             if demand.hugepages:
@@ -150,7 +162,7 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     """
     resources = pod.resources
     # The sum of the limits leaves out containers without one; the sum of the requests does not.
-    milli = max(demand.cpu_milli, limit_milli(resources, []), request_milli(resources, []))
+    milli = max(demand.cpu_milli, cpu_limit_milli(resources, []), cpu_request_milli(resources, []))
     exclusive = demand.exclusive_cpus
     if pod.qos is QoSClass.GUARANTEED and (exclusive or not fractions):
         # Containers with a fraction stay in the shared pool and do not count.
@@ -171,7 +183,11 @@ def cpu_hints(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
     """CPUs: whole ones to own, or a share; under the kubelet's rules sharing asks for nothing."""
     machine, demand = case.machine, case.demand
     # Something that asks for nothing still has to run somewhere.
-    need, capacity, available = max(1, demand.cpu_milli), machine.cpu_milli, table.free_cpu_milli
+    need, capacity, available = (
+        max(1, demand.cpu_milli),
+        machine.shared_pool_milli_by_node,
+        table.free_cpu_milli,
+    )
     own = bool(demand.exclusive_cpus) or case.uses_kubelet_rules
     if own:
         need, capacity, available = (
@@ -212,7 +228,7 @@ def memory_hints(case: PlacementRequest, table: FreeResources) -> list[HintDeman
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
         capacity = {i: pages[i] for i in machine.numa_ids}
-        wanted.append((pages_name(size), amount, capacity, table.free_hugepages[size]))
+        wanted.append((hugepages_resource_name(size), amount, capacity, table.free_hugepages[size]))
     return [
         ResourceDemand(
             resource=resource,
@@ -237,7 +253,7 @@ def needed_text(case: PlacementRequest) -> str:
     demand = case.demand
     parts: list[str] = []
     if demand.exclusive_cpus:
-        parts.append(exclusive_text(demand.exclusive_cpus))
+        parts.append(exclusive_cpu_count_text(demand.exclusive_cpus))
     elif demand.cpu_milli:
         least = "at least " if demand.cpu_is_lower_bound else ""
         parts.append(f"{least}{human_milli(demand.cpu_milli)}")
@@ -264,7 +280,7 @@ def exclusive_mode_text(case: PlacementRequest) -> str:
 
 def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
     """Exclusive CPUs that are not free, or that the machine does not have."""
-    need = exclusive_text(failed.requested)
+    need = exclusive_cpu_count_text(failed.requested)
     has = sum(machine.exclusive_capacity.values())
     if has < failed.requested:
         return shortage_clause("cpu", need, f"this machine has {has} for containers")
@@ -280,20 +296,20 @@ def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, within: NUMASet
 def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT) -> str:
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     each = human_milli(failed.threads_per_core * 1000)
-    need = exclusive_text(failed.requested)
+    need = exclusive_cpu_count_text(failed.requested)
     most = max_exclusive_total(case.machine, case.state, smt)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
     would = f", so {fitting} would fit" if fitting else ""
     return f"{shortage_clause('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
 
 
-def short_memory_on(demand: Demand, table: FreeResources, mems: NUMASet, where: str) -> str:
+def memory_shortage_text(demand: Demand, table: FreeResources, mems: NUMASet, where: str) -> str:
     """Which memory some memory nodes have too little of; ``where`` they are, for the text."""
     wanted: list[tuple[str, int, AmountsByNode]] = [
         ("memory", demand.memory_bytes, table.free_memory)
     ]
     wanted += [
-        (pages_name(size), amount, table.free_hugepages[size])
+        (hugepages_resource_name(size), amount, table.free_hugepages[size])
         for size, amount in sorted(demand.hugepages.items())
     ]
     lacking = []
@@ -304,7 +320,9 @@ def short_memory_on(demand: Demand, table: FreeResources, mems: NUMASet, where: 
     return " and ".join(lacking)
 
 
-def short_kubelet_memory(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -> str:
+def kubelet_memory_shortage_text(
+    table: MemoryTable, demand: Demand, affinity: NUMASet | None
+) -> str:
     """Which memory the kubelet's table lacks: on the whole machine, else where it should be."""
     needs = bytes_by_type(demand)
     where = [(table.numa_ids, "on all NUMA nodes together")]
@@ -321,7 +339,7 @@ def short_kubelet_memory(table: MemoryTable, demand: Demand, affinity: NUMASet |
     return byte_shortage_clause(name, need, have, ", but not together by the kubelet's rules")
 
 
-def free_text(case: PlacementRequest, table: FreeResources) -> str:
+def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     """What is free of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
@@ -340,11 +358,11 @@ def free_text(case: PlacementRequest, table: FreeResources) -> str:
                 left = table.free_hugepages[size].get(i, 0)
                 texts.append(f"{human_bytes(left, free=True)} in huge pages of {human_bytes(size)}")
         text = ", ".join(texts) or human_milli(table.free_cpu_milli.get(i, 0))
-        parts[i] = text + lowered_text(machine, (i,))
+        parts[i] = text + lowered_capacity_factor_text(machine, (i,))
     return per_node_text(parts)
 
 
-def lowered_text(machine: NodeModel, numa_nodes: Iterable[int]) -> str:
+def lowered_capacity_factor_text(machine: NodeModel, numa_nodes: Iterable[int]) -> str:
     """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
     lowest = min((machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes), default=1.0)
     if lowest >= 1:
@@ -384,7 +402,7 @@ def affinity_message(case: PlacementRequest, table: FreeResources, alignment: Al
         f"{case.message_subject}: {found.text}{exclusive_mode_text(case)}; {verb} "
         f"{needed_text(case)}"
     )
-    left = free_text(case, table)
+    left = free_resources_text(case, table)
     if policy is Policy.RESTRICTED and found.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
@@ -434,7 +452,7 @@ def device_nodes_first(
     return NUMASet(first)
 
 
-def device_steps(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
+def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
     """What the devices had to do with it, in sentences."""
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
@@ -447,11 +465,11 @@ def device_steps(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str,
     said: list[str] = []
     if affinity is not None:
         for request in aligned_devices(case):
-            said += _device_step(request, affinity)
+            said += _device_request_sentences(request, affinity)
     return (*said, *container.device_notes)
 
 
-def _device_step(request: DeviceRequest, affinity: NUMASet) -> list[str]:
+def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     said: list[str] = []
     within = frozenset(affinity)
     inside = [d for d in request.devices if d.numa_nodes & within]

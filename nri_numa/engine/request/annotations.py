@@ -38,7 +38,14 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.settings import ANY_KEY, BUILT_IN, DeniedAction, Permission, Rule, Settings
+from nri_numa.model.settings import (
+    ANY_KEY,
+    DEFAULT_PERMISSION,
+    DeniedAction,
+    Permission,
+    Rule,
+    Settings,
+)
 from nri_numa.model.workload import (
     LOAD_HIGH,
     LOAD_LOW,
@@ -58,7 +65,7 @@ from nri_numa.model.workload import (
     container_subject,
 )
 
-_ID_SET_TYPES: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
+_LIST_TYPE_BY_KEY: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
 
 
 def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
@@ -66,7 +73,7 @@ def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permiss
     for permission in permissions:
         if _matches_pod(permission, pod):
             return permission
-    return BUILT_IN
+    return DEFAULT_PERMISSION
 
 
 def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
@@ -78,7 +85,7 @@ def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
     )
 
 
-def forbidden_by(permission: Permission, key: str, value: str) -> str | None:
+def check_permission(permission: Permission, key: str, value: str) -> str | None:
     """What was expected where a key or its value is not permitted; None where it is.
 
     A value that cannot be read is left to the check of its form.
@@ -89,7 +96,7 @@ def forbidden_by(permission: Permission, key: str, value: str) -> str | None:
     allowed = permission.values.get(key)
     if allowed is None or value in allowed:
         return None
-    kind = _ID_SET_TYPES.get(key)
+    kind = _LIST_TYPE_BY_KEY.get(key)
     if kind is None:
         return f"one of {', '.join(allowed)}"
     try:
@@ -128,11 +135,11 @@ MAX_VALUE_CHARS: Final = 2048
 MAX_LIST_CHARS: Final = 4096
 """Characters of a list where the machine is not known: every one of 1024 CPUs by itself."""
 
-_SHORTEST_LIMIT: Final = 1024
+_MIN_LIST_LIMIT_CHARS: Final = 1024
 """A list that is longer than the machine needs is clumsy, not hostile, up to here."""
 
 
-def longest_list(count: int) -> int:
+def longest_list_chars(count: int) -> int:
     """Characters of the longest list that ids below ``count`` can need: each one by itself.
 
     The kernel prints ranges, so that what it prints is at most half as long.
@@ -142,10 +149,10 @@ def longest_list(count: int) -> int:
         end = min(count, 10**digits)
         characters += (end - first) * (digits + 1)
         digits, first = digits + 1, end
-    return max(_SHORTEST_LIMIT, characters)
+    return max(_MIN_LIST_LIMIT_CHARS, characters)
 
 
-def check_length(key: str, value: str, list_limit: int) -> str | None:
+def check_value_length(key: str, value: str, list_limit: int) -> str | None:
     """What was expected of a value that is too long to be read; None when it is not."""
     limit = list_limit if key in ("numacpu", "numamem") else MAX_VALUE_CHARS
     if len(value) <= limit:
@@ -157,7 +164,7 @@ def check_length(key: str, value: str, list_limit: int) -> str | None:
 
 _DAY_MINUTES = 1440  # minutes
 _LOAD_INTERVAL_PATTERN = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})", re.ASCII)
-_LOAD_EXPECTED = (
+_EXPECTED_LOAD_TEXT = (
     "expected high, low, or daily peak hours such as 09:00-18:00, several separated by commas"
 )
 
@@ -199,7 +206,7 @@ def _parse_load_interval(item: str, text: str) -> tuple[int, int]:
     match = _LOAD_INTERVAL_PATTERN.fullmatch(item)
     if match is None:
         where = f" in {text!r}" if item != text else ""
-        raise ValueError(f"load {item!r}{where}: {_LOAD_EXPECTED}")
+        raise ValueError(f"load {item!r}{where}: {_EXPECTED_LOAD_TEXT}")
     h1, m1, h2, m2 = (int(g) for g in match.groups())
     start, end = h1 * 60 + m1, h2 * 60 + m2
     if m1 > 59 or m2 > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
@@ -262,18 +269,18 @@ def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str)
 
 CONTAINERS_KEY: Final = "containers"
 """The annotation's key, below the prefix; `nri_numa.engine.pod_admission` reads it."""
-WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
+AGENT_WRITTEN_KEYS: Final = frozenset({"assigned", SCHEDULED_NODES_KEY, CONTAINERS_KEY})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
 
 NOTHING_REQUESTED: Final = PlacementOptions()
 
-_CACHED_REQUESTS: Final = 256
-"""Different requests that a `Resolver` remembers at a time."""
-_CACHED_VALUE_CHARS: Final = 512
+_MAX_CACHED_REQUESTS: Final = 256
+"""Different requests that a `OptionsResolver` remembers at a time."""
+_MAX_CACHED_VALUE_CHARS: Final = 512
 """Characters of the values of one remembered request."""
 
 
-def _invalid_value(
+def _invalid_value_rejection(
     pod: PodSandbox, container: Container, key: str, value: str, expected: str, source: str
 ) -> Rejection:
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
@@ -326,7 +333,7 @@ def _check_load(value: str) -> str | None:
     return None
 
 
-def _choice_check(kind: Iterable[str]) -> Callable[[str], str | None]:
+def _build_choice_check(kind: Iterable[str]) -> Callable[[str], str | None]:
     choices = [str(value) for value in kind]
     names = ", ".join(choices)
 
@@ -343,16 +350,16 @@ _LIST_FORMAT_TEXT: Final = "in the kernel's format such as"
 _VALUE_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_LIST_FORMAT_TEXT} 0-3,8"),
     "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_LIST_FORMAT_TEXT} 0-1"),
-    "bind": _choice_check(Bind),
-    "policy": _choice_check(Policy),
-    "scope": _choice_check(Scope),
-    "cpus": _choice_check(CPUMode),
-    "smt": _choice_check(SMT),
+    "bind": _build_choice_check(Bind),
+    "policy": _build_choice_check(Policy),
+    "scope": _build_choice_check(Scope),
+    "cpus": _build_choice_check(CPUMode),
+    "smt": _build_choice_check(SMT),
     "load": _check_load,
-    "on-failure": _choice_check(OnFailure),
-    "devices": _choice_check(DeviceUse),
-    "mempolicy": _choice_check(MemoryPolicy),
-    "movable": _choice_check(("true", "false")),
+    "on-failure": _build_choice_check(OnFailure),
+    "devices": _build_choice_check(DeviceUse),
+    "mempolicy": _build_choice_check(MemoryPolicy),
+    "movable": _build_choice_check(("true", "false")),
 }
 
 OPTION_KEYS: Final[tuple[str, ...]] = tuple(_VALUE_CHECKS)
@@ -366,12 +373,12 @@ def check_value(key: str, value: str) -> str | None:
     """
     check = _VALUE_CHECKS.get(key)
     if check is None:
-        return f"{quote_value(key)} is not a known key, expected {_known_keys(key)}"
-    expected = check_length(key, value, MAX_LIST_CHARS) or check(value)
+        return f"{quote_value(key)} is not a known key, expected {_known_keys_text(key)}"
+    expected = check_value_length(key, value, MAX_LIST_CHARS) or check(value)
     return None if expected is None else f"{quote_value(value)} is not valid, expected {expected}"
 
 
-def _known_keys(key: str) -> str:
+def _known_keys_text(key: str) -> str:
     close = _closest_key(key.lower())
     listed = "one of the keys " + ", ".join(OPTION_KEYS)
     return f"{listed} (did you mean {close}?)" if close else listed
@@ -396,7 +403,7 @@ class _Contradiction(msgspec.Struct, frozen=True):
 
 
 _BIND_NONE_TEXT = "bind: none touches nothing"
-_MEMORY_ALONE = "bind: cpu leaves memory alone"
+_BIND_CPU_TEXT = "bind: cpu leaves memory alone"
 _NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
 
 # Promises that cannot both be kept. A preference without effect (smt: spread or pair beside
@@ -404,7 +411,7 @@ _NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
 _OPTION_CONTRADICTIONS: Final = (
     ("numacpu", None, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numamem", None, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("numamem", None, "bind", {"cpu"}, _MEMORY_ALONE),
+    ("numamem", None, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("policy", set(Policy) - {"none"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("cpus", {"exclusive"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
@@ -413,7 +420,7 @@ _OPTION_CONTRADICTIONS: Final = (
     ("numacpu", None, "on-failure", {"widen"}, _NUMACPU_FIXED_TEXT + " and cannot be widened"),
     ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _MEMORY_ALONE),
+    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
 )
 
@@ -454,7 +461,7 @@ def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
     return None
 
 
-def check_level(values: Mapping[str, str]) -> list[str]:
+def check_option_level(values: Mapping[str, str]) -> list[str]:
     """List everything wrong with the values of one rule, or of the defaults, in their order."""
     problems = [
         f"{key}: {problem}"
@@ -513,7 +520,7 @@ def resolve_placement_options(
         if found is not None:
             key, expected = found
             value, source = new[key]
-            return _invalid_value(pod, container, key, value, expected, source)
+            return _invalid_value_rejection(pod, container, key, value, expected, source)
         chosen.update(new)
     return _build_placement_options(
         chosen,
@@ -526,7 +533,7 @@ def resolve_placement_options(
     )
 
 
-class Resolver:
+class OptionsResolver:
     """`resolve_placement_options` for one set of settings, remembering what it found.
 
     Replicas and restarted pods ask for the same things again, and reading them takes longer than
@@ -559,9 +566,9 @@ class Resolver:
         # What is wrong names the pod; what is long comes from a user who probes for limits.
         if (
             isinstance(requested, PlacementOptions)
-            and sum(len(value) for _, value in own) <= _CACHED_VALUE_CHARS
+            and sum(len(value) for _, value in own) <= _MAX_CACHED_VALUE_CHARS
         ):
-            if len(self._known) >= _CACHED_REQUESTS:
+            if len(self._known) >= _MAX_CACHED_REQUESTS:
                 self._known.clear()
             self._known[key] = requested
         return requested
@@ -584,7 +591,9 @@ def _read_annotations(
         name = min(own)
         expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(own)}"
         source = f"annotation {name}"
-        return _invalid_value(pod, container, name, pod.annotations[name], expected, source)
+        return _invalid_value_rejection(
+            pod, container, name, pod.annotations[name], expected, source
+        )
     mine: _OptionLevel = {}
     everybodys: _OptionLevel = {}
     below = 0
@@ -594,11 +603,11 @@ def _read_annotations(
         if parts is None:
             continue
         key, target = parts
-        if key in WRITTEN_KEYS:
+        if key in AGENT_WRITTEN_KEYS:
             continue
         value, source = pod.annotations[name], f"annotation {name}"
         if key not in _VALUE_CHECKS:
-            expected = _known_keys(key)
+            expected = _known_keys_text(key)
         elif target == "":
             expected = f"{marker}{key}, or {marker}{key}.CONTAINER with the container's name"
         elif target is not None and target != container.name:
@@ -610,7 +619,7 @@ def _read_annotations(
                 )
                 continue
             rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            wrong = _invalid_value(pod, container, key, value, refused, source)
+            wrong = _invalid_value_rejection(pod, container, key, value, refused, source)
             return replace(wrong, reason="NotPermitted", rule=rule)
         else:
             level = everybodys if target is None else mine
@@ -618,11 +627,11 @@ def _read_annotations(
             if earlier[0] != value:
                 expected = f"the same as {quote_value(earlier[0])} ({earlier[1]})"
             else:
-                wanted = check_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
+                wanted = check_value_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
                 if wanted is None:
                     continue
                 expected = wanted
-        return _invalid_value(pod, container, key, value, expected, source)
+        return _invalid_value_rejection(pod, container, key, value, expected, source)
     return mine, everybodys
 
 
@@ -630,9 +639,9 @@ def _permission_rejection(
     permission: Permission, key: str, value: str, list_limit: int
 ) -> str | None:
     """What a permission lets pods ask for instead; None where it has nothing against it."""
-    if check_length(key, value, list_limit) is not None:
+    if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
-    expected = forbidden_by(permission, key, value)
+    expected = check_permission(permission, key, value)
     return None if expected is None else f"{expected}, which is all that {permission.name} allows"
 
 
@@ -651,7 +660,7 @@ def _parse_annotation_name(name: str, marker: str, *, guess: bool) -> tuple[str,
     # A domain below our prefix may well be another program's: only what is, or nearly is, one of
     # our keys is taken for ours.
     if name[start - 1] != "." or not (
-        key in WRITTEN_KEYS or key in _VALUE_CHECKS or (guess and _closest_key(key))
+        key in AGENT_WRITTEN_KEYS or key in _VALUE_CHECKS or (guess and _closest_key(key))
     ):
         return None
     if tail == "pod":
@@ -710,10 +719,10 @@ def _build_placement_options(
 
 MAX_NAMED_CONTAINERS: Final = 16
 """Names of one pod that are looked after; more are no accident."""
-_LONGEST_NAME: Final = 63  # of a container's name: a DNS label
+_MAX_NAME_CHARS: Final = 63  # of a container's name: a DNS label
 
 
-def named_containers(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
+def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Container names in annotations of ours, with the annotation that has it.
 
     At most `MAX_NAMED_CONTAINERS`, in the order of the annotations' names. Names that no container
@@ -726,7 +735,7 @@ def named_containers(annotations: Mapping[str, str], prefix: str) -> dict[str, s
         if (
             key in OPTION_KEYS
             and target
-            and len(target) <= _LONGEST_NAME
+            and len(target) <= _MAX_NAME_CHARS
             and len(found) < MAX_NAMED_CONTAINERS
         ):
             found.setdefault(target, name)
@@ -763,7 +772,7 @@ class UnknownContainerName(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_PREFIX_SIMILARITY: Final = 0.88
+_MIN_PREFIX_SIMILARITY: Final = 0.88
 """`difflib`'s ratio from which a domain is taken for our prefix misspelt: two letters of
 numa.kubernetes.io. node.kubernetes.io and kubernetes.io, which are in use, stay below."""
 
@@ -776,7 +785,7 @@ def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> li
         f"(did you mean {_printable_name(name.replace(domain, prefix, 1))}?)"
         for name in doubtful[:MAX_SUGGESTION_CHECKS]
         if not (domain := _prefix_candidate(name)).endswith(f".{prefix}")
-        and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_PREFIX_SIMILARITY)
+        and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_MIN_PREFIX_SIMILARITY)
     ]
 
 
@@ -789,7 +798,7 @@ def _prefix_candidate(name: str) -> str:
     return rest if key in _VALUE_CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
 
 
-def own_keys(annotations: Mapping[str, str], prefix: str) -> list[str]:
+def agent_annotation_names(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """The annotations that a pod's request would be read from, misspelt keys too, by name."""
     marker = prefix + "/"
     ours = {
@@ -797,4 +806,6 @@ def own_keys(annotations: Mapping[str, str], prefix: str) -> list[str]:
         for name in annotations
         if marker in name
     }
-    return sorted(name for name, parts in ours.items() if parts and parts[0] not in WRITTEN_KEYS)
+    return sorted(
+        name for name, parts in ours.items() if parts and parts[0] not in AGENT_WRITTEN_KEYS
+    )

@@ -46,16 +46,16 @@ from nri_numa.model.workload import (
 )
 
 SHARES_PER_CPU: Final = 1024
-MIN_SHARES: Final = 2
+MIN_CPU_SHARES: Final = 2
 """The least the kernel takes; the kubelet writes it where no CPU was requested."""
-MAX_SHARES: Final = 262_144
+MAX_CPU_SHARES: Final = 262_144
 """The most the kernel takes, 256 CPUs; the kubelet writes it for every request above that."""
-DEFAULT_PERIOD: Final = 100_000
+DEFAULT_CFS_PERIOD_US: Final = 100_000
 """Microseconds; the kernel's, used where a quota comes without a period."""
 
-_BYTES_LIMIT: Final = 1 << 62
+_MIN_UNLIMITED_BYTES: Final = 1 << 62
 """cgroup v1 says *no limit* with numbers near 2**63; no machine has half of that."""
-_QUOTA_LIMIT: Final = (1 << 44) - 1
+_MAX_CFS_QUOTA_US: Final = (1 << 44) - 1
 """Microseconds; the kernel takes no larger quota (kernel/sched/core.c, ``MAX_BW``)."""
 
 
@@ -129,11 +129,11 @@ def compute_demand(
     """
     resources = container.resources
     notes: list[str] = []
-    request = request_milli(resources, notes)
-    limit = limit_milli(resources, notes)
+    request = cpu_request_milli(resources, notes)
+    limit = cpu_limit_milli(resources, notes)
     milli = limit or request
-    saturated = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
-    if saturated and resources.cpu_shares == MAX_SHARES:  # above, it was said already
+    saturated = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
+    if saturated and resources.cpu_shares == MAX_CPU_SHARES:  # above, it was said already
         notes.append(_shares_limit_text(pod))
     exclusive = 0
     ignored = ""
@@ -175,7 +175,7 @@ def compute_demand(
     size, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
     allocated = requested_memory(pod, container, capacity_bytes, size, others)
     need, memory = milli, size
-    if pod.qos is QoSClass.GUARANTEED and pod_milli(pod) is not None:
+    if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
         need, memory = min(milli, paid), allocated
     if allocated < size:
         notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
@@ -205,7 +205,7 @@ def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int)
     Such containers of a pod that is placed as a whole share what others with CPUs of their own
     leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
-    whole = pod_milli(pod)
+    whole = pod_cpu_request_milli(pod)
     return (
         pod.qos is QoSClass.GUARANTEED
         and requested.scope is Scope.POD
@@ -251,14 +251,15 @@ def _fractional_rejection(
 def _shares_limit_text(pod: PodSandbox) -> str:
     """What is known of a request that shares cannot express."""
     text = (
-        f"{MAX_SHARES} CPU shares stand for {MAX_SHARES // SHARES_PER_CPU} CPUs or any number above"
+        f"{MAX_CPU_SHARES} CPU shares stand for {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or "
+        "any number above"
     )
-    total = limit_milli(pod.resources, [])
+    total = cpu_limit_milli(pod.resources, [])
     return f"{text}; the whole pod's limit is {total / 1000:g} CPUs" if total else text
 
 
 def _unknown_cpus_rejection(pod: PodSandbox, container: Container) -> Rejection:
-    what = f"cpu is a request of {MAX_SHARES // SHARES_PER_CPU} CPUs or more"
+    what = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
     expected = (
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
         + _shares_limit_text(pod)
@@ -266,7 +267,7 @@ def _unknown_cpus_rejection(pod: PodSandbox, container: Container) -> Rejection:
     return _demand_rejection(pod, container, what, expected, reason="UnknownCPUs")
 
 
-def limit_milli(resources: Resources, notes: list[str]) -> int:
+def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
     """Thousandths of a CPU from quota and period; 0 without a limit.
 
     What had to be disregarded is added to ``notes``.
@@ -279,19 +280,19 @@ def limit_milli(resources: Resources, notes: list[str]) -> int:
         return 0
     period = resources.cpu_period
     if period is None or period == 0:
-        period = DEFAULT_PERIOD
+        period = DEFAULT_CFS_PERIOD_US
     elif period < 0:
-        notes.append(f"CPU period {period} is negative and counts as {DEFAULT_PERIOD}")
-        period = DEFAULT_PERIOD
+        notes.append(f"CPU period {period} is negative and counts as {DEFAULT_CFS_PERIOD_US}")
+        period = DEFAULT_CFS_PERIOD_US
     # To the nearest: the kubelet cuts quotas to whole microseconds, which shows with odd periods.
     milli = (quota * 1000 + period // 2) // period
-    if quota > _QUOTA_LIMIT:
+    if quota > _MAX_CFS_QUOTA_US:
         notes.append(f"CPU quota {quota} of {period} is above the kernel's and counts as no limit")
         return 0
     return milli
 
 
-def request_milli(resources: Resources, notes: list[str]) -> int:
+def cpu_request_milli(resources: Resources, notes: list[str]) -> int:
     """Thousandths of a CPU from shares; 0 without a request.
 
     What had to be disregarded is added to ``notes``.
@@ -299,26 +300,28 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
     The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
     """
     shares = resources.cpu_shares
-    if shares is None or 0 <= shares <= MIN_SHARES:
+    if shares is None or 0 <= shares <= MIN_CPU_SHARES:
         return 0
     if shares < 0:
         notes.append(f"{shares} CPU shares are negative and count as no request")
         return 0
-    if shares > MAX_SHARES:
-        notes.append(f"{shares} CPU shares are above the kernel's {MAX_SHARES} and count as these")
-        shares = MAX_SHARES
+    if shares > MAX_CPU_SHARES:
+        notes.append(
+            f"{shares} CPU shares are above the kernel's {MAX_CPU_SHARES} and count as these"
+        )
+        shares = MAX_CPU_SHARES
     return -(-shares * 1000 // SHARES_PER_CPU)
 
 
 def cpu_size_milli(resources: Resources) -> int:
     """Thousandths of a CPU: the limit, else the request, else 0."""
-    return limit_milli(resources, []) or request_milli(resources, [])
+    return cpu_limit_milli(resources, []) or cpu_request_milli(resources, [])
 
 
 def requested_cpu_milli(pod: PodSandbox, resources: Resources, others: Charge = NO_CHARGE) -> int:
     """Thousandths of a CPU that a container's request pays for."""
     paid = _requested_cpu_milli(pod.qos, resources)
-    total = pod_milli(pod)
+    total = pod_cpu_request_milli(pod)
     if total is None:
         return paid
     if pod.qos is QoSClass.GUARANTEED:
@@ -329,26 +332,26 @@ def requested_cpu_milli(pod: PodSandbox, resources: Resources, others: Charge = 
 
 
 def _pod_requested_milli(pod: PodSandbox, paid: int, others: Charge) -> int | None:
-    total = pod_milli(pod)
+    total = pod_cpu_request_milli(pod)
     return None if total is None else max(paid, total - others.cpu_milli)
 
 
-def pod_milli(pod: PodSandbox) -> int | None:
+def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
     """Thousandths of a CPU that a whole pod requests; None where the runtime does not say."""
     resources = pod.resources
     if resources.cpu_shares is None and not resources.cpu_quota:
         return None
-    if (resources.cpu_shares or 0) >= MAX_SHARES and not resources.cpu_quota:
+    if (resources.cpu_shares or 0) >= MAX_CPU_SHARES and not resources.cpu_quota:
         return None
     return _requested_cpu_milli(pod.qos, resources)
 
 
 def _requested_cpu_milli(qos: QoSClass, resources: Resources) -> int:
     """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests."""
-    request = request_milli(resources, [])
+    request = cpu_request_milli(resources, [])
     shares = resources.cpu_shares
-    if qos is QoSClass.GUARANTEED and (shares is None or shares >= MAX_SHARES):
-        return max(request, limit_milli(resources, []))
+    if qos is QoSClass.GUARANTEED and (shares is None or shares >= MAX_CPU_SHARES):
+        return max(request, cpu_limit_milli(resources, []))
     return request
 
 
@@ -389,7 +392,7 @@ def _memory_demand(
 ) -> tuple[int, str]:
     limit = container.resources.memory_limit
     if limit is not None and limit > 0:
-        if limit < _BYTES_LIMIT:
+        if limit < _MIN_UNLIMITED_BYTES:
             return limit, "limit"
         notes.append(f"memory limit {limit} is above any machine and counts as no limit")
     elif limit is not None and limit < -1:
@@ -404,7 +407,7 @@ def hugepage_demand(resources: Resources, notes: list[str]) -> dict[int, int]:
     for size, limit in sorted(resources.hugepages.items()):  # by page size
         if limit == 0:
             continue
-        if size <= 0 or limit < 0 or limit >= _BYTES_LIMIT:
+        if size <= 0 or limit < 0 or limit >= _MIN_UNLIMITED_BYTES:
             notes.append(f"huge page limit {limit} for pages of {size} bytes counts as none")
             continue
         wanted[size] = -(-limit // size) * size
@@ -412,10 +415,10 @@ def hugepage_demand(resources: Resources, notes: list[str]) -> dict[int, int]:
 
 
 CLAIM_SLOT_MARK: Final = "-claim-"
-NOT_PREPARED: Final = "no claim: "
+UNPREPARED_CLAIM_PREFIX: Final = "no claim: "
 """How a text begins that says why a container's claim does not count."""
 
-MOST_RESULTS: Final = 32
+MAX_CLAIM_RESULTS: Final = 32
 """Results of one claim (kubernetes ``resource/v1``, AllocationResultsMaxSize)."""
 
 UID_PATTERN: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -424,18 +427,18 @@ _CLAIM_SLOT_PATTERN: Final = re.compile(
 )
 
 
-def result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
-    """One result of a claim, as `read_claims` reads it."""
+def claim_result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
+    """One result of a claim, as `parse_claims` reads it."""
     return f"numa{numa_node}{CLAIM_SLOT_MARK}{uid}-{number}x{cpus}"
 
 
-def read_claims(text: str) -> Slots | None:
+def parse_claims(text: str) -> Slots | None:
     """Read what a container has of its claims; None where the text is something else."""
-    parts = text.split(",", MOST_RESULTS)
+    parts = text.split(",", MAX_CLAIM_RESULTS)
     found = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
     results = [match for match in found if match is not None]
     names = {match[2] for match in results}
-    if len(parts) > MOST_RESULTS or len(results) < len(parts) or len(names) < len(parts):
+    if len(parts) > MAX_CLAIM_RESULTS or len(results) < len(parts) or len(names) < len(parts):
         return None
     on: Counter[int] = Counter()
     for match in results:
@@ -447,11 +450,13 @@ def unprepared_claim_rejection(
     pod: PodSandbox, container: Container, text: str
 ) -> Rejection | None:
     """The refusal that a text stands for; None where it is no such text."""
-    if not text.startswith(NOT_PREPARED):
+    if not text.startswith(UNPREPARED_CLAIM_PREFIX):
         return None
     return Rejection(
         reason="ClaimNotPrepared",
-        message=f"{container_subject(pod, container)}: {text.removeprefix(NOT_PREPARED)}",
+        message=(
+            f"{container_subject(pod, container)}: {text.removeprefix(UNPREPARED_CLAIM_PREFIX)}"
+        ),
         rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
     )
 
@@ -486,24 +491,24 @@ def _claim_result_names(parts: Iterable[str]) -> set[str]:
 
 SLOTS_KEY: Final = "slots"
 """Annotation key, below the prefix, with the ids that a container holds, separated by commas."""
-MOST_SLOTS: Final = 4096
+MAX_SLOTS: Final = 4096
 """Ids of one container; the kernel is built for no more than 8192 CPUs (NR_CPUS)."""
-_MAX_CLAIM_CHARS: Final = 28 * MOST_SLOTS
+_MAX_CLAIM_CHARS: Final = 28 * MAX_SLOTS
 _SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
 
 
-def read_slots(text: str) -> Slots | str:
+def parse_slots(text: str) -> Slots | str:
     """Read the ids that a container holds.
 
     Else what was expected, as the end of a sentence.
     """
-    if CLAIM_SLOT_MARK in text and (claimed := read_claims(text)) is not None:
+    if CLAIM_SLOT_MARK in text and (claimed := parse_claims(text)) is not None:
         return claimed
     ids = text.split(",") if len(text) <= _MAX_CLAIM_CHARS else []
     nodes = [_SLOT_ID_PATTERN.fullmatch(one) for one in ids]
-    if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MOST_SLOTS:
+    if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MAX_SLOTS:
         example = "such as slot-0 or numa0-slot-0"
-        return f"up to {MOST_SLOTS} different ids {example}, separated by commas"
+        return f"up to {MAX_SLOTS} different ids {example}, separated by commas"
     on = [match[1] for match in nodes if match is not None]
     # Ids of both sorts come from a change of the plugin's configuration in between: none binds.
     by_node = Counter(int(i) for i in on) if all(i is not None for i in on) else {}
@@ -533,7 +538,7 @@ def with_slots(
     if (refused := unprepared_claim_rejection(pod, container, text)) is not None:
         return refused
     who = container_subject(pod, container)
-    slots = read_slots(text)
+    slots = parse_slots(text)
     if isinstance(slots, str):
         return Rejection(
             reason="InvalidSlots",
@@ -562,9 +567,9 @@ def with_slots(
     # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)
     resources = container.resources
-    limit, request = limit_milli(resources, []), request_milli(resources, [])
+    limit, request = cpu_limit_milli(resources, []), cpu_request_milli(resources, [])
     milli, wanted = limit or request, 1000 * slots.count
-    at_least = not limit and (resources.cpu_shares or 0) >= MAX_SHARES
+    at_least = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
     if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
         value = f"{milli}m" if milli else "not set"
         return Rejection(

@@ -170,7 +170,7 @@ class Session(ABC, Generic[EventT]):
 
     _serves: int
     _calls: int
-    _max_request = ttrpc.MAX_BODY
+    _max_request = ttrpc.MAX_BODY_BYTES
 
     def __init__(self) -> None:
         self._trunk = ttrpc.Trunk()

@@ -57,7 +57,7 @@ MAX_FRAME_PAYLOAD: Final = (16 << 20) + 10 + 4096
 """The largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), a ttrpc
 header, and one read buffer of slack."""
 
-MAX_UNREAD: Final = 8 << 20
+MAX_UNREAD_BYTES: Final = 8 << 20
 """Bytes that may wait for `Trunk.next_chunk`; a reader that drains never comes near."""
 
 _FRAME_HEADER: Final = struct.Struct(">II")
@@ -97,7 +97,7 @@ class Trunk:
         unread = len(self._buffer) - self._start
         if unread == 0:
             self._buffer = data
-        elif unread > MAX_UNREAD:
+        elif unread > MAX_UNREAD_BYTES:
             raise LocalProtocolError(f"{unread} bytes wait unread; drain before feeding more")
         else:
             self._buffer = self._buffer[self._start :] + data
@@ -149,14 +149,14 @@ class Trunk:
 
 HEADER_LENGTH: Final = 10
 
-MAX_BODY: Final = 4 << 20
+MAX_BODY_BYTES: Final = 4 << 20
 """Of one message, by PROTOCOL.md; never exceeded when sending."""
 
 MAX_REQUEST_TO_PLUGIN: Final = 16 << 20
 """Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
 0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
 
-MAX_UNANSWERED: Final = 64
+MAX_UNANSWERED_CALLS: Final = 64
 """Calls one peer may have open; an NRI runtime has one event and a few validations."""
 
 MAX_STATUS_TEXT: Final = 16 << 10
@@ -226,8 +226,10 @@ def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
     Raises:
         LocalProtocolError: the body is longer than 4 MiB; the Go peer could not recover from it.
     """
-    if len(body) > MAX_BODY:
-        raise LocalProtocolError(f"a message body of {len(body)} bytes; at most {MAX_BODY} fit")
+    if len(body) > MAX_BODY_BYTES:
+        raise LocalProtocolError(
+            f"a message body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit"
+        )
     return _MESSAGE_HEADER.pack(len(body), stream, message_type, 0) + body
 
 
@@ -237,7 +239,7 @@ class MessageReader:
     Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
     """
 
-    def __init__(self, max_body: int = MAX_BODY) -> None:
+    def __init__(self, max_body: int = MAX_BODY_BYTES) -> None:
         self._buffer: bytes | bytearray = _EMPTY_BODY
         self._start = 0
         self._max_body = max_body
@@ -286,7 +288,7 @@ class MessageReader:
 class TTRPCServer:
     """The answering side of one logical connection."""
 
-    def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY) -> None:
+    def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY_BYTES) -> None:
         self._trunk = trunk
         self._connection = connection
         self._reader = MessageReader(max_body)
@@ -327,8 +329,10 @@ class TTRPCServer:
                 except DecodeError as error:
                     mistake = f"unmarshal request error: {error}"
                 else:
-                    if len(self._unanswered) >= MAX_UNANSWERED:
-                        raise LocalProtocolError(f"more than {MAX_UNANSWERED} calls unanswered")
+                    if len(self._unanswered) >= MAX_UNANSWERED_CALLS:
+                        raise LocalProtocolError(
+                            f"more than {MAX_UNANSWERED_CALLS} calls unanswered"
+                        )
                     self._unanswered.add(stream)
                     metadata = {one.key: one.value for one in request.metadata}
                     return Call(
@@ -408,8 +412,8 @@ class TTRPCClient:
             LocalProtocolError: too many calls are open, the numbers are used up, or the request is
                 too large.
         """
-        if len(self._open) >= MAX_UNANSWERED:
-            raise LocalProtocolError(f"{MAX_UNANSWERED} calls are open already")
+        if len(self._open) >= MAX_UNANSWERED_CALLS:
+            raise LocalProtocolError(f"{MAX_UNANSWERED_CALLS} calls are open already")
         stream = self._next_stream
         if stream > LAST_STREAM:
             raise LocalProtocolError("this connection has no stream id left")

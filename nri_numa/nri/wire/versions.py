@@ -86,7 +86,7 @@ class PushPath(enum.StrEnum):
 
 
 _VERSION_PATTERN: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
-_NO_RELEASE: Final = (0, 0, 0)
+_UNKNOWN_VERSION: Final = (0, 0, 0)
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
@@ -107,13 +107,13 @@ def push_path(info: RuntimeInfo) -> PushPath:
     containerd#10085 and nri#79 (fixed in NRI 0.6.1) for a registration while events are served.
     """
     # Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
-    nri = parse_version(info.nri_version) or _NO_RELEASE
+    nri = parse_version(info.nri_version) or _UNKNOWN_VERSION
     # v0.12.1-0.20260101… is a build *before* v0.12.1.
     if nri > (0, 12, 1) or (nri == (0, 12, 1) and "-" not in info.nri_version):
         return PushPath.UPDATE_CONTAINERS
     if info.registration_timeout or info.nri_version:
         return PushPath.ONE_SHOT  # timeouts are given from NRI 0.7 on
-    release = parse_version(info.version) or _NO_RELEASE
+    release = parse_version(info.version) or _UNKNOWN_VERSION
     since = {"containerd": (1, 7, 16), "cri-o": (1, 31, 0)}.get(info.name.lower())
     if since is not None and release >= since:
         return PushPath.ONE_SHOT

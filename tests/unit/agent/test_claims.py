@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.claims import ClaimStore
-from nri_numa.dra.claims import POD_CLAIM, InvalidClaim, claim_variable
+from nri_numa.dra.claims import POD_CLAIM_NAME_ANNOTATION, InvalidClaim, claim_variable
 from nri_numa.dra.handover import HandoverClient
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, ContainerAdjustment, Mentions
+from nri_numa.model.workload import Container, ContainerAdjustment, DeviceMentions
 from tests.beds.world import World, container, pod, resources
 from tests.unit.dra.test_claims import DRIVER, UID, claim, config, result
 
@@ -87,8 +87,8 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-def environment(uid: str = UID, number: int = 0) -> Mentions:
-    return Mentions(claims=(claim_variable(uid, number),))
+def environment(uid: str = UID, number: int = 0) -> DeviceMentions:
+    return DeviceMentions(claims=(claim_variable(uid, number),))
 
 
 def test_what_the_kubelet_gets(bed: Bed) -> None:
@@ -309,7 +309,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     ],
 )
 def test_a_variable_of_ones_own_gives_nothing(
-    bed: Bed, name: str, namespace: str, named: Mentions, words: str
+    bed: Bed, name: str, namespace: str, named: DeviceMentions, words: str
 ) -> None:
     bed.prepare()
     of = pod(name, namespace=namespace)
@@ -320,7 +320,7 @@ def test_a_variable_of_ones_own_gives_nothing(
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
-    bed.objects[UID]["metadata"]["annotations"] = {POD_CLAIM: "numa"}
+    bed.objects[UID]["metadata"]["annotations"] = {POD_CLAIM_NAME_ANNOTATION: "numa"}
     bed.prepare()
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
@@ -345,7 +345,7 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
 def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
     bed.objects[UID] = bed.claim(result(), result(request="more", device="numa0"))
     bed.prepare()
-    of, named = pod("web"), Mentions(claims=(claim_variable(UID, 0), claim_variable(UID, 1)))
+    of, named = pod("web"), DeviceMentions(claims=(claim_variable(UID, 0), claim_variable(UID, 1)))
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
     assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
     assert bed.book.device_health() == ("n1", {"numa0": "", "numa1": ""})

@@ -20,7 +20,7 @@ from nri_numa.agent.loop import LoopMonitor
 from nri_numa.agent.reload import prepare_in_thread
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load_config
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.model.settings import Settings
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
@@ -92,7 +92,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     pods = [pod(f"p{n}", {"policy": "single-numa-node"}) for n in range(4)]
     agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
     kinds = [allocation.kind for allocation in agent.state.allocations.values()]
-    assert kinds.count(Kind.EXCLUSIVE) == decided
+    assert kinds.count(ContainerKind.EXCLUSIVE) == decided
     bed.daemon.store.close()
 
 

@@ -64,7 +64,7 @@ def loaded(directory: Path, state: NodeState, identity: dict[str, str] = IDENTIT
 def told(of: Agent, name: str = "own") -> object:
     """The whole explanation of the container of a pod, None when it is not kept."""
     (allocation,) = (a for a in of.state.allocations.values() if a.pod == name)
-    known = of.grounds_of(allocation.container_id)
+    known = of.explanation_of(allocation.container_id)
     return None if known is None else explanation.explain_allocation(allocation, known, "0")
 
 
@@ -78,8 +78,12 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     (then,), (now,) = before.rejections, after.rejections
     assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
     assert explanation.explain_rejection(
-        after.grounds_of_refusal(now), now.reason, now.message
-    ) == (explanation.explain_rejection(before.grounds_of_refusal(then), then.reason, then.message))
+        after.explanation_of_refusal(now), now.reason, now.message
+    ) == (
+        explanation.explain_rejection(
+            before.explanation_of_refusal(then), then.reason, then.message
+        )
+    )
 
 
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
@@ -93,7 +97,7 @@ def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes
     saved(tmp_path, before)
     after = loaded(tmp_path, before.state)
     (refusal,) = after.rejections
-    known = after.grounds_of_refusal(refusal)
+    known = after.explanation_of_refusal(refusal)
     for document in (
         told(after),
         explanation.explain_rejection(known, refusal.reason, refusal.message),
@@ -131,7 +135,8 @@ def test_a_file_with_a_field_more_or_less_is_read(tmp_path: Path, more: bool) ->
     (then,), (now,) = before.rejections, after.rejections
     assert now.message == then.message
     assert "99 exclusive CPUs" in sentences.render_text(
-        explanation.explain_rejection(after.grounds_of_refusal(now), now.reason, now.message), 200
+        explanation.explain_rejection(after.explanation_of_refusal(now), now.reason, now.message),
+        200,
     )
 
 
@@ -146,7 +151,7 @@ def test_what_devices_had_to_do_with_it_is_kept(tmp_path: Path) -> None:
     saved(tmp_path, before)
     after = loaded(tmp_path, before.state)
     (name,) = before.packed_traces()
-    assert after.grounds_of(name) == before.grounds_of(name) is not None
+    assert after.explanation_of(name) == before.explanation_of(name) is not None
     assert "GPU" in sentences.render_text(told(after), 200)  # type: ignore[arg-type]
     assert [one.message for one in after.rejections] == [one.message for one in before.rejections]
 

@@ -14,21 +14,21 @@ import pytest
 
 from nri_numa.agent.loop import (
     HEAP_GROWTH_BYTES,
-    RELEASE_REST,
+    MIN_ROUNDS_BETWEEN_RELEASES,
     CPUBudget,
     HeapRelease,
     LoopMonitor,
     YieldingSelector,
+    new_monitored_loop,
     release_heap,
     resident_bytes,
-    watched_loop,
 )
 
 
 def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
     """A callback that took long is known, whatever timers there are."""
     now = [0.0]
-    loop, watch = watched_loop(lambda: now[0])
+    loop, watch = new_monitored_loop(lambda: now[0])
 
     async def work() -> list[float]:
         seen = []
@@ -45,7 +45,7 @@ def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
 
 def test_it_knows_whether_it_is_at_work_and_for_how_long() -> None:
     now = [0.0]
-    loop, watch = watched_loop(lambda: now[0])
+    loop, watch = new_monitored_loop(lambda: now[0])
     assert (watch.busy, watch.current_gap()) == (False, 0.0)
 
     async def work() -> tuple[bool, float]:
@@ -266,7 +266,7 @@ def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
 
 def test_growth_counts_from_the_least_that_was_seen() -> None:
     node = Process(40 * MIB, free=3 * MIB)
-    node.rounds(RELEASE_REST + 1)
+    node.rounds(MIN_ROUNDS_BETWEEN_RELEASES + 1)
     node.used = 30 * MIB  # containers are gone
     node.rounds(1)
     node.free = HEAP_GROWTH_BYTES

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.agent import preflight
-from nri_numa.agent.preflight import Finding, Level, pod_level_resources
+from nri_numa.agent.preflight import Finding, Level, check_pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, LinkKind
 from nri_numa.config.sections import KubeletSection, Runtime
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
-from nri_numa.publisher.traces import EXPORTER
+from nri_numa.publisher.traces import EXPORTER_LOGGER_NAME
 from tests.beds.certificates import make_certificate, make_expired
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
@@ -73,7 +73,7 @@ def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
         cgroup_root=str(tmp_path / "cgroup"),
         kubelet_root=str(tmp_path / "kubelet"),
     )
-    return only(preflight.host_processes(loaded, machines.dual_smt_16()))
+    return only(preflight.check_host_processes(loaded, machines.dual_smt_16()))
 
 
 def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
@@ -245,7 +245,7 @@ def test_what_root_runs_is_written_by_root_alone(
     (tmp_path / "venv/bin").chmod(0o755)
     os.chown(tmp_path / "venv", owner, 0)
     (tmp_path / "venv").chmod(mode)
-    found = list(preflight.installation([str(tmp_path / "venv/bin/python")]))
+    found = list(preflight.check_installation([str(tmp_path / "venv/bin/python")]))
     assert [(one.level, said in one.message) for one in found] == (
         [(Level.WARN, True)] if said else []
     )
@@ -303,11 +303,13 @@ def test_the_files_that_containerd_imports_win(
 
 
 def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
-    assert only(preflight.state_directory(tmp_path)).message.endswith("can be written")
-    assert only(preflight.state_directory(tmp_path / "a" / "b")).message.endswith("will be made")
+    assert only(preflight.check_state_directory(tmp_path)).message.endswith("can be written")
+    assert only(preflight.check_state_directory(tmp_path / "a" / "b")).message.endswith(
+        "will be made"
+    )
     file = tmp_path / "file"
     file.touch()
-    assert only(preflight.state_directory(file / "x")).level is Level.FAIL
+    assert only(preflight.check_state_directory(file / "x")).level is Level.FAIL
 
 
 def http(**section: object) -> list[Finding]:
@@ -365,9 +367,9 @@ def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
-    assert list(preflight.numa_balancing(tmp_path)) == []
+    assert list(preflight.check_numa_balancing(tmp_path)) == []
     write_tree(tmp_path, {"proc/sys/kernel/numa_balancing": "1\n"})
-    assert "numa_balancing=0" in only(preflight.numa_balancing(tmp_path)).message
+    assert "numa_balancing=0" in only(preflight.check_numa_balancing(tmp_path)).message
 
 
 def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,18 +387,22 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"devices": {"enabled": True}}, "pyroute2", "devices.network is on, and does nothing"),
         ({"devices": {"enabled": True}}, "grpc", "devices.podResources is on"),
-        ({"publish": {"otlpEndpoint": "http://127.0.0.1:4318"}}, EXPORTER, "publish.otlpEndpoint"),
+        (
+            {"publish": {"otlpEndpoint": "http://127.0.0.1:4318"}},
+            EXPORTER_LOGGER_NAME,
+            "publish.otlpEndpoint",
+        ),
     ],
 )
 def test_what_is_on_and_cannot_be_imported_fails(
     sections: dict[str, object], module: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = config.load_config(text=json.dumps(sections))
-    assert not list(preflight.libraries(asked))
+    assert not list(preflight.check_libraries(asked))
     monkeypatch.setitem(sys.modules, module, None)
-    found = only(preflight.libraries(asked))
+    found = only(preflight.check_libraries(asked))
     assert (found.level, said in found.message) == (Level.FAIL, True), found
-    assert not list(preflight.libraries(AgentConfig()))
+    assert not list(preflight.check_libraries(AgentConfig()))
 
 
 def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:
@@ -456,7 +462,7 @@ def test_a_list_of_cpus_without_a_tick_that_nobody_asks_for_is_mentioned(tmp_pat
     assert "CPUs 1-3,7,9-11,15 run without a timer tick" in found[0].message
     assert "nohzFullCPUs: prefer" in found[0].message
     asked = AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER)
-    assert not list(preflight.nohz_full(asked, machines.nohz_full_cpus()))
+    assert not list(preflight.check_nohz_full(asked, machines.nohz_full_cpus()))
 
 
 def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else() -> None:
@@ -491,7 +497,9 @@ def test_what_containerd_says_of_pod_level_resources(
     tmp_path: Path, version: str, says: bool | None
 ) -> None:
     installed(tmp_path, f"containerd github.com/containerd/containerd {version} x")
-    found = ["nothing when it is resized" in one.message for one in pod_level_resources(tmp_path)]
+    found = [
+        "nothing when it is resized" in one.message for one in check_pod_level_resources(tmp_path)
+    ]
     assert found == ([] if says is None else [says])
 
 

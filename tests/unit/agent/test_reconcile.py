@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent import reconcile
 from nri_numa.agent.reconcile import PUSH_BATCH, Reconciler, RoundResult
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
@@ -626,7 +626,7 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
 def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
-    bed.reconciler._scopes = Scopes(str(systemd.transient), "/nowhere")
+    bed.reconciler._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
     bed.round()
     assert "no answer over D-Bus: No such file or directory" in bed.log
     bed.reconciler._scopes, welcome = systemd.scopes, systemd.welcome

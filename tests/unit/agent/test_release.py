@@ -21,7 +21,7 @@ from nri_numa.agent.release import (
 from nri_numa.cli import cli
 from nri_numa.config import AgentConfig
 from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.state import Allocation, Kind, build_state
+from nri_numa.engine.state import Allocation, ContainerKind, build_node_state
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -48,7 +48,7 @@ def container(
     return replace(made, annotations={f"{PREFIX}assigned": marker} if marker else {})
 
 
-def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Allocation:
+def remembered(kind: ContainerKind, *, quota: int | None = None, cpus: str = "") -> Allocation:
     """What the checkpoint has of c1."""
     return allocation(
         "c1",
@@ -56,7 +56,7 @@ def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Alloc
         pod_id=POD.id,
         pod_uid=POD.uid,
         cpus=CPUSet.parse(cpus),
-        exclusive=kind is Kind.EXCLUSIVE,
+        exclusive=kind is ContainerKind.EXCLUSIVE,
         numa_nodes=NUMASet([0]),
         lifted_quota=quota,
     )
@@ -66,13 +66,13 @@ def planned(
     one: Container, *allocations: Allocation, grants: KubeletGrants = NO_GRANTS
 ) -> ReleasedContainer:
     """The plan for a node with one container."""
-    (entry,) = plan_release(MACHINE, build_state(allocations, kubelet=grants), [POD], [one])
+    (entry,) = plan_release(MACHINE, build_node_state(allocations, kubelet=grants), [POD], [one])
     return entry
 
 
 def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
     entry = planned(
-        container("2", "0", quota=-1), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
+        container("2", "0", quota=-1), remembered(ContainerKind.EXCLUSIVE, quota=100_000, cpus="2")
     )
     assert (entry.cpus, entry.mems, entry.quota) == ("0-7", "0-1", 100_000)
     assert entry.result is ReleaseResult.PLANNED
@@ -80,13 +80,13 @@ def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
 
 
 def test_memory_that_was_never_bound_stays_unbound() -> None:
-    assert planned(container("2"), remembered(Kind.LISTED, cpus="2")).mems == ""
+    assert planned(container("2"), remembered(ContainerKind.LISTED, cpus="2")).mems == ""
 
 
 @pytest.mark.parametrize(("granted", "back"), [("web", "4-5"), ("other", "0-3,6-7")])
 def test_beside_a_static_kubelet_it_gets_what_that_one_sent(granted: str, back: str) -> None:
     grants = KubeletGrants(cpus={(POD.uid, granted): CPUSet.parse("4-5")})
-    mine = remembered(Kind.LISTED, cpus="2")
+    mine = remembered(ContainerKind.LISTED, cpus="2")
     assert planned(container("2"), mine, grants=grants).cpus == back
 
 
@@ -124,13 +124,15 @@ def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marke
     one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
     one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
     of = pod("cart", {"policy": "best-effort"}, namespace="shop")
-    (entry,) = plan_release(MACHINE, build_state([]), [of], [one])
+    (entry,) = plan_release(MACHINE, build_node_state([]), [of], [one])
     assert (entry.result, entry.cpus, entry.quota) == (ReleaseResult.PLANNED, "0-7", 200_000)
     assert entry.note == ""
     fewer = replace(one, resources=replace(one.resources, cpus="2"))
-    (entry,) = plan_release(MACHINE, build_state([]), [of], [fewer])
+    (entry,) = plan_release(MACHINE, build_node_state([]), [of], [fewer])
     assert entry.result is (ReleaseResult.PLANNED if marked else ReleaseResult.FOREIGN)
-    (entry,) = plan_release(MACHINE, build_state([]), [replace(of, qos=QoSClass.BURSTABLE)], [one])
+    (entry,) = plan_release(
+        MACHINE, build_node_state([]), [replace(of, qos=QoSClass.BURSTABLE)], [one]
+    )
     assert entry.quota is None
 
 
@@ -173,7 +175,7 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under the systemd driver: not the sum counts, but how long nothing happens."""
-    monkeypatch.setattr(release, "READ_BACK_SECONDS", 0.04)
+    monkeypatch.setattr(release, "READ_BACK_STALL_S", 0.04)
     tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
     names = [f"one-{number}" for number in range(10)]
     left = [*names, ""]

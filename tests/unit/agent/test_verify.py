@@ -222,7 +222,7 @@ def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
     assert (bed.has("plain-app"), systemd.has("cri-plain-app.scope")) == ("2-7", "0-7")
 
     async def soon() -> None:
-        task = asyncio.create_task(bed.reconciler.run_systemd())
+        task = asyncio.create_task(bed.reconciler.run_systemd_sync())
         await eventually(lambda: systemd.has("cri-plain-app.scope") == "2-7")
         task.cancel()
 

@@ -12,7 +12,13 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.agent.usage import MAX_SERIES, MemoryWatch, UsageWatch, UsageWatches, WaitingWatch
+from nri_numa.agent.usage import (
+    MAX_SERIES_PER_METRIC,
+    MemoryWatch,
+    UsageWatch,
+    UsageWatches,
+    WaitingWatch,
+)
 from nri_numa.cli import explain, status
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.engine.decision import NodeModel
@@ -143,14 +149,14 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed)
 
 def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
-    for n in range(MAX_SERIES):
+    for n in range(MAX_SERIES_PER_METRIC):
         bed.create(f"here-{n}", HERE, numacpu="2-3", numamem="0")
     bed.create("there", THERE, numacpu="4-5", numamem="0")
     bed.round()
     ratios = bed.samples("container_local_memory_ratio")
-    assert (len(ratios), ratios["there"]) == (MAX_SERIES, 0.25)
+    assert (len(ratios), ratios["there"]) == (MAX_SERIES_PER_METRIC, 0.25)
     states = bed.samples("local_memory_containers", "state")
-    assert states == {"known": MAX_SERIES + 1, "unknown": 0, "left out": 1}
+    assert states == {"known": MAX_SERIES_PER_METRIC + 1, "unknown": 0, "left out": 1}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.state import Kind, NodeState, build_state
+from nri_numa.engine.state import ContainerKind, NodeState, build_node_state
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Policy, StateChange
 from nri_numa.store import journal
@@ -20,11 +20,11 @@ from tests.unit.cli.conftest import invoke
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """A state directory in use, with one exclusive and one unbound container."""
-    state = build_state(
+    state = build_node_state(
         [
             allocation(
                 "c1",
-                Kind.EXCLUSIVE,
+                ContainerKind.EXCLUSIVE,
                 pod="cart-0",
                 container="server",
                 cpus=CPUSet([2, 3]),

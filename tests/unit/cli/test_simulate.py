@@ -13,7 +13,7 @@ from click.testing import Result
 
 from nri_numa.cli.machine import parse_synthetic
 from nri_numa.demo.stage import examples_directory
-from nri_numa.engine.rebalance import WORK_LIMIT
+from nri_numa.engine.rebalance import MAX_SEARCH_WORK
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
@@ -62,10 +62,10 @@ def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
     shows(text, "9 exclusive CPUs needed", "Policy single-numa-node finds no place")
 
 
-@pytest.mark.parametrize("limit", [WORK_LIMIT, 500])
+@pytest.mark.parametrize("limit", [MAX_SEARCH_WORK, 500])
 def test_a_movable_container_makes_room(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the search goes on after the agent's answer."""
-    monkeypatch.setattr("nri_numa.engine.rebalance.WORK_LIMIT", limit)
+    monkeypatch.setattr("nri_numa.engine.rebalance.MAX_SEARCH_WORK", limit)
     aside = pod("aside", 2, "1Gi", {**SINGLE, "movable": "true"})
     lists = ("4-7,20-21", "8-11,24-25", "12-15,28-29")
     listed = [pod(f"on-{i + 1}", 6, "1Gi", {"numacpu": text}) for i, text in enumerate(lists)]

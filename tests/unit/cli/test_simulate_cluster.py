@@ -292,10 +292,10 @@ def test_what_is_no_capture_is_said(capture: object, said: str) -> None:
 
 
 def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate_cluster, "LARGEST_YAML", 100)
+    monkeypatch.setattr(simulate_cluster, "MAX_YAML_CHARS", 100)
     done = simulate(yaml.safe_dump(listed(nrt(8, name="a"))), manifest(4))
     assert (done.exit_code, "expected JSON (-o json)" in done.output) == (2, True)
-    monkeypatch.setattr(simulate_cluster, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(simulate_cluster, "MAX_CAPTURE_BYTES", 1000)
     done = simulate(listed(*(nrt(8, name=f"n{i}") for i in range(9))), manifest(4))
     assert (done.exit_code, "is larger than" in done.output) == (2, True)
     Path("cluster").write_bytes(b"{\xff}")

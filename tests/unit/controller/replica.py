@@ -120,7 +120,7 @@ class World:
         connector = aiohttp.TCPConnector(ssl=False)
         async with aiohttp.ClientSession(connector=connector) as self.session:
             try:
-                await until(lambda: self.service.not_ready() == "" or self.task.done())
+                await until(lambda: self.service.unready_reason() == "" or self.task.done())
                 scheme = "https" if self.config.controller.tls_cert else "http"
                 self.url = f"{scheme}://127.0.0.1:{self.service.server.listening_port}"
                 yield

@@ -20,7 +20,7 @@ from nri_numa.controller.capacity import (
 )
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import Outcome, OutcomeKind
-from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, format_capacity
+from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, encode_capacity
 
 WALL = 1_795_000_000.0
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
@@ -198,7 +198,7 @@ def test_a_small_difference_is_not_written_but_its_end_is() -> None:
 
 def test_what_an_earlier_leader_wrote_holds_to_its_end() -> None:
     cluster = Cluster()
-    cluster.see(text=format_capacity(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
+    cluster.see(text=encode_capacity(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
     cluster.until(30)
     assert cluster.writes == [(20.0, "a", None)]
 
@@ -207,7 +207,7 @@ def test_what_somebody_else_wrote_or_removed_is_put_right() -> None:
     cluster = Cluster()
     cluster.says(n0=0.5)
     cluster.until(1)
-    for text in ("", format_capacity(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
+    for text in ("", encode_capacity(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
         cluster.see(text=text)
         cluster.until(cluster.now + 1)
     assert [one["zones"] for one in cluster.documents] == [{"0": 0.5}] * 3

@@ -18,8 +18,8 @@ from nri_numa.controller.evictor import (
     EvictionRules,
     StealEvictor,
     assigned_nodes,
-    is_recreated,
     workload_of,
+    would_be_recreated,
 )
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
@@ -213,12 +213,12 @@ def test_a_failed_look_comes_again() -> None:
     ],
 )
 def test_who_does_not_come_back_elsewhere_stays(change: dict[str, Any]) -> None:
-    assert is_recreated(pod("a", "4"))
-    assert not is_recreated(pod("a", "4", **change))
+    assert would_be_recreated(pod("a", "4"))
+    assert not would_be_recreated(pod("a", "4", **change))
 
 
 def test_finished_pods_stay() -> None:
-    assert not is_recreated({**pod("a", "4"), "status": {"phase": "Succeeded"}})
+    assert not would_be_recreated({**pod("a", "4"), "status": {"phase": "Succeeded"}})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "x", '{"a": 1}', '{"a": {"cpus": "x"}}', "[" * 50_000])

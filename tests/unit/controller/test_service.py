@@ -165,7 +165,7 @@ def lose(world: World, holder: str) -> None:
 
 async def test_who_does_not_lead_takes_nothing(world: World) -> None:
     lose(world, "other")
-    await until(lambda: world.service.not_ready())
+    await until(lambda: world.service.unready_reason())
     code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
     assert code == 503
     assert "another replica leads, and says no address: other" in text
@@ -269,7 +269,7 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     secret.write_text("secret\n")
     query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
     up: list[bool] = []
-    source = PrometheusSource(query, world.service._take, up.append)
+    source = PrometheusSource(query, world.service._record_measurements, up.append)
     for _ in range(7):
         await source.poll_once()
     server.close()

@@ -16,7 +16,7 @@ from nri_numa.cri.client import UpdateFailed
 from nri_numa.cri.link import CRILink, LiveContainer, ResourceChange, ResourceValues, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.resync import plan_corrections
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import NO_CGROUP
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -80,7 +80,7 @@ class Bed:
     def on_resize_rejected(self, container_id: str, quota: int) -> None:
         self.world.agent.record_enforced_quota(container_id, quota)
 
-    def kind(self, container_id: str) -> Kind | None:
+    def kind(self, container_id: str) -> ContainerKind | None:
         allocation = self.world.agent.state.allocations.get(container_id)
         return None if allocation is None else allocation.kind
 
@@ -118,7 +118,9 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: "neighbour" in bed.starts, "the neighbour is known")
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
-        await until(lambda: bed.kind("owner") is Kind.EXCLUSIVE, "decided when it was created")
+        await until(
+            lambda: bed.kind("owner") is ContainerKind.EXCLUSIVE, "decided when it was created"
+        )
         runtime.run("owner", at=7.0)
         await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
         await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
@@ -147,7 +149,7 @@ async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime.create("ended", "old", name="init")
     runtime.end("ended")
     async with linked(bed):
-        assert bed.kind("before") is Kind.LISTED
+        assert bed.kind("before") is ContainerKind.LISTED
         assert bed.kind("ended") is None
         await until(lambda: runtime.cpus("before") == "2", "its CPUs")
         assert bed.beginnings == []  # it was not late: nobody was there
@@ -157,7 +159,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
     async with linked(bed) as runtime:
         starts(runtime, "wrong", "refused", numacpu="77")
         await until(lambda: "refused" in bed.starts, "it runs")
-        assert bed.kind("refused") is Kind.UNPINNED
+        assert bed.kind("refused") is ContainerKind.UNPINNED
         ((namespace, pod, uid, container, message),) = bed.refusals
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
@@ -315,7 +317,7 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
     async with linked(listed) as runtime:
         runtime.pod("p", numacpu="1")
         runtime.create("short", "p")
-        await until(lambda: listed.kind("short") is Kind.LISTED, "seen")
+        await until(lambda: listed.kind("short") is ContainerKind.LISTED, "seen")
         del runtime.containers["short"]  # nobody tells
         starts(runtime, "q", "ended", numacpu="2")
         await until(lambda: "ended" in listed.starts, "seen to run")
@@ -347,7 +349,7 @@ async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes
             runtime._tell("before", "before", cri_pb2.CONTAINER_DELETED_EVENT)
             await until(lambda n=listings: runtime.listings >= n, "it is listed")
             await asyncio.sleep(0.1)
-        assert bed.kind("owner") is Kind.EXCLUSIVE
+        assert bed.kind("owner") is ContainerKind.EXCLUSIVE
         assert runtime.listings < 10
 
 

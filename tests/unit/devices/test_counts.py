@@ -9,7 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from nri_numa.devices.counts import EXPIRE_AFTER_S, NO_ANSWER_YET, REFRESH_AFTER_S, DeviceCounts
+from nri_numa.devices.counts import (
+    EXPIRE_AFTER_S,
+    NO_KUBELET_ANSWER_TEXT,
+    REFRESH_AFTER_S,
+    DeviceCounts,
+)
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.kubelet.pod_resources import DeviceCount
 from tests.beds.fake_kubelet import pod_resources
@@ -25,9 +30,9 @@ class Kubelet:
     def told(self, later: float = 0.0) -> object:
         """What is known once it has been asked."""
         self.now += later
-        self.counts.cached_counts()
+        self.counts.known_counts()
         self.counts.wait_for_query()
-        return self.counts.cached_counts()
+        return self.counts.known_counts()
 
     def every(self, request: Any, context: Any) -> Any:
         self.asked += 1
@@ -55,13 +60,13 @@ def kubelet(directory: Path) -> Iterator[Kubelet]:
 
 
 def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> None:
-    assert kubelet.counts.cached_counts() == NO_ANSWER_YET
+    assert kubelet.counts.known_counts() == NO_KUBELET_ANSWER_TEXT
     # Our own CPUs are no devices.
     assert kubelet.told() == kubelet.told() == gpus(2)
     assert kubelet.asked == 1
     kubelet.gpus = 1
     kubelet.now += REFRESH_AFTER_S
-    assert kubelet.counts.cached_counts() == gpus(2)
+    assert kubelet.counts.known_counts() == gpus(2)
     assert kubelet.told() == gpus(1)
     assert kubelet.asked == 2
 
@@ -73,5 +78,5 @@ def test_an_answer_that_nobody_renewed_and_a_refusal_are_not_no_devices(kubelet:
     kubelet.silent = False
     assert kubelet.told(later=REFRESH_AFTER_S) == gpus(2)
     kubelet.now += EXPIRE_AFTER_S
-    assert kubelet.counts.cached_counts() == NO_ANSWER_YET
+    assert kubelet.counts.known_counts() == NO_KUBELET_ANSWER_TEXT
     assert kubelet.told() == gpus(2)

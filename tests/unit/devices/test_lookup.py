@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.config.sections import Devices
 from nri_numa.devices.lookup import (
-    MOST_NOTES,
+    MAX_UNLOCATED_NOTES,
     GPUs,
     Lookup,
     UnlocatedDevices,
@@ -17,7 +17,7 @@ from nri_numa.devices.lookup import (
 )
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.workload import MAX_CONTAINER_DEVICES, Mentions
+from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceMentions
 from tests.beds.device_tree import DeviceTree
 
 FIRST, SECOND = "0000:3b:00.0", "0000:d8:00.0"
@@ -87,7 +87,7 @@ def test_too_many_are_none_and_notes_are_few() -> None:
     assert build_hints(many, PLACES).requests == ()
     assert "more than" in build_hints(many, PLACES).notes[0]
     noted = build_hints([LocatedDevice("GPU", str(i)) for i in range(100)], PLACES).notes
-    assert len(noted) == MOST_NOTES
+    assert len(noted) == MAX_UNLOCATED_NOTES
     assert noted[-1] == "and 93 more such devices"
 
 
@@ -98,7 +98,7 @@ def notes(root: Path, sources: Devices | None = None, **variables: str) -> list[
     """What is said of variables on a machine that has none of the devices."""
     missed = UnlocatedDevices()
     lookup = Lookup(sources or Devices(), root=str(root), own_resource="")
-    assert not list(lookup.find_mentioned(Mentions(variables=variables), missed))
+    assert not list(lookup.find_mentioned(DeviceMentions(variables=variables), missed))
     return missed.notes
 
 

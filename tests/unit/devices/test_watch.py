@@ -17,11 +17,11 @@ from nri_numa.devices.watch import DeviceWatch
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
-    NO_MENTIONS,
+    NO_DEVICE_MENTIONS,
     Container,
+    DeviceMentions,
     DeviceNode,
     KnownDevices,
-    Mentions,
     PodSandbox,
 )
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
@@ -80,7 +80,9 @@ def has(found: Container) -> dict[str, dict[str, set[int]]]:
     }
 
 
-def seen(watch: DeviceWatch, of: PodSandbox, made: Container, mentions: Mentions) -> Container:
+def seen(
+    watch: DeviceWatch, of: PodSandbox, made: Container, mentions: DeviceMentions
+) -> Container:
     """The container with the devices that are known at this moment."""
     return watch.known_devices(of.id, made.name, mentions).apply_to(made)
 
@@ -91,18 +93,18 @@ ON_GPU = {"GPU": {GPU_AT: {1}}}
 @pytest.mark.parametrize(
     "mentions",
     [
-        Mentions(nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 195, 255))),
-        Mentions(variables={"NVIDIA_VISIBLE_DEVICES": UUID}),
-        Mentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}),
-        Mentions(variables={"PCIDEVICE_X": GPU_AT}),
-        Mentions(
+        DeviceMentions(nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 195, 255))),
+        DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": UUID}),
+        DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}),
+        DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}),
+        DeviceMentions(
             nodes=(DeviceNode("c", 195, 0),),
             variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         ),
     ],
     ids=["device file", "uuid", "index", "address", "all of them"],
 )
-def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -> None:
+def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: DeviceMentions) -> None:
     found = seen(bed.watch(), POD, container(POD), mentions)
     assert has(found) == ON_GPU
     assert found.device_notes == ()
@@ -110,7 +112,7 @@ def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -
 
 def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(bed: Bed) -> None:
     watch = bed.watch()
-    wanted = Mentions(cdi=("x.com/gpu=g0",))
+    wanted = DeviceMentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)
     assert missed.devices == ()
     assert "CDI device 'x.com/gpu=g0' stands in no file" in missed.device_notes[0]
@@ -128,7 +130,7 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
 
 def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
     variables = {"PCIDEVICE_X": "0000:ff:1f.7", "NVIDIA_VISIBLE_DEVICES": "GPU-none"}
-    found = seen(bed.watch(), POD, container(POD), Mentions(variables=variables))
+    found = seen(bed.watch(), POD, container(POD), DeviceMentions(variables=variables))
     assert found.devices == ()
     assert found.device_notes == (
         "GPU 'GPU-none' is not known to the driver: no hint",
@@ -142,8 +144,8 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
     other, uuid = "0000:d8:00.0", "GPU-99999999-2222-3333-4444-555555555555"
     bed.tree.pci(other, 0, GPU_CLASS)
     bed.tree.nvidia(other, uuid, 1)
-    by_uuid = Mentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
-    by_file = Mentions(nodes=(DeviceNode("c", 195, 1),))
+    by_uuid = DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
+    by_file = DeviceMentions(nodes=(DeviceNode("c", 195, 1),))
     for mentions in (by_file, by_uuid, by_file):
         assert seen(watch, POD, container(POD), mentions).devices == ()
     watch.wait_for_tasks()
@@ -156,7 +158,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         nodes=False, variables=False, nvidia=False, cdi=False, network=False, pod_resources=False
     )
     watch = bed.watch(off)
-    mentions = Mentions(
+    mentions = DeviceMentions(
         nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 240, 0)),
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
@@ -167,7 +169,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
     watch = bed.watch(places=lambda: NUMASet((0,)))
-    found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert found.devices == ()
     assert found.device_notes == (
         f"its GPU {GPU_AT} is on NUMA node 1, where no CPUs are: no hint",
@@ -175,7 +177,7 @@ def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
 
 
 def test_more_devices_than_are_looked_at_are_said(bed: Bed) -> None:
-    found = seen(bed.watch(), POD, container(POD), Mentions(unread=3))
+    found = seen(bed.watch(), POD, container(POD), DeviceMentions(unread=3))
     assert found.device_notes == ("3 more devices than are looked at: no hint of them",)
 
 
@@ -218,7 +220,7 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
             ("helper", "x.com/fpga", "f2", (1,)),
         ),
     )
-    found = seen(watch, POD, container(POD), NO_MENTIONS)
+    found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
     # Where sysfs knows a device, it is that device on its NUMA node, whatever the plugin said.
     assert has(found) == {
         **ON_GPU,
@@ -229,25 +231,25 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
     assert found.device_notes == ()
     together = {d.id for request in found.pod_devices for d in request.devices}
     assert together == {GPU_AT, NIC_AT, "0000:20:00.0", "f1", "f2"}
-    helper = seen(watch, POD, container(POD, "helper"), NO_MENTIONS)
+    helper = seen(watch, POD, container(POD, "helper"), NO_DEVICE_MENTIONS)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
     watch = asked(bed, answer())
-    assert watch.known_devices(POD.id, "app", NO_MENTIONS) == KnownDevices()
+    assert watch.known_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
     watch = asked(bed, answer(("app", "x.com/cpu", "n1-0", (1,))), own_resource="x.com/cpu")
-    assert seen(watch, POD, container(POD), NO_MENTIONS).devices == ()
+    assert seen(watch, POD, container(POD), NO_DEVICE_MENTIONS).devices == ()
 
 
 def test_a_kubelet_that_is_not_there_is_said_and_nothing_else(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.prepare_pod(POD)
     watch.wait_for_tasks()
-    found = seen(watch, POD, container(POD), Mentions(variables={"PCIDEVICE_X": GPU_AT}))
+    found = seen(watch, POD, container(POD), DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}))
     assert has(found) == ON_GPU
     assert len(found.device_notes) == 1
     assert "the kubelet does not say what it gave: " in found.device_notes[0]
@@ -263,12 +265,12 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
     with pod_resources(bed.root, hang, lambda request, context: None):
         watch = bed.watch(ASKED)
         watch.prepare_pod(POD)
-        found = seen(watch, POD, container(POD), NO_MENTIONS)
+        found = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)
         assert found.devices == ()
         assert found.device_notes == ("the kubelet has not said yet what it gave: no hint of that",)
         held.set()
         watch.wait_for_tasks()
-    assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+    assert has(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
 
 
 # --- pods that come and go --------------------------------------------------------------------
@@ -278,7 +280,7 @@ def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
     watch.prepare_pod(replace(POD, network_namespace=str(bed.root / "gone")))
     watch.wait_for_tasks()
-    (note,) = seen(watch, POD, container(POD), NO_MENTIONS).device_notes
+    (note,) = seen(watch, POD, container(POD), NO_DEVICE_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")
 
 
@@ -287,20 +289,20 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     other = pod("other")
     watch.retain_pods([POD, other])
     watch.wait_for_tasks()
-    assert has(seen(watch, POD, container(POD), NO_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
-    assert "the kubelet" in seen(watch, other, container(other), NO_MENTIONS).device_notes[0]
+    assert has(seen(watch, POD, container(POD), NO_DEVICE_MENTIONS)) == {"x.com/fpga": {"f1": {1}}}
+    assert "the kubelet" in seen(watch, other, container(other), NO_DEVICE_MENTIONS).device_notes[0]
     watch.forget_pod(POD.id)
     watch.forget_pod(POD.id)
-    assert watch.known_devices(POD.id, "app", NO_MENTIONS) == KnownDevices()
+    assert watch.known_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
     watch.retain_pods([])
-    assert watch.known_devices(other.id, "app", NO_MENTIONS) == KnownDevices()
+    assert watch.known_devices(other.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     watch = bed.watch(ASKED)
     watch.close()
     watch.prepare_pod(POD)
-    found = seen(watch, POD, replace(container(POD), pid=7), NO_MENTIONS)
+    found = seen(watch, POD, replace(container(POD), pid=7), NO_DEVICE_MENTIONS)
     assert found.devices == ()
     assert found.pid == 7
 
@@ -310,10 +312,13 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
 
 @pytest.mark.parametrize(
     "mentions",
-    [Mentions(variables={"PCIDEVICE_X": GPU_AT}), Mentions(nodes=(DeviceNode("c", 195, 0),))],
+    [
+        DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}),
+        DeviceMentions(nodes=(DeviceNode("c", 195, 0),)),
+    ],
     ids=["variable", "device file"],
 )
-def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: Mentions) -> None:
+def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: DeviceMentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(places=lambda: places[0])
     assert watch.known_devices(POD.id, "app", mentions).devices
@@ -323,7 +328,7 @@ def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: Mentions)
 
 def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:
     watch = bed.watch()
-    mentions = Mentions(variables={"PCIDEVICE_X": GPU_AT})
+    mentions = DeviceMentions(variables={"PCIDEVICE_X": GPU_AT})
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU
     (bed.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     assert has(seen(watch, POD, container(POD), mentions)) == ON_GPU

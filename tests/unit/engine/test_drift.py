@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, NodeModel
 from nri_numa.engine.resync import plan_corrections, rebuild_node_state
-from nri_numa.engine.state import Kind, NodeState, check_invariants
+from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
@@ -232,7 +232,7 @@ def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
         machine, NodeState(), [of], [container(of, id="a"), container(of, id="b")], now=7.0
     )
     assert list(told.state.allocations) == ["b"]
-    assert told.state.allocations["b"].kind is Kind.UNPINNED
+    assert told.state.allocations["b"].kind is ContainerKind.UNPINNED
     assert check_invariants(told.state, machine.topology, machine.settings) == []
 
 

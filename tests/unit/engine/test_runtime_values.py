@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.model.workload import (
-    CLAIM_VARIABLE,
+    CLAIM_VARIABLE_PREFIX,
     MAX_CONTAINER_DEVICES,
-    MOST_CHARACTERS,
-    NO_MENTIONS,
+    MAX_MENTION_CHARS,
+    NO_DEVICE_MENTIONS,
     ContainerUpdate,
     DeviceNode,
     QoSClass,
-    mentions_in,
+    find_device_mentions,
 )
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
@@ -47,19 +47,19 @@ def test_the_qos_class_is_in_the_pods_cgroup(cgroup_parent: str, qos: QoSClass |
 
 def test_nothing_that_tells_of_devices_is_no_mention() -> None:
     environment = ["PATH=/bin", "PCIDEVICE_A_INFO={}"]
-    found = mentions_in(nodes=(), environment=environment, annotations={"other": "a/b=1"})
-    assert found is NO_MENTIONS
+    found = find_device_mentions(nodes=(), environment=environment, annotations={"other": "a/b=1"})
+    assert found is NO_DEVICE_MENTIONS
 
 
 def test_what_is_read_is_bounded() -> None:
-    claims = [f"{CLAIM_VARIABLE}{number}=x" for number in range(MAX_CONTAINER_DEVICES + 1)]
+    claims = [f"{CLAIM_VARIABLE_PREFIX}{number}=x" for number in range(MAX_CONTAINER_DEVICES + 1)]
     variables = [f"PCIDEVICE_{i}=x" for i in range(500)]
-    found = mentions_in(
+    found = find_device_mentions(
         nodes=[DeviceNode("c", 240, minor) for minor in range(MAX_CONTAINER_DEVICES + 5)],
-        environment=[*variables, "PCIDEVICE_LONG=" + "x" * MOST_CHARACTERS, *claims],
+        environment=[*variables, "PCIDEVICE_LONG=" + "x" * MAX_MENTION_CHARS, *claims],
         annotations={
             "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
-            "cdi.k8s.io/b": "x" * (MOST_CHARACTERS + 1),
+            "cdi.k8s.io/b": "x" * (MAX_MENTION_CHARS + 1),
         },
     )
     assert len(found.nodes) == len(found.variables) == len(found.cdi) == MAX_CONTAINER_DEVICES

@@ -20,12 +20,12 @@ from nri_numa.config.layers import LayeredDocument, build_config
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.kubelet.configuration import (
     DiscoveredConfig,
-    Flags,
     KubeletFacts,
-    command_line,
+    KubeletFlags,
     decode_kubelet_facts,
     hostname_override,
     merge_documents,
+    parse_command_line,
     read_kubelet_config,
 )
 from nri_numa.kubelet.inherited_settings import InheritedSettings, inherit_settings
@@ -117,7 +117,7 @@ def test_flags_beat_the_file() -> None:
         "--cpu-manager-policy-options=strict-cpu-reservation=true", "--reserved-memory",
         "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "--reserved-memory=2:memory=1Gi", "--last",
     ]  # fmt: skip
-    flags = command_line(words)
+    flags = parse_command_line(words)
     assert (flags.config, flags.config_dir, flags.root_dir) == ("/etc/k.yaml", "/etc/k.d", "/data")
     found = decode_kubelet_facts(
         document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values
@@ -125,7 +125,7 @@ def test_flags_beat_the_file() -> None:
     assert (str(found.reserved_cpus), found.reserved_milli) == ("1", 2000)
     assert found.cpu_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
     assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}, 2: {0: GIB}}
-    assert command_line([]) == Flags()
+    assert parse_command_line([]) == KubeletFlags()
 
 
 @pytest.mark.parametrize(

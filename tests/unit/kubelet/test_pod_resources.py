@@ -16,8 +16,8 @@ from nri_numa.kubelet.pod_resources import (
     AllocatedMemory,
     ContainerResources,
     DeviceCount,
+    allocated_device_ids,
     device_counts,
-    device_ids,
     query_pod,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -78,13 +78,13 @@ def test_an_older_kubelet_is_asked_for_all_pods(directory: Path) -> None:
     with pod_resources(directory, GATED, everything):
         assert query_pod(str(directory), "shop", "web") == WEB
         assert query_pod(str(directory), "shop", "other") == "the kubelet knows no such pod"
-        assert device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
-        assert device_ids(str(directory), "a/other") == set()
+        assert allocated_device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
+        assert allocated_device_ids(str(directory), "a/other") == set()
 
 
 def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
     assert "is not there" in str(query_pod(str(directory), "shop", "web"))
-    assert device_ids(str(directory), "a/slot") == set()
+    assert allocated_device_ids(str(directory), "a/slot") == set()
     (directory / "pod-resources").mkdir()
     (directory / "pod-resources/kubelet.sock").touch()
     assert "no answer at" in str(query_pod(str(directory), "shop", "web"))
@@ -105,7 +105,7 @@ def test_errors_are_sentences(
     fail = failing(code, words)
     with pod_resources(directory, fail, fail):
         assert said in str(query_pod(str(directory), "shop", "web"))
-        assert device_ids(str(directory), "a/slot") == set()
+        assert allocated_device_ids(str(directory), "a/slot") == set()
 
 
 def test_a_kubelet_that_hangs(directory: Path) -> None:

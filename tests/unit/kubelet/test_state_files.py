@@ -12,14 +12,14 @@ import pytest
 
 from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import (
-    NOT_UNDERSTOOD,
+    STATE_DECODE_ERRORS,
     StateFiles,
     combine_grants,
-    cpu_state,
-    memory_state,
+    decode_cpu_grants,
+    decode_memory_grants,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import NO_GRANTS, SHARED_SETS, KubeletGrants
+from nri_numa.model.workload import MAX_SHARED_CPUSETS, NO_GRANTS, KubeletGrants
 
 MACHINE = CPUSet.parse("0-7"), NUMASet([0])
 
@@ -144,23 +144,23 @@ def sets(found: Mapping[Any, Any]) -> dict[Any, str]:
 
 
 def test_cpus_of_all_versions() -> None:
-    of_ids = cpu_state(cpu(entries={"c0ffee": "1-3"}))
+    of_ids = decode_cpu_grants(cpu(entries={"c0ffee": "1-3"}))
     assert sets(of_ids.cpus) == {("", "c0ffee"): "1-3"}
-    second = cpu_state(json.dumps(V2).encode())
+    second = decode_cpu_grants(json.dumps(V2).encode())
     assert (second.cpu_policy, list(map(str, second.shared))) == ("static", ["0,4-7"])
     assert sets(second.cpus) == {("uid-a", "app"): "1-3"}
-    third = cpu_state(cpu(podEntries={"uid-p": {"cpuSet": "2-3"}, "uid-q": {}}))
+    third = decode_cpu_grants(cpu(podEntries={"uid-p": {"cpuSet": "2-3"}, "uid-q": {}}))
     assert (sets(third.pods), third.cpus) == ({"uid-p": "2-3", "uid-q": ""}, {})
     # The fourth wraps the document, and the outer copy does not count.
     inner = json.dumps({**V2, "entries": {"uid-b": {"web": "2"}}, "new": 1})
-    fourth = cpu_state(json.dumps({**V2, "data": inner, "dataChecksum": 1}).encode())
+    fourth = decode_cpu_grants(json.dumps({**V2, "data": inner, "dataChecksum": 1}).encode())
     assert sets(fourth.cpus) == {("uid-b", "web"): "2"}
 
 
 def test_policy_none_has_no_cpusets() -> None:
     document = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
     found, problems = combine_grants(
-        cpu_state(document), NO_GRANTS, CPUSet.parse("0-7"), NUMASet(), NO_GRANTS
+        decode_cpu_grants(document), NO_GRANTS, CPUSet.parse("0-7"), NUMASet(), NO_GRANTS
     )
     assert (found.cpu_policy, found.shared, found.granted_cpus, problems) == (
         "none",
@@ -175,12 +175,12 @@ def test_memory_of_all_versions() -> None:
     state = {"0": {"memoryMap": table}, "1": {"memoryMap": {"memory": {"reserved": 0}}}}
     entries = {"uid": {"app": [BLOCK, {"numaAffinity": [1]}], "none": None}}
     document = {"policyName": "Static", "machineState": state, "entries": entries}
-    found = memory_state(json.dumps(document).encode())
+    found = decode_memory_grants(json.dumps(document).encode())
     assert sets(found.mems) == {("uid", "app"): "0-1", ("uid", "none"): ""}
     assert (found.memory, found.hugepages[0]) == ({0: 1024}, {2 << 20: 4096})
     document["podEntries"] = {"uid-p": {"memoryBlocks": [BLOCK]}}
     for text in (document, {"data": json.dumps(document), "dataChecksum": 1, "policyName": "None"}):
-        assert sets(memory_state(json.dumps(text).encode()).pod_mems) == {"uid-p": "0"}
+        assert sets(decode_memory_grants(json.dumps(text).encode()).pod_mems) == {"uid-p": "0"}
 
 
 @pytest.mark.parametrize(
@@ -217,16 +217,16 @@ def test_memory_of_all_versions() -> None:
 )
 def test_what_is_no_state_is_told(data: bytes, words: str) -> None:
     """Names that no kubelet writes would go into log lines and documents."""
-    with pytest.raises(NOT_UNDERSTOOD) as caught:
-        (memory_state if b'"Static' in data else cpu_state)(data)
+    with pytest.raises(STATE_DECODE_ERRORS) as caught:
+        (decode_memory_grants if b'"Static' in data else decode_cpu_grants)(data)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
 
 
 def test_what_another_machine_has_is_passed_over_and_told() -> None:
     both = (
-        cpu_state(cpu(entries={"u": {"here": "1,9", "there": "8-9"}})),
-        memory_state(
+        decode_cpu_grants(cpu(entries={"u": {"here": "1,9", "there": "8-9"}})),
+        decode_memory_grants(
             memory(
                 entries={
                     "u": {"here": [{"numaAffinity": [0, 7]}], "there": [{"numaAffinity": [7]}]}
@@ -246,9 +246,9 @@ def test_what_another_machine_has_is_passed_over_and_told() -> None:
 def test_the_last_shared_sets_are_remembered() -> None:
     found = NO_GRANTS
     for number in [*range(1, 20), 18]:
-        state = cpu_state(cpu(defaultCpuSet=f"0,{number}"))
+        state = decode_cpu_grants(cpu(defaultCpuSet=f"0,{number}"))
         found, _ = combine_grants(state, NO_GRANTS, CPUSet.parse("0-31"), NUMASet(), found)
-    assert len(found.shared) == SHARED_SETS
+    assert len(found.shared) == MAX_SHARED_CPUSETS
     assert list(map(str, found.shared[:3])) == ["0,18", "0,19", "0,17"]
     nothing, _ = combine_grants(NO_GRANTS, NO_GRANTS, CPUSet(), NUMASet(), found)
     assert nothing == KubeletGrants()

@@ -57,7 +57,7 @@ def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:
 )
 def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
     assert relative_path(told) == path
-    assert CgroupPlace(told).by_systemd is path.endswith((".scope", ".slice"))
+    assert CgroupPlace(told).is_systemd_managed is path.endswith((".scope", ".slice"))
 
 
 @pytest.mark.parametrize(

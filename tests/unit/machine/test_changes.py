@@ -245,7 +245,7 @@ async def test_without_a_socket_that_is_said_and_polling_goes_on(
 
 def test_the_kernel_lets_us_listen_or_says_why_not() -> None:
     try:
-        source = hotplug.kernel_source()
+        source = hotplug.open_uevent_socket()
     except OSError as error:
         pytest.skip(f"no uevents here: {error}")
     with pytest.raises(BlockingIOError):

@@ -10,14 +10,14 @@ import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpu_wait import (
-    MAX_CPUS_READ,
+    MAX_FREQUENCY_SAMPLES,
     PRESSURE_FILE,
     SCHEDSTAT_FILE,
     CPUTimes,
     CPUWaits,
     SmoothedFactors,
     cpu_times,
-    pressure_in,
+    parse_cpu_pressure,
     read_cpu_waits,
     read_frequency_by_node,
     runqueue_by_node,
@@ -77,7 +77,7 @@ def test_a_pressure_of_nothing_is_a_zero_that_is_known(tree: Tree) -> None:
 
 @pytest.mark.parametrize("text", ["", "some", "full avg10=1 avg60=1 avg300=1 total=0", "\x00"])
 def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
-    assert pressure_in(text) is None
+    assert parse_cpu_pressure(text) is None
     (tree.home / PRESSURE_FILE).write_text(text)
     assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
@@ -202,7 +202,7 @@ def test_of_many_cpus_some_are_read() -> None:
 
     asked, big = Asked(), machines.eight_by_32()
     assert read_frequency_by_node(asked, big) == dict.fromkeys(big.numa_nodes, 2e9)
-    assert len(asked.names) <= MAX_CPUS_READ * len(big.numa_nodes) < len(big.online)
+    assert len(asked.names) <= MAX_FREQUENCY_SAMPLES * len(big.numa_nodes) < len(big.online)
 
 
 STAT = """cpu  1 1 1 1 1 1 1 1 0 0

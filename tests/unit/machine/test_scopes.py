@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cgroups import CgroupPlace, Scopes
+from nri_numa.machine.cgroups import CgroupPlace, SystemdScopes
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.systemd_bus import SystemdBus, systemd
 
@@ -51,7 +51,10 @@ def test_without_systemd_or_without_the_scope_there_is_nothing_to_do(
 ) -> None:
     assert systemd.scopes.sync_scope(PLACE, CPUS, MEMS) == ""
     assert (
-        Scopes(str(tmp_path / "none"), str(tmp_path / "no-bus")).sync_scope(PLACE, CPUS, MEMS) == ""
+        SystemdScopes(str(tmp_path / "none"), str(tmp_path / "no-bus")).sync_scope(
+            PLACE, CPUS, MEMS
+        )
+        == ""
     )
 
 
@@ -67,7 +70,7 @@ def test_why_it_has_something_else_is_said(systemd: SystemdBus) -> None:
 
 def test_a_bus_that_is_away_is_called_again(systemd: SystemdBus, tmp_path: Path) -> None:
     systemd.make(UNIT)
-    scopes = Scopes(str(systemd.transient), str(tmp_path / "later"))
+    scopes = SystemdScopes(str(systemd.transient), str(tmp_path / "later"))
     with pytest.raises(OSError, match="No such file"):
         scopes.sync_scope(PLACE, CPUS, MEMS)
     (tmp_path / "later").symlink_to(tmp_path / "systemd/bus")

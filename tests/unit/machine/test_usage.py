@@ -178,7 +178,7 @@ def test_without_that_file_the_processes_are_asked_those_of_inner_cgroups_too(
     tree.maps(11, b"a default anon=2 N1=2 kernelpagesize_kB=4")  # cut off before the line feed
     assert tree.look() == ContainerMemoryNodes({0: 4096, 1: 8192}, NUMA_MAPS)
     # Their pages move, too.
-    monkeypatch.setattr(migration, "_of_process", lambda pid, *_: iter([pid]))
+    monkeypatch.setattr(migration, "_migrate_process_pages", lambda pid, *_: iter([pid]))
     reader = CgroupReader(str(tree.root))
     assert list(migration.migrate_pages(reader, PLACE, NUMASet([0]), 1)) == [10, 11]
     tree.processes(0)

@@ -70,8 +70,8 @@ def test_every_loop_runs(loop: str) -> None:
 def test_memory_elsewhere_than_it_should_be_is_noticed() -> None:
     if not Path("/proc/self/numa_maps").exists():
         pytest.skip("this kernel has no numa_maps")
-    with pytest.raises(worker.CannotError, match="came to be on NUMA node 999"):
-        worker.check_place(999, 1 << 20)
+    with pytest.raises(worker.LoopCannotRun, match="came to be on NUMA node 999"):
+        worker.check_memory_on_numa_node(999, 1 << 20)
 
 
 def test_the_largest_cache_is_found(tmp_path: Path) -> None:

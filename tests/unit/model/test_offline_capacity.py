@@ -10,12 +10,12 @@ from nri_numa.model.offline_capacity import (
     MAX_DOCUMENT_BYTES,
     BadCapacity,
     OfflineCapacity,
-    format_capacity,
-    list_of,
-    numa_nodes,
+    encode_capacity,
+    format_id_list,
     parse_capacity,
-    parse_zone,
-    parse_zones,
+    parse_id_list,
+    parse_zone_factors,
+    parse_zone_id,
 )
 
 GOOD = '{"zones":{"0":0.5,"1":1},"until":"2026-11-22T15:00:00Z","source":"put"}'
@@ -24,8 +24,8 @@ GOOD = '{"zones":{"0":0.5,"1":1},"until":"2026-11-22T15:00:00Z","source":"put"}'
 def test_what_is_written_is_read() -> None:
     found = parse_capacity(GOOD)
     assert found == OfflineCapacity({0: 0.5, 1: 1.0}, 1795359600.0, "put")
-    assert format_capacity(found) == GOOD.replace("1}", "1.0}")
-    assert parse_capacity(format_capacity(found)) == found
+    assert encode_capacity(found) == GOOD.replace("1}", "1.0}")
+    assert parse_capacity(encode_capacity(found)) == found
     assert parse_capacity("") == OfflineCapacity()
 
 
@@ -60,12 +60,12 @@ def test_what_is_no_such_document_says_why(text: str, said: str) -> None:
 
 
 def test_zones_are_bounded_and_may_be_numbers() -> None:
-    assert parse_zones({0: 1, "node-3": 0}) == {0: 1.0, 3: 0.0}
+    assert parse_zone_factors({0: 1, "node-3": 0}) == {0: 1.0, 3: 0.0}
     with pytest.raises(BadCapacity, match="1025 entries"):
-        parse_zones(dict.fromkeys(range(1025), 1))
+        parse_zone_factors(dict.fromkeys(range(1025), 1))
     for name in (True, 1024, -1, None, math.nan):
         with pytest.raises(BadCapacity, match="names no NUMA node"):
-            parse_zone(name)
+            parse_zone_id(name)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_zones_are_bounded_and_may_be_numbers() -> None:
     [(" ", set(), ""), ("0", {0}, "0"), ("2,5,1, 0", {0, 1, 2, 5}, "0-2,5")],
 )
 def test_lists_of_numa_nodes(text: str, ids: set[int], shortest: str) -> None:
-    assert numa_nodes(text) == ids
-    assert list_of(ids) == shortest
+    assert parse_id_list(text) == ids
+    assert format_id_list(ids) == shortest
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_lists_of_numa_nodes(text: str, ids: set[int], shortest: str) -> None:
 )
 def test_what_is_no_list_says_why(text: str) -> None:
     with pytest.raises(BadCapacity, match="expected"):
-        numa_nodes(text)
+        parse_id_list(text)

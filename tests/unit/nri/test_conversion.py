@@ -9,7 +9,7 @@ from nri_numa.errors import LocalProtocolError
 from nri_numa.model.machine import NO_QUOTA
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
-    NO_MENTIONS,
+    NO_DEVICE_MENTIONS,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
@@ -293,7 +293,7 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     for type in ("", "a"):
         made = container(3)
         made.linux.resources.devices.add(allow=True, type=type, access="rwm")
-        assert device_mentions(made) is NO_MENTIONS
+        assert device_mentions(made) is NO_DEVICE_MENTIONS
     made = container(3)
     made.linux.resources.devices.add(allow=False, access="rwm")
     made.linux.resources.devices.add(allow=True, type="c", access="m")
@@ -303,7 +303,7 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
             some.value = number
             assert len(device_mentions(made).nodes) == 3
         some.value = -1
-        assert device_mentions(made) is NO_MENTIONS
+        assert device_mentions(made) is NO_DEVICE_MENTIONS
 
 
 def test_the_variables_of_a_privileged_container_count() -> None:

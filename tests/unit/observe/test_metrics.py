@@ -6,7 +6,7 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.engine.state import Kind, NodeState
+from nri_numa.engine.state import ContainerKind, NodeState
 from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
 from nri_numa.text import escape_unprintable
 from tests.beds.allocations import allocation
@@ -31,7 +31,7 @@ def sample(numa_node: int) -> NUMANodeSample:
 
 def state(count: int, name: str = "server") -> NodeState:
     containers = (
-        allocation(f"c{n}", Kind.SHARED, namespace="shop", pod=f"pod-{n}", container=name)
+        allocation(f"c{n}", ContainerKind.SHARED, namespace="shop", pod=f"pod-{n}", container=name)
         for n in range(count)
     )
     return NodeState(allocations={one.container_id: one for one in containers})
@@ -42,7 +42,7 @@ def full() -> Metrics:
     metrics.record_registration("containerd", "v2.1.9")
     metrics.record_request("CreateContainer", 0.0004)
     metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
-    metrics.loop_lag(0.002)
+    metrics.record_loop_lag(0.002)
     metrics.http_requests.labels("/metrics", "200").inc()
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(1), sample(0)],
@@ -100,9 +100,9 @@ def test_the_node_is_told_per_numa_node() -> None:
 
 def test_a_configuration_that_cannot_be_used_keeps_the_time_of_the_last_one() -> None:
     metrics = Metrics("0")
-    metrics.config_read(at=1000.5)
+    metrics.record_config_reload(at=1000.5)
     assert values(metrics)["nri_numa_config_last_reload_successful"] == 1
-    metrics.config_read(at=None)
+    metrics.record_config_reload(at=None)
     told = values(metrics)
     assert told["nri_numa_config_last_reload_successful"] == 0
     assert told["nri_numa_config_last_reload_success_timestamp_seconds"] == 1000.5
@@ -132,8 +132,8 @@ def test_a_runtime_that_was_replaced_is_not_told_any_more() -> None:
 
 def test_the_longest_gap_is_kept() -> None:
     metrics = Metrics("0")
-    metrics.loop_lag(0.5)
-    metrics.loop_lag(0.1)
+    metrics.record_loop_lag(0.5)
+    metrics.record_loop_lag(0.1)
     told = values(metrics)
     assert told["nri_numa_loop_lag_seconds"] == 0.1
     assert told["nri_numa_loop_lag_longest_seconds"] == 0.5

@@ -87,7 +87,7 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
         made.create_container(of, container(of, wants=resources(0.1)))
     assert len(waiting) == 1
     assert "a0-app" not in made.packed_traces()
-    assert made.grounds_of("a0-app") is not None
+    assert made.explanation_of("a0-app") is not None
     made.stop_container("a1-app")
     rounds = 0
     while waiting:
@@ -95,8 +95,8 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
         rounds += 1
     assert rounds > 1  # not all in one go
     assert "a0-app" in made.packed_traces()
-    assert made.grounds_of("a0-app") is not None
-    assert made.grounds_of("a1-app") is None
+    assert made.explanation_of("a0-app") is not None
+    assert made.explanation_of("a1-app") is None
 
 
 @pytest.mark.parametrize(("annotations", "budget"), [({"policy": "best-effort"}, 4096), ({}, 2048)])

@@ -301,7 +301,7 @@ async def test_without_an_exporter_all_else_is_written(
     """Said once, a metric, and tried again."""
     await world.stop_publisher()
     monkeypatch.setattr(traces, "RETRY_S", 0.01)
-    monkeypatch.setitem(sys.modules, traces.EXPORTER, None)
+    monkeypatch.setitem(sys.modules, traces.EXPORTER_LOGGER_NAME, None)
     world._publish["otlp_endpoint"] = "http://127.0.0.1:1"
     world.start_publisher()
     await until(lambda: 'publish_output_up{output="traces"} 0.0' in world.text())

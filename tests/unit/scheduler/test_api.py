@@ -18,7 +18,7 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of
-from nri_numa.scheduler.extender import KINDS, Extender, SchedulerMetrics
+from nri_numa.scheduler.extender import WATCHED_KINDS, Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import BindingArgs
 from nri_numa.scheduler.watcher import TOPOLOGIES_PATH, PodActivator
 from tests.beds.fake_api_server import Asked, FakeAPIServer, LeaseServer, Said, fake, status
@@ -611,7 +611,7 @@ async def test_an_old_view_of_the_cluster_is_said(server: FakeAPIServer) -> None
         await made.lease_api.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WATCHED_KINDS)
 async def test_how_late_an_object_is_read_is_measured(
     made: Extender, server: FakeAPIServer, kind: str
 ) -> None:

@@ -194,7 +194,9 @@ def test_sums_alone_refuse_nothing_that_would_fit(
     asked, room = request(pod(*parts, policy=policy, cpus="exclusive")), table(*free)
     if isinstance(evaluate_fit(room, asked, SPREAD), Fit):
         assert isinstance(evaluate_fit(room, asked, SPREAD, Work(limit)), Fit)
-        assert isinstance(evaluate_fit(room, asked.kinds(2), SPREAD, Work(0)), Fit)
+        assert isinstance(
+            evaluate_fit(room, asked.with_distinct_containers(2), SPREAD, Work(0)), Fit
+        )
 
 
 _FREE = st.lists(st.integers(0, 16), min_size=1, max_size=4)

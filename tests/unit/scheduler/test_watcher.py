@@ -104,7 +104,7 @@ async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
     watched.pods.on_delete(bound())
     for now in range(3600):
         assert watched.at(float(now)) == (4, 1)
-        await watched.pods.ask_after_pods()
+        await watched.pods.query_overdue_pods()
     assert 3600 / 60 <= api.asked <= 3600 / 60 + 5
     watched.topologies.on_update(counting_node("main", free=(4, 1)))
     assert not watched.nodes.assumed_pods
@@ -128,14 +128,14 @@ async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
     watched.pods.on_update(bound())
     watched.pods.on_delete(ending() if deleted else bound())
     first = 0.0 if deleted else 10.0
-    await watched.pods.ask_after_pods()
+    await watched.pods.query_overdue_pods()
     assert api.asked == deleted, "one that was being deleted at once"
     assert watched.at(first) == (4, 1)
-    await watched.pods.ask_after_pods()
+    await watched.pods.query_overdue_pods()
     assert watched.at(first) == (4, 1), "nothing answered"
     api.pod = now.get(phase, bound(phase=phase))
     watched.at(first + 10)
-    await watched.pods.ask_after_pods()
+    await watched.pods.query_overdue_pods()
     assert watched.free() == (4, 4)
     assert watched.activator.nodes[-1] == "n1"
 
@@ -147,9 +147,9 @@ async def test_a_binding_that_was_never_written_is_held_no_more() -> None:
     watched.nodes.assume_pod(replace(hold("p"), expires_at=60.0))
     for now in range(0, 600, 20):
         assert watched.at(float(now)) == (1, 4)
-        await watched.pods.ask_after_pods()
+        await watched.pods.query_overdue_pods()
     watched.at(660.0)
-    await watched.pods.ask_after_pods()
+    await watched.pods.query_overdue_pods()
     assert not watched.nodes.assumed_pods
 
 
@@ -160,7 +160,7 @@ async def test_a_pod_that_seemed_to_have_left_is_held_as_before() -> None:
     watched.pods.on_update(bound())
     watched.pods.on_list(frozenset())
     watched.at(60.0)
-    await watched.pods.ask_after_pods()
+    await watched.pods.query_overdue_pods()
     assert not watched.nodes.assumed_pods["uid-p"].left_pending
     watched.topologies.on_update(counting_node("main", free=(4, 1)))
     assert "uid-p" in watched.nodes.assumed_pods
@@ -192,7 +192,7 @@ def test_a_node_that_counts_nobody_is_named_once(caplog: pytest.LogCaptureFixtur
     for now in (59.0, 60.0, 61.0):
         watched.at(now)
         assert caplog.text.count("a node does not count a pod that started") == (now >= 60)
-        assert len(watched.nodes.late(now)) == 2 * (now >= 60)
+        assert len(watched.nodes.late_assumed_pods(now)) == 2 * (now >= 60)
     assert "'node': 'n1'" in str(vars(caplog.records[-1]))
 
 
@@ -314,24 +314,24 @@ def test_without_a_validity_that_can_be_read_it_holds_for_ever(valid: object) ->
 def test_who_runs_is_held_where_its_node_does_not_count_it() -> None:
     """As a pod that left the phase Pending now."""
     watched = watched_node()
-    watched.pods.found(bound(phase="Running"))
+    watched.pods.on_pod_found(bound(phase="Running"))
     assert watched.free() == (4, 1)
     assert watched.at(9.9) == (4, 1)
     assert watched.at(10.0) == (4, 4)
     several = bound(phase="Running")
     several["spec"]["containers"].append(container("helper", "1", "1Gi"))
-    watched.pods.found(several)
+    watched.pods.on_pod_found(several)
     assert watched.at(69.9) == (4, 1)
     assert watched.at(70.0) == (4, 4)
 
 
 def test_who_runs_is_held_until_its_node_counts_it() -> None:
     watched = watched_node()
-    watched.pods.found(ending(phase="Running"))  # until its processes have ended
+    watched.pods.on_pod_found(ending(phase="Running"))  # until its processes have ended
     assert watched.free() == (4, 1)
     watched.topologies.on_update(topology(4, 1, charged=[("uid-p", "main")]))
     assert not watched.nodes.assumed_pods
-    watched.pods.found(bound(phase="Running"))
+    watched.pods.on_pod_found(bound(phase="Running"))
     assert not watched.nodes.assumed_pods
     assert watched.free() == (4, 1)
 
@@ -339,18 +339,18 @@ def test_who_runs_is_held_until_its_node_counts_it() -> None:
 def test_who_is_held_or_not_ours_changes_nothing() -> None:
     watched = watched_node()
     watched.pods.on_update(bound())
-    watched.pods.found(bound('{"main":"0"}', phase="Running"))
+    watched.pods.on_pod_found(bound('{"main":"0"}', phase="Running"))
     assert watched.free() == (4, 1)
     assert not watched.nodes.assumed_pods["uid-p"].left_pending
     elsewhere = bound()
     elsewhere["spec"]["nodeName"] = "n2"  # another replica bound it, and no watch said so yet
-    watched.pods.found(elsewhere)
+    watched.pods.on_pod_found(elsewhere)
     assert [hold.node for hold in watched.nodes.assumed_pods.values()] == ["n2"]
     watched = watched_node()
     nowhere = bound(phase="Running")
     del nowhere["spec"]["nodeName"]
     for one in (nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
-        watched.pods.found(one)
+        watched.pods.on_pod_found(one)
     assert not watched.nodes.assumed_pods
 
 

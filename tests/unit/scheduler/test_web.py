@@ -200,7 +200,7 @@ async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
         found = json.loads(await made.filter(question(single(cpus), *asked)))
         assert not found["NodeNames"]
         assert not {max(room.exclusive.free) for room in judged} - {2}
-        await made.look_elsewhere()
+        await made.wake_sampled_pods()
         assert made.activator.is_wake_due is woken, (cpus, len(asked))
         judged.clear()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.demo.stage import container_message, pod_message
-from nri_numa.engine.request.demand import limit_milli, request_milli
+from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
 from nri_numa.model.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from
 from nri_numa.simulate.pods import (
@@ -89,8 +89,8 @@ def test_pod_level_resources_decide_the_qos_class_alone() -> None:
 @given(st.integers(11, 200_000))
 def test_the_engine_gets_request_and_limit_back(milli: int) -> None:
     resources = resources_of(amounts(milli), amounts(milli))
-    assert request_milli(resources, []) == milli
-    assert limit_milli(resources, []) == milli
+    assert cpu_request_milli(resources, []) == milli
+    assert cpu_limit_milli(resources, []) == milli
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_a_key_that_cannot_be_written_is_said(state: Path) -> None:
 
 def test_check_names_a_state_directory_that_others_may_write(state: Path) -> None:
     state.chmod(0o777)
-    (found,) = preflight.state_directory(state)
+    (found,) = preflight.check_state_directory(state)
     assert found.level is preflight.Level.FAIL
     assert "has mode 0777" in found.message
 
@@ -301,7 +301,7 @@ def test_a_file_of_notices_that_is_written_anew_leaves_the_old_one(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is written anew after as many lines as said, not at each of them."""
-    monkeypatch.setattr(notices_module, "_REWRITE_LINES", 4)
+    monkeypatch.setattr(notices_module, "_NOTICE_REWRITE_LINES", 4)
     notices, _, _ = opened(tmp_path)
     files = []
     for n in range(8):

@@ -333,7 +333,7 @@ async def test_one_connection_gets_so_many_answers_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever wants more connects again, and stands in line with the others."""
-    monkeypatch.setattr(server_module, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(server_module, "MAX_REQUESTS_PER_CONNECTION", 3)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/healthz") * 10)
         replies = [await read_reply(reader) for _ in range(3)]

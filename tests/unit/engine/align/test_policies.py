@@ -16,7 +16,12 @@ from nri_numa.engine.align.hints import (
     SearchBudget,
 )
 from nri_numa.engine.align.hints import compute_hints as engine_hints
-from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands, sets_text
+from nri_numa.engine.align.policies import (
+    Alignment,
+    AlignmentRequest,
+    align_demands,
+    numa_node_sets_text,
+)
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
@@ -112,8 +117,8 @@ class TestCandidates:
 
 
 def test_sets_that_nothing_names_are_others() -> None:
-    assert sets_text([], False, None) == "other NUMA nodes"
-    assert sets_text(["1"], False, 1) == "NUMA node 1"
+    assert numa_node_sets_text([], False, None) == "other NUMA nodes"
+    assert numa_node_sets_text(["1"], False, 1) == "NUMA node 1"
 
 
 def far(i: int, j: int) -> int:

@@ -16,7 +16,7 @@ from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
-from nri_numa.engine.explain.sentences import actual_text, late_text
+from nri_numa.engine.explain.sentences import drift_text, start_delay_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
@@ -224,7 +224,7 @@ def test_a_refusal_without_a_rule_still_reads_well() -> None:
 
 def test_the_widened_say_what_they_could_not_have() -> None:
     document = Node().explain({**SINGLE, "on-failure": "widen"}, resources(9))
-    assert document["outcome"] == explanation.WIDENED
+    assert document["outcome"] == explanation.WIDENED_OUTCOME
     assert "On-failure: widen, so the narrowest set that works." in told(document)
 
 
@@ -285,18 +285,18 @@ def test_values_of_any_length_are_cut() -> None:
     ],
 )
 def test_owners_are_named(owners: tuple[str, ...], expected: str) -> None:
-    assert actual_text("meant 4-7, has 0-7", "12 s", owners, given_up=False) == expected
+    assert drift_text("meant 4-7, has 0-7", "12 s", owners, given_up=False) == expected
 
 
 def test_a_fight_that_was_given_up_is_said() -> None:
-    said = actual_text("meant 4-7, has 0-7", "12 s", (), given_up=True)
+    said = drift_text("meant 4-7, has 0-7", "12 s", (), given_up=True)
     assert said.endswith("and now left as it is, because something else rewrites it")
 
 
 def test_late_and_in_time_are_told_apart() -> None:
     assert (
-        late_text(0.0124)
+        start_delay_text(0.0124)
         == "late by at most 12 ms: it started before its CPUs were decided and set"
     )
     for seconds in (0.0, -0.003):  # a clock may be set back
-        assert late_text(seconds) == "in time: it had its CPUs when it started"
+        assert start_delay_text(seconds) == "in time: it had its CPUs when it started"

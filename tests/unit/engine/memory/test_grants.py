@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_numa.engine.place.memory import AmountsByNode, MemoryTable, kubelet_grant, widen_for_memory
+from nri_numa.engine.place.memory import (
+    AmountsByNode,
+    MemoryTable,
+    kubelet_memory_grant,
+    widen_for_memory,
+)
 from nri_numa.model.cpuset import NUMASet
 
 
@@ -77,7 +82,7 @@ class TestKubeletRules:
         **needs: int,
     ) -> str:
         mask = None if affinity is None else NUMASet(affinity)
-        return str(kubelet_grant(table, needs, mask, preferred))
+        return str(kubelet_memory_grant(table, needs, mask, preferred))
 
     def test_a_preferred_wish_needs_a_preferred_hint(self) -> None:
         # One NUMA node would do on an empty machine; 0 and 1 are bound, 2 and 3 together fit.

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
 from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.state import Charge, Kind, NodeState
+from nri_numa.engine.state import Charge, ContainerKind, NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
@@ -33,7 +33,9 @@ def machine(
     return NodeModel(topology=machines.dual_smt_16(), settings=settings)
 
 
-def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeState:
+def holder(
+    cpus: str, *, slots: str = "", kind: ContainerKind = ContainerKind.EXCLUSIVE
+) -> NodeState:
     some = CPUSet.parse(cpus)
     numa_nodes = machines.dual_smt_16().numa_nodes
     booked = {i: Charge(cpu_milli=1000 * len(node.cpus & some)) for i, node in numa_nodes.items()}
@@ -41,9 +43,9 @@ def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeSt
         allocation(
             kind=kind,
             cpus=some,
-            exclusive=kind is Kind.EXCLUSIVE,
+            exclusive=kind is ContainerKind.EXCLUSIVE,
             numa_nodes=NUMASet([0, 1]),
-            charges=booked if kind is Kind.EXCLUSIVE else {},
+            charges=booked if kind is ContainerKind.EXCLUSIVE else {},
             slots=slots,
         )
     )
@@ -64,7 +66,7 @@ def told(where: NodeModel, state: NodeState) -> tuple[dict[int, int], dict[int, 
         (machine(), FREE, {0: 8, 1: 7}, {0: 8, 1: 8}, 15),
         (machine(reserved="0"), FREE, {0: 7, 1: 8}, {0: 7, 1: 8}, 15),
         (machine(), holder("0-2"), {0: 5, 1: 7}, {0: 5, 1: 8}, 12),
-        (machine(), holder("0-2", kind=Kind.LISTED), {0: 5, 1: 8}, {0: 5, 1: 8}, 13),
+        (machine(), holder("0-2", kind=ContainerKind.LISTED), {0: 5, 1: 8}, {0: 5, 1: 8}, 13),
         (machine({"smt": "full-core"}), FREE, {0: 7, 1: 7}, {0: 8, 1: 8}, 14),
         # A core each: its sibling is kept idle, and of those a quarter of the CPUs at most.
         (machine({"smt": "isolate"}), FREE, {0: 2, 1: 2}, {0: 4, 1: 4}, 4),

@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import NodeModel, Rejected
-from nri_numa.engine.place.needs import FreeResources, short_memory_on
+from nri_numa.engine.place.needs import FreeResources, memory_shortage_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -90,4 +90,4 @@ def test_memory_that_there_is_just_enough_of_is_not_named(
     size = 2 << 20
     left = cast(FreeResources, Left({0: 5, 1: 99}, {size: {0: 8, 1: 99}}))
     demand = Demand(memory_bytes=memory, hugepages={size: pages})
-    assert short_memory_on(demand, left, NUMASet([0]), "here") == lacking
+    assert memory_shortage_text(demand, left, NUMASet([0]), "here") == lacking

@@ -13,20 +13,20 @@ from nri_numa.engine.request.annotations import (
     MAX_ANNOTATIONS,
     MAX_SUGGESTION_CHECKS,
     OPTION_KEYS,
-    Resolver,
+    OptionsResolver,
     UnknownContainerName,
-    check_level,
+    annotated_container_names,
+    check_option_level,
     check_value,
     format_load,
-    longest_list,
+    longest_list_chars,
     misspelt_prefix_sentences,
-    named_containers,
     parse_load,
     quote_value,
     resolve_placement_options,
 )
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import EVERYTHING, CPUAmount, Rule, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
     LOAD_HIGH,
     LOAD_LOW,
@@ -70,7 +70,7 @@ def asked(
     pod = replace(web(annotations), labels=labels or {}, runtime_handler=runtime_handler)
     settings, asking = settings or Settings(), replace(MAIN, name=container)
     found = resolve_placement_options(settings, pod, asking)
-    resolver = Resolver(settings)
+    resolver = OptionsResolver(settings)
     # The second time from memory.
     assert resolver(pod, asking) == resolver(pod, asking) == found
     return found
@@ -334,7 +334,7 @@ def test_contradicting_keys_of_one_level_are_refused(
             "next to it, because",
         ):
             assert part in bad.message
-    assert len(check_level(keys)) == 1
+    assert len(check_option_level(keys)) == 1
 
 
 @pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
@@ -349,7 +349,7 @@ def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
 
 
 def test_the_problems_of_a_level_are_all_listed() -> None:
-    problems = check_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
+    problems = check_option_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
     assert [problem.split(":")[0] for problem in problems] == ["policy", "bind", "nope"]
 
 
@@ -359,7 +359,7 @@ def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
         Rule(labels={"app": "db"}, values={"smt": "isolate"}),
     )
     settings = Settings(rules=rules)
-    resolver = Resolver(settings)
+    resolver = OptionsResolver(settings)
     for n in range(600):
         pod = PodSandbox(
             id="p",
@@ -374,7 +374,7 @@ def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
 
 
 def test_a_resolver_does_not_hoard_long_values() -> None:
-    resolver = Resolver(Settings())
+    resolver = OptionsResolver(Settings())
     text = ",".join(map(str, range(300)))
     pod = web({f"{PREFIX}/numacpu": text})
     found = resolver(pod, MAIN)
@@ -389,9 +389,9 @@ def test_a_resolver_does_not_hoard_long_values() -> None:
 @pytest.mark.parametrize("count", [1, 10, 11, 512, 1024, 8192])
 def test_every_id_by_itself_is_read(count: int) -> None:
     text = ",".join(map(str, range(count)))
-    assert len(text) <= longest_list(count)
+    assert len(text) <= longest_list_chars(count)
     if count >= 512:
-        assert longest_list(count) == len(text) + 1
+        assert longest_list_chars(count) == len(text) + 1
 
 
 def test_the_limit_of_a_list_is_the_machines() -> None:
@@ -453,7 +453,7 @@ def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many()
 
 @pytest.mark.parametrize(
     ("amount", "text", "of_64"),
-    [(CPUAmount(6), "6", 6), (CPUAmount(percent=12.5), "12.5%", 8), (EVERYTHING, "100%", 64)],
+    [(CPUAmount(6), "6", 6), (CPUAmount(percent=12.5), "12.5%", 8), (ALL_CPUS_AMOUNT, "100%", 64)],
 )
 def test_amounts_of_cpus_are_said_as_they_were_written(
     amount: CPUAmount, text: str, of_64: int
@@ -498,7 +498,7 @@ def test_what_is_wrong_with_a_list_is_shown_up_to_120_characters(more: int, cut:
     ],
 )
 def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None:
-    assert named_containers({annotation: "0"}, PREFIX) == (
+    assert annotated_container_names({annotation: "0"}, PREFIX) == (
         {} if name is None else {name: annotation}
     )
 

@@ -8,20 +8,22 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Allocation, Kind, find_contradiction
+from nri_numa.engine.state import Allocation, ContainerKind, find_contradiction
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.store import journal
 from tests.beds.allocations import allocation
 
 OWNER = allocation(
-    kind=Kind.EXCLUSIVE,
+    kind=ContainerKind.EXCLUSIVE,
     cpus=CPUSet.parse("1"),
     idle_siblings=CPUSet.parse("5"),
     exclusive=True,
     numa_nodes=NUMASet.parse("0"),
     mems=NUMASet.parse("0"),
 )
-SHARED = replace(OWNER, kind=Kind.SHARED, cpus=CPUSet(), idle_siblings=CPUSet(), exclusive=False)
+SHARED = replace(
+    OWNER, kind=ContainerKind.SHARED, cpus=CPUSet(), idle_siblings=CPUSet(), exclusive=False
+)
 
 
 def document_of(allocation: Allocation) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def document_of(allocation: Allocation) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=Kind.LISTED)])
+@pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=ContainerKind.LISTED)])
 def test_what_can_be_true_is_believed(good: Allocation) -> None:
     assert find_contradiction(good) == ""
     read_back = journal.allocation_from("c", document_of(good))
@@ -45,10 +47,10 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
         (replace(OWNER, cpus=CPUSet()), "must own CPUs"),
         (replace(OWNER, exclusive=False), "must own CPUs"),
         (replace(SHARED, numa_nodes=NUMASet()), "must have NUMA nodes"),
-        (replace(OWNER, kind=Kind.UNPINNED), "unbound cannot own"),
+        (replace(OWNER, kind=ContainerKind.UNPINNED), "unbound cannot own"),
         (replace(OWNER, idle_siblings=CPUSet.parse("1")), "kept idle"),
         (replace(SHARED, idle_siblings=CPUSet.parse("5")), "kept idle"),
-        (replace(SHARED, kind=Kind.FOREIGN), "foreign"),
+        (replace(SHARED, kind=ContainerKind.FOREIGN), "foreign"),
     ],
 )
 def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: str) -> None:

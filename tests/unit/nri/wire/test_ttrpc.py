@@ -52,13 +52,13 @@ def server(
 
 
 def test_the_longest_body_travels_and_a_longer_one_is_refused_on_both_sides() -> None:
-    longest = b"x" * ttrpc.MAX_BODY
+    longest = b"x" * ttrpc.MAX_BODY_BYTES
     reader = ttrpc.MessageReader()
     reader.receive_data(ttrpc.encode_message(1, REQUEST, longest))
     assert reader.next_message() == (1, 1, longest)
     with pytest.raises(LocalProtocolError, match="4194305 bytes"):
         ttrpc.encode_message(1, REQUEST, longest + b"x")
-    reader.receive_data(struct.pack(">IIBB", ttrpc.MAX_BODY + 1, 1, 1, 0))
+    reader.receive_data(struct.pack(">IIBB", ttrpc.MAX_BODY_BYTES + 1, 1, 1, 0))
     with pytest.raises(LocalProtocolError, match="4194305 bytes"):
         reader.next_message()
 
@@ -136,15 +136,15 @@ def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
 def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
     made, answers = server(1)
     with pytest.raises(LocalProtocolError, match="at most"):
-        made.reply(1, b"x" * ttrpc.MAX_BODY)
+        made.reply(1, b"x" * ttrpc.MAX_BODY_BYTES)
     made.reply(1, b"smaller")
     assert len(answers()) == 1
 
 
 def test_a_flood_of_calls_without_waiting_for_answers_is_refused() -> None:
-    made, _ = server(*range(1, 2 * ttrpc.MAX_UNANSWERED, 2))
+    made, _ = server(*range(1, 2 * ttrpc.MAX_UNANSWERED_CALLS, 2))
     with pytest.raises(LocalProtocolError, match="unanswered"):
-        ask(made, 2 * ttrpc.MAX_UNANSWERED + 1)
+        ask(made, 2 * ttrpc.MAX_UNANSWERED_CALLS + 1)
 
 
 def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() -> None:
@@ -198,7 +198,7 @@ def test_an_open_call_answered_by_no_response_is_an_error(
 
 def test_a_client_has_limits_of_its_own() -> None:
     client = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
-    for _ in range(ttrpc.MAX_UNANSWERED):
+    for _ in range(ttrpc.MAX_UNANSWERED_CALLS):
         client.send_call("S", "M", b"")
     with pytest.raises(LocalProtocolError, match="open already"):
         client.send_call("S", "M", b"")
@@ -282,6 +282,6 @@ def test_an_oversized_frame_is_refused_before_its_payload_arrives() -> None:
 
 def test_feeding_without_draining_is_refused_and_not_buffered_for_ever() -> None:
     trunk = ttrpc.Trunk()
-    trunk.receive_data(b"\0" * (ttrpc.MAX_UNREAD + 1))
+    trunk.receive_data(b"\0" * (ttrpc.MAX_UNREAD_BYTES + 1))
     with pytest.raises(LocalProtocolError, match="drain"):
         trunk.receive_data(b"x")

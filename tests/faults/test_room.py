@@ -22,7 +22,7 @@ ON_THE_WAY = (
     "agent.agent:Agent._apply_moves:before",
     "agent.agent:Agent._write_updates:after",
     "agent.agent:Agent._apply_moves:after",
-    "agent.mover:MemoryMigrator._migrate_container:before",
+    "agent.memory_migration:MemoryMigrator._migrate_container:before",
     "agent.agent:Agent.finish_migration:before",
     "agent.agent:Agent.finish_migration:after",
     "observe.notices:NoticeLog.add_for_allocation:before",

@@ -256,7 +256,7 @@ def test_after_a_plan_everything_holds(
         assert after.pop(newcomer.container_id) == newcomer
         assert newcomer.aligned
         for id, before in state.allocations.items():
-            now = after.pop(id).migration_finished
+            now = after.pop(id).with_migration_finished
             if id not in moved:
                 assert now == before
                 continue

@@ -285,8 +285,8 @@ Restart=no
 WatchdogSec=0
 RuntimeDirectory=probe
 ExecStart=
-ExecStart={VENV}/bin/python -c "from nri_numa.devices.interfaces import parents_in; \\
-    print(parents_in('/run/netns/probe', 60))"
+ExecStart={VENV}/bin/python -c "from nri_numa.devices.interfaces import list_interface_parents; \\
+    print(list_interface_parents('/run/netns/probe', 60))"
 Environment=PYTHONPATH={REPOSITORY}
 StandardOutput=append:/run/probe.log
 """

@@ -422,9 +422,9 @@ class DecisionTrace(msgspec.Struct, frozen=True, kw_only=True):
     requested: PlacementOptions | None = None
     demand: Demand | None = None
     alignment: Alignment | None = None
-    decision_steps: tuple[str, ...] = msgspec.field(name="steps", default=())
-    free_cpu_milli: Mapping[int, int] = msgspec.field(default_factory=dict, name="cpu_left")
-    free_memory: Mapping[int, int] = msgspec.field(default_factory=dict, name="memory_left")
+    decision_steps: tuple[str, ...] = ()
+    free_cpu_milli: Mapping[int, int] = msgspec.field(default_factory=dict)
+    free_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     pool_before: CPUSet = NO_CPUS
     pool_after: CPUSet = NO_CPUS
     rule: str = ""

@@ -129,11 +129,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     idle_siblings: CPUSet = msgspec.field(name="idle", default=NO_CPUS)
     exclusive: bool = msgspec.field(name="owned", default=False)
     yields_to_exclusive: bool = msgspec.field(name="soft", default=False)
-    numa_nodes: NUMASet = NO_NUMA_NODES
+    numa_nodes: NUMASet = msgspec.field(name="numa", default=NO_NUMA_NODES)
     mems: NUMASet = NO_NUMA_NODES
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     cpu_milli: int = 0
-    memory_bytes: int = 0
+    memory_bytes: int = msgspec.field(name="memory", default=0)
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY

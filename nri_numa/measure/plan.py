@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
@@ -55,8 +55,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     unit: str
-    higher_is_better: bool = field(name="more_is_better", default=True)
-    good_side: Side = field(name="good")
+    higher_is_better: bool = True
+    good_side: Side
     bad: Side
 
 

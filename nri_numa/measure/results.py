@@ -16,7 +16,7 @@ class Measured(msgspec.Struct, frozen=True):
     """A comparison with the figures of each round: as many of each side, one at least."""
 
     comparison: Comparison
-    good_values: tuple[float, ...] = msgspec.field(name="good")
+    good_values: tuple[float, ...]
     bad: tuple[float, ...]
 
     @property

@@ -60,7 +60,7 @@ class OfflineCapacity(msgspec.Struct, frozen=True):
     """
 
     zones: Mapping[int, float] = msgspec.field(default_factory=dict)
-    expires_at: float = msgspec.field(name="until", default=0.0)
+    expires_at: float = 0.0
     source: str = ""
 
 

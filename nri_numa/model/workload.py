@@ -181,7 +181,7 @@ class Load(msgspec.Struct, frozen=True):
             wrapping; ``((0, 1440),)`` is always busy (``high``), ``()`` is never (``low``).
     """
 
-    busy_intervals: tuple[tuple[int, int], ...] = msgspec.field(name="busy")
+    busy_intervals: tuple[tuple[int, int], ...]
 
     def overlaps(self, other: Load) -> bool:
         """Say whether both are busy at some same minute."""
@@ -437,18 +437,18 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     devices: DeviceUse = DeviceUse.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     movable: bool = False
-    explicit_keys: frozenset[str] = msgspec.field(name="given", default=frozenset())
+    explicit_keys: frozenset[str] = frozenset()
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    unrequested_cpus: bool = msgspec.field(name="unpaid_cpus", default=False)
+    unrequested_cpus: bool = False
     reserved_cpus: bool = False
-    ignores_denied: bool = msgspec.field(name="lenient", default=False)
+    ignores_denied: bool = False
     permission: str = BUILT_IN_PERMISSION_NAME
     listed_cpus: CPUSet = NO_CPUS
     listed_mems: NUMASet = NO_NUMA_NODES
-    list_is_pods: bool = msgspec.field(name="pods_list", default=False)
+    list_is_pods: bool = False
     slots: Slots | None = None
-    scheduled_nodes: NUMASet = msgspec.field(name="placed", default=NO_NUMA_NODES)
+    scheduled_nodes: NUMASet = NO_NUMA_NODES
 
     @property
     def is_unpinned(self) -> bool:
@@ -587,7 +587,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     value: str = ""
     source: str = ""
-    allows_best_effort: bool = msgspec.field(name="widenable", default=False)
+    allows_best_effort: bool = False
     alignment: Alignment | None = None
 
 

@@ -32,9 +32,8 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
 
 
 # Fields of `ExplanationInput` and `DemandSource` are added at their end, those of `Alignment` and
-# what is in it
-# anywhere, all with a default, and none goes: so every version reads the traces of every other one,
-# without the fields that it does not know.
+# what is in it anywhere, all with a default, and none goes: so every version reads the traces of
+# every other one, without the fields that it does not know.
 
 
 def _encode_set(value: object) -> str | None:

@@ -160,20 +160,15 @@ def parse_journal(data: bytes) -> JournalContents:
 
 # --- Documents of containers and pods ---
 
-_KEY_BY_FIELD: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
-"""Encoded names that documents call otherwise."""
-_REQUIRED_FIELDS: Final = frozenset(("kind", "qos", "since", "reason"))
+_REQUIRED_KEYS: Final = frozenset(("kind", "qos", "since", "reason"))
 _OMITTED_EMPTY_TYPES: Final = (CPUSet, NUMASet, dict)
 """Types of which nothing is left out too."""
 _FIELDS: Final = [f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"]
-_KEY_DEFAULT_BY_FIELD: Final = {
-    f.encode_name: (
-        _KEY_BY_FIELD.get(f.encode_name, f.encode_name),
-        msgspec.NODEFAULT if f.encode_name in _REQUIRED_FIELDS else f.default,
-    )
+_DEFAULT_BY_KEY: Final = {
+    f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_KEYS else f.default
     for f in _FIELDS
 }
-_KEY_DEFAULTS: Final = tuple(_KEY_DEFAULT_BY_FIELD.values())
+_KEY_DEFAULTS: Final = tuple(_DEFAULT_BY_KEY.items())
 _allocation_values = attrgetter(*(f.name for f in _FIELDS))
 
 
@@ -195,12 +190,10 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {
-        name: document[key] for name, (key, _) in _KEY_DEFAULT_BY_FIELD.items() if key in document
-    }
+    found = {key: document[key] for key in _DEFAULT_BY_KEY if key in document}
     if found.get("load") is not None:
-        found["load"] = {"busy": found["load"]}
-    missing = _REQUIRED_FIELDS - found.keys()
+        found["load"] = {"busy_intervals": found["load"]}
+    missing = _REQUIRED_KEYS - found.keys()
     if missing:
         raise KeyError(min(missing))
     found["container_id"] = container_id

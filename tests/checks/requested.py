@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
@@ -192,19 +192,35 @@ def _wants(one: Container) -> str:
     ).rstrip()
 
 
+RECORDED_NAMES: Final = {
+    "cpu_is_lower_bound": "cpu_at_least",
+    "cpu_requested_milli": "cpu_paid_milli",
+    "pod_requested_milli": "pod_paid_milli",
+    "memory_requested": "memory_paid",
+    "own_cpu_milli": "size_milli",
+    "own_memory_bytes": "size_bytes",
+    "explicit_keys": "given",
+    "unrequested_cpus": "unpaid_cpus",
+    "ignores_denied": "lenient",
+    "list_is_pods": "pods_list",
+    "scheduled_nodes": "placed",
+}
+"""Names in the recorded files, by field."""
+
+
 def _answer(found: object) -> str:
     """All that is not as it is where nothing is asked for."""
     if isinstance(found, Rejection):
         return f"refused: {found.reason}: {found.message} | {found.rule} | {found.key}"
-    kind: Any = type(found)
+    slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
     words = []
-    for field, name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        value = getattr(found, field)
+    for name in slots:
+        value = getattr(found, name)
         if isinstance(value, frozenset):
             value = sorted(value)
         if value not in (None, (), "", [], {}):
             text = str(value).replace("busy_intervals=", "busy=")
-            words.append(f"{name}={_short(text)}")
+            words.append(f"{RECORDED_NAMES.get(name, name)}={_short(text)}")
     return " ".join(words)
 
 

@@ -64,12 +64,12 @@ class ExplanationInput(msgspec.Struct, array_like=True, frozen=True):
     qos: str = ""
     requested: dict[str, tuple[str, str]] | None = None
     scope: str = ""
-    demand: DemandSource | None = msgspec.field(name="needs", default=None)
-    free_cpu_milli: dict[int, int] = msgspec.field(name="cpu_left", default_factory=dict)
-    free_memory: dict[int, int] = msgspec.field(name="memory_left", default_factory=dict)
+    demand: DemandSource | None = None
+    free_cpu_milli: dict[int, int] = msgspec.field(default_factory=dict)
+    free_memory: dict[int, int] = msgspec.field(default_factory=dict)
     pool_before: str = ""
     pool_after: str = ""
-    decision_steps: tuple[str, ...] = msgspec.field(name="steps", default=())
+    decision_steps: tuple[str, ...] = ()
     rule: str = ""
 
 

@@ -80,18 +80,18 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cpu_milli: int = 0
-    cpu_is_lower_bound: bool = msgspec.field(name="cpu_at_least", default=False)
+    cpu_is_lower_bound: bool = False
     exclusive_cpus: int = 0
     memory_bytes: int = 0
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpu_source: str = "none"
     memory_source: str = "none"
     notes: tuple[str, ...] = ()
-    cpu_requested_milli: int = msgspec.field(name="cpu_paid_milli", default=0)
-    pod_requested_milli: int | None = msgspec.field(name="pod_paid_milli", default=None)
-    memory_requested: int = msgspec.field(name="memory_paid", default=0)
-    own_cpu_milli: int = msgspec.field(name="size_milli", default=0)
-    own_memory_bytes: int = msgspec.field(name="size_bytes", default=0)
+    cpu_requested_milli: int = 0
+    pod_requested_milli: int | None = None
+    memory_requested: int = 0
+    own_cpu_milli: int = 0
+    own_memory_bytes: int = 0
     ignored: str = ""
 
 

@@ -28,6 +28,7 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
     Released,
+    UnalignedRejection,
 )
 from nri_numa.engine.others import (
     KeepGrant,
@@ -40,7 +41,6 @@ from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
-from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import (
     Demand,
     check_claim_in_use,
@@ -66,6 +66,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -80,7 +81,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
-    Rejection,
     Scope,
     StateChange,
 )
@@ -198,7 +198,7 @@ def admit(
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placement):
         placed = with_memory_policy(case, placed, running=running)
     listed = requested.numacpu is not None or requested.numamem is not None
-    warned = listed and requested.movable and is_from_annotation(requested, "movable")
+    warned = listed and requested.movable and requested.is_from_annotation("movable")
     if warned and isinstance(placed, Placement):
         warnings, steps = (
             (*placed.warnings, MOVABLE_LIST_WARNING),
@@ -210,8 +210,11 @@ def admit(
             _place_unpinned(case, pool_before),
             reason=f"not pinned: {placed.reason}",
             aligned=False,
-            alignment=placed.alignment,
-            decision_steps=(placed.message, "on-failure: unpinned, so it starts untouched"),
+            alignment=UnalignedRejection.alignment_of(placed),
+            decision_steps=(
+                f"{case.message_subject}: {placed.detail}",
+                "on-failure: unpinned, so it starts untouched",
+            ),
         )
     if isinstance(placed, Rejection):
         return Rejected(placed, _build_trace(case, placed, pool_before, pool_before))
@@ -335,16 +338,17 @@ def _build_trace(
         ignored = (*ignored, case.demand.ignored)
     rule, steps = "", ignored
     if isinstance(placed, Placement):
+        alignment = placed.alignment
         ignored += placed.ignored
         steps = (*ignored, *placed.decision_steps)
     else:
-        rule = placed.rule
+        alignment, rule = UnalignedRejection.alignment_of(placed), placed.rule
     return DecisionTrace(
         pod=case.pod,
         container=case.container,
         requested=case.requested,
         demand=case.demand if known else None,
-        alignment=placed.alignment,
+        alignment=alignment,
         decision_steps=steps,
         free_cpu_milli=case.free_cpu_milli if known else {},
         free_memory=case.free_memory if known else {},
@@ -621,7 +625,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
         policy=case.policy,
         aligned=False,
         decision_steps=(
-            placed.message,
+            f"{case.message_subject}: {placed.detail}",
             "on-failure: widen, so the narrowest set that works",
             *wider.decision_steps,
         ),

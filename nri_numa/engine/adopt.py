@@ -46,6 +46,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, inflect_for_ids, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
     Container,
@@ -53,7 +54,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
-    Rejection,
 )
 
 ASSIGNED_KEY: Final = "assigned"

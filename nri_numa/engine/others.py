@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import is_from_annotation, quote_value
+from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import CLAIM_SLOT_MARK
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
@@ -31,8 +31,10 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, human_milli, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
+    KUBELET_GRANT_SOURCE,
     Bind,
     Container,
     CPUMode,
@@ -41,9 +43,7 @@ from nri_numa.model.workload import (
     OnFailure,
     PlacementOptions,
     PodSandbox,
-    Rejection,
     Slots,
-    container_subject,
 )
 
 
@@ -272,9 +272,6 @@ def grant_holders(state: NodeState, cpus: CPUSet) -> list[str]:
     return sorted(found)
 
 
-_GRANT_SOURCE: Final = "the kubelet's grant"
-
-
 class KeepGrant(msgspec.Struct, frozen=True, kw_only=True):
     """The container stays as the kubelet has it.
 
@@ -340,7 +337,7 @@ def keep_or_override_grant(
     if not against:
         return _resolve_grant_with_matching_list(cpus, mems, requested)
     believes = f"the kubelet granted it {_grant_text(cpus, mems)} and goes on believing so"
-    by_pod = all(is_from_annotation(requested, key) for key in against)
+    by_pod = all(requested.is_from_annotation(key) for key in against)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
         kept = _list_granted_cpus(requested, cpus)
         wants = " and ".join(f"{key} {listed[key]}" for key in against)
@@ -348,20 +345,19 @@ def keep_or_override_grant(
             requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",)
         )
     key = against[0]
-    source = requested.sources.get(key, key)
     expected = (
         "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
     ) + ", or a container that the kubelet grants nothing to"
     wanted = mems if key == "numamem" else cpus
     text = (
-        f"{key} is {quote_value(listed[key])} ({source}), but the kubelet granted it "
-        f"{_grant_text(cpus, mems)} by its static policy, and kubelet.override is "
+        f"{key} is {quote_value(listed[key])} ({requested.source_text(key)}), but the kubelet "
+        f"granted it {_grant_text(cpus, mems)} by its static policy, and kubelet.override is "
         f"{settings.kubelet_override}; expected {key} {wanted}, {expected}"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
         return Rejection(
-            reason="KubeletPinned",
-            message=f"{container_subject(pod, container)}: {text}",
+            reason=RejectionReason.KUBELET_PINNED,
+            detail=text,
             rule="what the kubelet granted stays the kubelet's",
         )
     return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
@@ -391,8 +387,8 @@ def _resolve_claim_grant(
     if requested.on_failure is OnFailure.UNPINNED:
         return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
     return Rejection(
-        reason="KubeletPinned",
-        message=f"{container_subject(pod, container)}: {text}, and kubelet.override is "
+        reason=RejectionReason.KUBELET_PINNED,
+        detail=f"{text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
         "Guaranteed, or kubelet.override: annotated",
         rule="what the kubelet granted stays the kubelet's",
@@ -432,7 +428,7 @@ def _list_granted_cpus(requested: PlacementOptions, cpus: CPUSet) -> PlacementOp
         numacpu=str(cpus),
         listed_cpus=cpus,
         cpus=None if requested.cpus is CPUMode.EXCLUSIVE else requested.cpus,
-        sources={**requested.sources, "numacpu": _GRANT_SOURCE},
+        sources={**requested.sources, "numacpu": KUBELET_GRANT_SOURCE},
     )
 
 

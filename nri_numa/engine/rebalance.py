@@ -56,6 +56,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     NO_CHANGE,
     SMT,
@@ -68,7 +69,6 @@ from nri_numa.model.workload import (
     PodSandbox,
     Policy,
     QoSClass,
-    Rejection,
     Scope,
     StateChange,
 )
@@ -90,13 +90,6 @@ _PARTIAL_WORK: Final = 12
 _ADMISSION_WORK: Final = 350
 """Units for an admission that is tried, beside one for each CPU, and two for each container and for
 each set of NUMA nodes."""
-_SHORTAGE_REASONS: Final = (
-    "TopologyAffinityError",
-    "NotEnoughCPUs",
-    "NotEnoughMemory",
-    "SMTAlignmentError",
-)
-"""Refusals that are for want of room."""
 
 
 T = TypeVar("T")
@@ -162,7 +155,7 @@ def plan_moves(
     ``why`` they move ends the reason of each.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
-    if requested is None or demand is None or refused.reason not in _SHORTAGE_REASONS:
+    if requested is None or demand is None or not refused.reason.allows_moves:
         return None
     own = refused.trace.pod.uid
     yield _LOOK_WORK * len(state.allocations)

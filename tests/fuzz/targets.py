@@ -34,7 +34,8 @@ from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.workload import PlacementOptions, QoSClass, Rejection, Resources, StateChange
+from nri_numa.model.reasons import Rejection
+from nri_numa.model.workload import PlacementOptions, QoSClass, Resources, StateChange
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event

@@ -240,7 +240,9 @@ def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]
     }
     sources = requested.sources
     return {
-        key: (str(v), sources[key]) for key, v in values.items() if key in sources and v is not None
+        key: (str(v), sources[key].text)
+        for key, v in values.items()
+        if key in sources and v is not None
     }
 
 

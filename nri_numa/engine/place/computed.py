@@ -41,7 +41,13 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     classify_sibling_loads,
 )
-from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
+from nri_numa.engine.decision import (
+    NodeModel,
+    Placement,
+    PlacementRequest,
+    UnalignedRejection,
+    tier_text,
+)
 from nri_numa.engine.others import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
@@ -64,7 +70,7 @@ from nri_numa.engine.place.memory import (
 )
 from nri_numa.engine.place.needs import (
     FreeResources,
-    affinity_message,
+    affinity_text,
     cpu_hints,
     cpu_shortage_text,
     device_nodes_first,
@@ -90,13 +96,13 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Policy,
     QoSClass,
-    Rejection,
     Scope,
     Strategy,
 )
@@ -277,8 +283,8 @@ def check_pod_affinity(
     if wrong or few:
         first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
         return Rejection(
-            reason="TopologyAffinityError",
-            message=f"{case.message_subject}: {first}; it needs "
+            reason=RejectionReason.TOPOLOGY_AFFINITY,
+            detail=f"{first}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
             f"free: {free_resources_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
@@ -305,9 +311,9 @@ def memory_rejection(
 ) -> Rejection:
     """Say which memory is short on the memory nodes ``mems``."""
     lacking = memory_shortage_text(case.demand, table, mems, f"on {numa_text(mems)}")
-    return Rejection(
-        reason="NotEnoughMemory",
-        message=f"{case.message_subject}: {lacking} (policy {case.policy}); "
+    return UnalignedRejection(
+        reason=RejectionReason.NOT_ENOUGH_MEMORY,
+        detail=f"{lacking} (policy {case.policy}); "
         f"free: {free_resources_text(case, table)}{unused_memory_nodes_text(case, table)}",
         rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
         allows_best_effort=True,
@@ -466,9 +472,9 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
             alone = _place_aligned(rest, table, own)
             if not isinstance(alone, Rejection):
                 return alone
-        return Rejection(
-            reason="TopologyAffinityError",
-            message=affinity_message(case, table, alignment)
+        return UnalignedRejection(
+            reason=RejectionReason.TOPOLOGY_AFFINITY,
+            detail=affinity_text(case, table, alignment)
             + memory_groups_text(table.kubelet_memory)
             + _missing_cpu_holders(case),
             rule=f"policy {policy} admits no wider set than an empty machine would need"
@@ -565,10 +571,10 @@ def _place_exclusive(
     )
     if not isinstance(taken, ChosenCPUs):
         return _take_rejection(taken, case, table, found)
-    what = f"{case.message_subject}: cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
+    what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
     refused = check_exclusive_limits(case, what, taken.cpus, taken.idle)
     if refused is not None:
-        return replace(refused, alignment=found.alignment)
+        return UnalignedRejection.with_alignment(refused, found.alignment)
     steps = [*found.decision_steps, *taken.notes]
     back = former & taken.cpus
     if back:
@@ -611,20 +617,18 @@ def _take_rejection(
 ) -> Rejection:
     left, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
-        return Rejection(
-            reason="SMTAlignmentError",
-            message=(
-                f"{case.message_subject}: "
+        return UnalignedRejection(
+            reason=RejectionReason.SMT_ALIGNMENT,
+            detail=(
                 f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
             ),
             rule="smt: full-core gives whole cores only",
             alignment=found.alignment,
         )
     within = found.affinity if case.policy in STRICT_POLICIES else None
-    return Rejection(
-        reason="NotEnoughCPUs",
-        message=f"{case.message_subject}: "
-        f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
+    return UnalignedRejection(
+        reason=RejectionReason.NOT_ENOUGH_CPUS,
+        detail=f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
         f"free: {left}{holders}",
         rule="exclusive CPUs must be free",
         allows_best_effort=found.affinity is not None,
@@ -659,11 +663,10 @@ def _build_placement(
                 table.kubelet_memory, bytes_by_type(demand), affinity, hinted
             )
             if isinstance(granted, str):
-                return Rejection(
-                    reason="NotEnoughMemory",
-                    message=f"{case.message_subject}: "
-                    f"{kubelet_memory_shortage_text(table.kubelet_memory, demand, affinity)} "
-                    f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
+                return UnalignedRejection(
+                    reason=RejectionReason.NOT_ENOUGH_MEMORY,
+                    detail=kubelet_memory_shortage_text(table.kubelet_memory, demand, affinity)
+                    + f" (kubeletMemory); {granted}; it needs {needed_text(case)}; "
                     f"free: {free_resources_text(case, table)}",
                     rule="the kubelet's memory rules: kubeletMemory is set",
                     allows_best_effort=True,

@@ -19,12 +19,13 @@ from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tie
 from nri_numa.engine.others import grant_holders
 from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
-from nri_numa.engine.request.annotations import is_from_annotation, quote_value
+from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import STRICT_POLICIES, Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.model.workload import CPUMode, PlacementOptions, Rejection
+from nri_numa.model.reasons import Rejection, RejectionReason
+from nri_numa.model.workload import CPUMode, PlacementOptions
 from nri_numa.text import human_bytes
 
 
@@ -42,7 +43,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         if failed is not None:
             return failed
         if owned and not (beside or may_be_exclusive(requested, cpus, demand)):
-            if not (requested.ignores_denied and is_from_annotation(requested, "cpus")):
+            if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
                 return unrequested_rejection(case, cpus)
             ignored = (
                 f"cpus: exclusive is ignored: {_requested_text(case.requested, cpus, case.demand)}",
@@ -51,7 +52,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         soft = not owned and is_yielding_list(requested, cpus, demand)
         if owned and not beside:
             failed = _check_exclusive_list(case, cpus)
-        elif not (owned or soft) and is_from_annotation(requested, "numacpu"):
+        elif not (owned or soft) and requested.is_from_annotation("numacpu"):
             failed = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
         if failed is not None:
             return failed
@@ -123,8 +124,8 @@ def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
 
 def _list_subject(case: PlacementRequest) -> str:
     requested = case.requested
-    source = requested.sources.get("numacpu", "numacpu")
-    return f"{case.message_subject}: numacpu is {quote_value(requested.numacpu or '')} ({source})"
+    value = quote_value(requested.numacpu or "")
+    return f"numacpu is {value} ({requested.source_text('numacpu')})"
 
 
 def exclusive_list(requested: PlacementOptions) -> CPUSet:
@@ -162,7 +163,7 @@ def may_be_exclusive(requested: PlacementOptions, cpus: CPUSet, demand: Demand) 
     return (
         _requested_milli(requested, demand) >= 1000 * len(cpus)
         or requested.unrequested_cpus
-        or not (is_from_annotation(requested, "numacpu") or is_from_annotation(requested, "cpus"))
+        or not (requested.is_from_annotation("numacpu") or requested.is_from_annotation("cpus"))
     )
 
 
@@ -171,7 +172,7 @@ def is_yielding_list(requested: PlacementOptions, cpus: CPUSet, demand: Demand) 
     return (
         demand.cpu_requested_milli < 1000 * len(cpus)
         and not requested.unrequested_cpus
-        and is_from_annotation(requested, "numacpu")
+        and requested.is_from_annotation("numacpu")
     )
 
 
@@ -185,16 +186,18 @@ def unrequested_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Listed CPUs that may not be owned, and what was expected."""
     paid = _requested_text(case.requested, cpus, case.demand)
     return Rejection(
-        reason="UnpaidCPUs",
-        message=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
+        reason=RejectionReason.UNPAID_CPUS,
+        detail=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
     )
 
 
-def _list_rejection(text: str, why: str, expected: str, rule: str, *, reason: str) -> Rejection:
-    return Rejection(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
+def _list_rejection(
+    text: str, why: str, expected: str, rule: str, *, reason: RejectionReason
+) -> Rejection:
+    return Rejection(reason=reason, detail=f"{text}, but {why}; expected {expected}", rule=rule)
 
 
 def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
@@ -204,20 +207,26 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
         why = f"{cpus_text(wrong, 'does', 'do')} not exist"
-        return _list_rejection(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
+        return _list_rejection(
+            text, why, expected, "listed CPUs must exist", reason=RejectionReason.UNKNOWN_CPU
+        )
     if wrong := cpus - topology.online:
         why = f"{cpus_text(wrong, 'is', 'are')} offline"
         return _list_rejection(
-            text, why, expected, "listed CPUs must be online", reason="CPUOffline"
+            text, why, expected, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
         )
     if wrong := cpus - topology.allowed:
         why = f"{cpus_text(wrong, 'is', 'are')} outside the CPUs containers may use"
         rule = "listed CPUs must be usable by containers"
         return _list_rejection(
-            text, why, f"CPUs among {topology.allowed}", rule, reason="CPUNotAllowed"
+            text,
+            why,
+            f"CPUs among {topology.allowed}",
+            rule,
+            reason=RejectionReason.CPU_NOT_ALLOWED,
         )
     reserved = cpus & settings.reserved_cpus
-    by_pod = settings.strict_reserved or is_from_annotation(requested, "numacpu")
+    by_pod = settings.strict_reserved or requested.is_from_annotation("numacpu")
     if reserved and by_pod and not requested.reserved_cpus:
         others = topology.allowed - settings.reserved_cpus
         return _list_rejection(
@@ -226,7 +235,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"CPUs among {others}, or a permission with reservedCPUs ({requested.permission} "
             "has not)",
             "reserved CPUs are not given to containers by their annotations",
-            reason="CPUReserved",
+            reason=RejectionReason.CPU_RESERVED,
         )
     wrong = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
@@ -238,7 +247,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
             f"CPUs among {CPUSet.from_bits(state.exclusive_pool_bits(topology, settings))}",
             "listed CPUs must not be exclusive to another container",
-            reason="CPUOwned",
+            reason=RejectionReason.CPU_OWNED,
         )
     return None
 
@@ -250,7 +259,7 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         why = f"{cpus_text(reserved, 'is', 'are')} reserved"
         expected = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
         rule = "reserved CPUs are never given exclusively"
-        return _list_rejection(text, why, expected, rule, reason="CPUReserved")
+        return _list_rejection(text, why, expected, rule, reason=RejectionReason.CPU_RESERVED)
     if both := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
         return _list_rejection(
@@ -258,7 +267,7 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
             f"{cpus_text(both, 'is', 'are')} listed by {', '.join(names)} too",
             "CPUs that no other container lists",
             "exclusive CPUs must not be listed by another container",
-            reason="CPUListed",
+            reason=RejectionReason.CPU_LISTED,
         )
     return check_exclusive_limits(
         case, f"{text}, which", cpus, NO_CPUS
@@ -284,7 +293,7 @@ def _check_strict_shared_containers(
                 f"shares CPUs there (policy {first.policy})",
                 f"one of {theirs} to be free",
                 "containers that share under a strict policy keep a CPU on their NUMA nodes",
-                reason="SharedPoolEmpty",
+                reason=RejectionReason.SHARED_POOL_EMPTY,
             )
     return None
 
@@ -302,24 +311,32 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
 def check_numamem(case: PlacementRequest) -> Rejection | None:
     """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
     topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
-    source = requested.sources.get("numamem", "numamem")
-    text = f"{case.message_subject}: numamem is {quote_value(requested.numamem or '')} ({source})"
+    value = quote_value(requested.numamem or "")
+    text = f"numamem is {value} ({requested.source_text('numamem')})"
     expected = f"NUMA nodes among {topology.memory_nodes}"
     if wrong := mems - topology.numa_ids:
         why = f"{numa_text(wrong, 'does', 'do')} not exist"
         return _list_rejection(
-            text, why, expected, "listed NUMA nodes must exist", reason="UnknownNUMANode"
+            text,
+            why,
+            expected,
+            "listed NUMA nodes must exist",
+            reason=RejectionReason.UNKNOWN_NUMA_NODE,
         )
     if wrong := mems & topology.withheld_memory:
         why = f"memory of {numa_text(wrong)} is outside what containers may use"
         rule = "listed NUMA nodes must be usable by containers"
-        return _list_rejection(text, why, expected, rule, reason="NUMANodeNotAllowed")
+        return _list_rejection(
+            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_NOT_ALLOWED
+        )
     if wrong := mems - topology.memory_nodes:
         why, rule = (
             f"{numa_text(wrong, 'has', 'have')} no memory",
             "listed NUMA nodes must have memory",
         )
-        return _list_rejection(text, why, expected, rule, reason="NUMANodeWithoutMemory")
+        return _list_rejection(
+            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
+        )
     left = case.free_memory
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
@@ -332,8 +349,8 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
     for what, need, have in needs:
         if need > sum(have.values()):
             return Rejection(
-                reason="NotEnoughMemory",
-                message=f"{text}, but {what}: {human_bytes(need)} needed, "
+                reason=RejectionReason.NOT_ENOUGH_MEMORY,
+                detail=f"{text}, but {what}: {human_bytes(need)} needed, "
                 f"{human_bytes(sum(have.values()), free=True)} free there; "
                 + per_node_text({i: human_bytes(amount, free=True) for i, amount in have.items()})
                 + "; expected NUMA nodes that hold it, since "

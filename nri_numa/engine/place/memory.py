@@ -43,11 +43,11 @@ from nri_numa.engine.decision import (
     closest_nodes,
     cpu_nodes_of,
 )
-from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     MemoryPolicy,
     MemoryPolicySetting,
@@ -55,7 +55,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     Policy,
     QoSClass,
-    Rejection,
 )
 
 
@@ -369,8 +368,8 @@ def with_memory_policy(
     if placed.kind is ContainerKind.FOREIGN:
         return _memory_policy_without_effect(placed, mode, "another component pins the container")
     if mode.needs_nodes and not placed.mems:
-        if is_from_annotation(case.requested, MEMPOLICY_KEY):
-            return unpinned_memory_policy_rejection(case.requested, case.message_subject)
+        if case.requested.is_from_annotation(MEMPOLICY_KEY):
+            return unpinned_memory_policy_rejection(case.requested)
         return _memory_policy_without_effect(
             placed, mode, "nothing pins the memory of the container"
         )
@@ -386,8 +385,8 @@ def with_memory_policy(
         made = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
         return replace(made, warnings=(*placed.warnings, made.decision_steps[-1]))
     return Rejection(
-        reason="MemoryPolicyUnsupported",
-        message=f"{_memory_policy_subject(case.requested, case.message_subject)}, but {missing}",
+        reason=RejectionReason.MEMORY_POLICY_UNSUPPORTED,
+        detail=f"{_memory_policy_text(case.requested)}, but {missing}",
         rule="a memory policy must be known to the kernel, the runtime and the plugin",
     )
 
@@ -436,11 +435,11 @@ def _split_bytes_by_weight(
     return shares
 
 
-def unpinned_memory_policy_rejection(requested: PlacementOptions, who: str) -> Rejection:
+def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     """A policy on memory nodes for a container that has none, and what was expected."""
     return Rejection(
-        reason="MemoryPolicyWithoutNodes",
-        message=f"{_memory_policy_subject(requested, who)}, but nothing pins the memory of the "
+        reason=RejectionReason.MEMORY_POLICY_WITHOUT_NODES,
+        detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
         "container; "
         "expected numamem, or a policy that pins its memory",
         rule="a memory policy is about the memory nodes that the container is pinned to",
@@ -466,6 +465,5 @@ def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, why: st
     )
 
 
-def _memory_policy_subject(requested: PlacementOptions, who: str) -> str:
-    source = requested.sources.get(MEMPOLICY_KEY, MEMPOLICY_KEY)
-    return f"{who}: {MEMPOLICY_KEY} is '{requested.mempolicy}' ({source})"
+def _memory_policy_text(requested: PlacementOptions) -> str:
+    return f"{MEMPOLICY_KEY} is '{requested.mempolicy}' ({requested.source_text(MEMPOLICY_KEY)})"

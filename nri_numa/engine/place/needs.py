@@ -393,15 +393,12 @@ def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> st
     )
 
 
-def affinity_message(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
+def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
     policy, found = case.policy, alignment.shortage
     whole = case.requested.scope is Scope.POD
     verb = "all its containers together need" if whole else "it needs"
-    needs = (
-        f"{case.message_subject}: {found.text}{exclusive_mode_text(case)}; {verb} "
-        f"{needed_text(case)}"
-    )
+    needs = f"{found.text}{exclusive_mode_text(case)}; {verb} {needed_text(case)}"
     left = free_resources_text(case, table)
     if policy is Policy.RESTRICTED and found.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.

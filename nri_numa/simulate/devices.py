@@ -26,9 +26,9 @@ import yaml
 from nri_numa import safe_yaml
 from nri_numa.devices.lookup import DeviceHints, build_hints
 from nri_numa.devices.sysfs import LocatedDevice
-from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
+from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, numa_text
+from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownDevices
 from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role

@@ -59,13 +59,12 @@ from nri_numa.engine.place.memory import (
     kubelet_memory_grant,
     memory_groups_text,
     rank_nodes_by_distance,
-    restrict_cpu_demand_to_nodes,
     widen_for_memory,
 )
 from nri_numa.engine.place.needs import (
     FreeResources,
     affinity_message,
-    cpu_hints,
+    cpu_provider,
     cpu_shortage_text,
     device_nodes_first,
     device_step_sentences,
@@ -73,11 +72,11 @@ from nri_numa.engine.place.needs import (
     exclusive_mode_text,
     free_resources,
     free_resources_text,
+    hint_providers,
     kubelet_memory_shortage_text,
     memory_shortage_text,
     needed_text,
     pod_demand,
-    resource_demands,
     smt_misaligned_text,
     unused_memory_nodes_text,
 )
@@ -294,8 +293,8 @@ def _is_nested_with_listed_nodes(near_list: NUMASet | None, affinity: NUMASet) -
 def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
-    cpus = cpu_hints(whole, table)
-    return compute_hints(cpus, case.machine.alignable_nodes, SearchBudget())[0].prefers_width(
+    cpus = cpu_provider(whole, table)
+    return compute_hints([cpus], case.machine.alignable_nodes, SearchBudget())[0].prefers_width(
         affinity.bits
     )
 
@@ -441,16 +440,16 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
             aligned=record.affinity_is_preferred,
             decision_steps=(step,),
         )
-    asked = resource_demands(case, table)
+    providers = hint_providers(case, table)
     ranks = rank_numa_nodes(case, table)
     if table.listed_mems is not None:
         ranks = rank_nodes_by_distance(machine, table.listed_mems, ranks)
-        asked = restrict_cpu_demand_to_nodes(
-            asked, cpu_nodes_near(machine, table.listed_mems), policy
-        )
+        if policy in STRICT_POLICIES:
+            near_list = cpu_nodes_near(machine, table.listed_mems)
+            providers = [provider.confined_to(near_list) for provider in providers]
     alignment = align_demands(
         AlignmentRequest(
-            demands=tuple(asked),
+            demands=tuple(providers),
             numa_ids=machine.alignable_nodes,
             policy=policy,
             distance=machine.topology.distance,

@@ -145,9 +145,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
     placed = case.requested.scheduled_nodes.bits
     former = table.previous_cpus.bits
-    beside_devices: Collection[int] = ()
-    if case.reading is not None and not (case.container.devices or case.container.pod_devices):
-        beside_devices = [i for i, free in case.reading.devices.items() if free]
+    beside_devices = _nodes_with_unused_devices(case)
     short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
     keys = [
         (
@@ -165,6 +163,13 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     ]
     keys.sort()
     return {key[-1]: place for place, key in enumerate(keys)}
+
+
+def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
+    """NUMA nodes with free devices, for a container that has none; else nothing."""
+    if case.reading is None or case.container.devices or case.container.pod_devices:
+        return ()
+    return [i for i, count in case.reading.devices.items() if count]
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
@@ -240,41 +245,14 @@ def check_pod_affinity(
     sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
     always let it.
     """
-    machine, demand, policy = case.machine, case.demand, case.policy
-    affinity = record.affinity or NO_NUMA_NODES
-    here = numa_text(affinity)
-    near_list = None if table.listed_mems is None else cpu_nodes_near(machine, table.listed_mems)
-    wrong = few = ""
-    if policy is Policy.SINGLE_NUMA_NODE and len(affinity) > 1:
-        wrong = "which is not one NUMA node"
-    elif policy is Policy.RESTRICTED and not record.affinity_is_preferred:
-        wrong = "which is wider than an empty machine would need"
-    elif policy in STRICT_POLICIES and not _is_nested_with_listed_nodes(near_list, affinity):
-        wrong = f"which is not where numamem {table.listed_mems} is"
-    elif (
-        policy is Policy.RESTRICTED
-        and case.uses_kubelet_rules
-        and demand.exclusive_cpus
-        and not _is_preferred_affinity(case, table, affinity)
-    ):
-        # Its first container had a fraction, so these CPUs were not known then.
-        wrong = "more NUMA nodes than its CPUs need on an empty machine"
-    elif policy is Policy.RESTRICTED and case.uses_kubelet_rules and demand.exclusive_cpus:
-        # They may come from all of its sockets, and would have had to fit there beforehand.
-        has = union_cpus(case.state.allocations[i].cpus for i in record.containers)
-        back = len(has & machine.topology.cpus_of(affinity)) - len(has)
-        have = back + sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
-        if have < demand.exclusive_cpus:
-            need = exclusive_cpu_count_text(demand.exclusive_cpus)
-            few = shortage_clause("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
-    elif policy in STRICT_POLICIES and not demand.exclusive_cpus and not case.uses_kubelet_rules:
-        have = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
-        if have < demand.cpu_milli:
-            few = shortage_clause(
-                "cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}"
-            )
-    if wrong or few:
-        first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
+    policy, affinity = case.policy, record.affinity or NO_NUMA_NODES
+    if policy not in STRICT_POLICIES:
+        return None
+    misfit = _pod_affinity_misfit(case, table, record, affinity)
+    shortage = "" if misfit else _pod_affinity_shortage(case, table, record, affinity)
+    if misfit or shortage:
+        here = numa_text(affinity)
+        first = shortage or f"policy {policy}: its pod was placed on {here}, {misfit}"
         return Rejection(
             reason="TopologyAffinityError",
             message=f"{case.message_subject}: {first}; it needs "
@@ -286,17 +264,76 @@ def check_pod_affinity(
     return None
 
 
-def _is_nested_with_listed_nodes(near_list: NUMASet | None, affinity: NUMASet) -> bool:
-    return near_list is None or affinity <= near_list or near_list <= affinity
+def _has_kubelet_cpus(case: PlacementRequest) -> bool:
+    """True for exclusive CPUs by the kubelet's rules, which may come from whole sockets."""
+    return case.uses_kubelet_rules and case.demand.exclusive_cpus > 0
+
+
+def _pod_affinity_misfit(
+    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
+) -> str:
+    """Say what the policy has against the pod's NUMA nodes, however much is free there."""
+    restricted = case.policy is Policy.RESTRICTED
+    misfits = (
+        (not restricted and len(affinity) > 1, "which is not one NUMA node"),
+        (
+            restricted and not record.affinity_is_preferred,
+            "which is wider than an empty machine would need",
+        ),
+        (
+            not _is_nested_with_listed_nodes(case, table, affinity),
+            f"which is not where numamem {table.listed_mems} is",
+        ),
+        (
+            # Its first container had a fraction, so these CPUs were not known then.
+            restricted
+            and _has_kubelet_cpus(case)
+            and not _is_preferred_affinity(case, table, affinity),
+            "more NUMA nodes than its CPUs need on an empty machine",
+        ),
+    )
+    return next((text for is_misfit, text in misfits if is_misfit), "")
+
+
+def _pod_affinity_shortage(
+    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
+) -> str:
+    """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
+    demand, here = case.demand, numa_text(affinity)
+    if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
+        # They may come from all of its sockets, and would have had to fit there beforehand.
+        held = union_cpus(case.state.allocations[i].cpus for i in record.containers)
+        free_count = len(held & case.machine.topology.cpus_of(affinity)) - len(held)
+        free_count += sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
+        if free_count < demand.exclusive_cpus:
+            need = exclusive_cpu_count_text(demand.exclusive_cpus)
+            free_text = f"{max(0, free_count)} free for exclusive use on {here}"
+            return shortage_clause("cpu", need, free_text)
+    elif not (demand.exclusive_cpus or case.uses_kubelet_rules):
+        milli = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
+        if milli < demand.cpu_milli:
+            free_text = f"{human_milli(milli)} free on {here}"
+            return shortage_clause("cpu", human_milli(demand.cpu_milli), free_text)
+    return ""
+
+
+def _is_nested_with_listed_nodes(
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet
+) -> bool:
+    """True without listed memory, and if the CPUs near it are inside the affinity, or around it."""
+    if table.listed_mems is None:
+        return True
+    near_list = cpu_nodes_near(case.machine, table.listed_mems)
+    return affinity <= near_list or near_list <= affinity
 
 
 def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
-    """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
-    whole = replace(case, demand=pod_demand(case.pod, case.demand))
-    cpus = cpu_provider(whole, table)
-    return compute_hints([cpus], case.machine.alignable_nodes, SearchBudget())[0].prefers_width(
-        affinity.bits
+    """True if the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
+    pod_case = replace(case, demand=pod_demand(case.pod, case.demand))
+    (hints,) = compute_hints(
+        [cpu_provider(pod_case, table)], case.machine.alignable_nodes, SearchBudget()
     )
+    return hints.prefers_width(affinity.bits)
 
 
 def memory_rejection(

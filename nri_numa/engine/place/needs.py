@@ -40,7 +40,14 @@ from nri_numa.engine.request.demand import (
 )
 from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import count_text, human_milli, inflect_for_ids, join_words, numa_text
+from nri_numa.model.machine import (
+    Topology,
+    count_text,
+    human_milli,
+    inflect_for_ids,
+    join_words,
+    numa_text,
+)
 from nri_numa.model.settings import IsolatedCPUs
 from nri_numa.model.workload import (
     SMT,
@@ -392,10 +399,15 @@ def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> st
     single = case.policy is Policy.SINGLE_NUMA_NODE
     if (max(left) if single else sum(left)) >= case.demand.memory_bytes:
         return ""
-    amount = sum(machine.topology.numa_nodes[i].memory_bytes for i in outside)
+    return f"; {excluded_memory_text(machine.topology, outside)}"
+
+
+def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
+    """``memory-only NUMA node 2 (memory tier 4) with 64 GiB is not allowed (…)``."""
+    amount = sum(topology.numa_nodes[i].memory_bytes for i in numa_nodes)
     return (
-        f"; {tier_text(machine.topology, outside)} with {human_bytes(amount)} "
-        f"{inflect_for_ids(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
+        f"{tier_text(topology, numa_nodes)} with {human_bytes(amount)} "
+        f"{inflect_for_ids(numa_nodes, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
     )
 
 

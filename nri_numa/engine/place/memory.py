@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from nri_numa.engine.align.hints import (
     AmountsByNode,
     DistanceSums,
-    HintDemand,
     HintMerge,
     MaskOrder,
     MaskRequirement,
@@ -44,7 +43,7 @@ from nri_numa.engine.decision import (
     cpu_nodes_of,
 )
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, ContainerKind, NodeState
+from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
@@ -53,7 +52,6 @@ from nri_numa.model.workload import (
     MemoryPolicySetting,
     OnFailure,
     PlacementOptions,
-    Policy,
     QoSClass,
 )
 
@@ -261,32 +259,6 @@ def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
         near = cpu_nodes_of(machine.topology, i) & with_cpus
         found = found | (near or closest_nodes({j: distance(j, i) for j in with_cpus}))
     return found
-
-
-def restrict_cpu_demand_to_nodes(
-    demands: Sequence[HintDemand], place: NUMASet, policy: Policy
-) -> list[HintDemand]:
-    """Keep the demand for CPUs near the listed memory, where the policy is strict.
-
-    CPUs and memory together are then no wider than they would be on an empty machine: inside
-    ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
-    are not strict only order NUMA nodes (`rank_nodes_by_distance`).
-    """
-    return [
-        _demand_within(demand, place)
-        if policy in STRICT_POLICIES
-        and isinstance(demand, ResourceDemand)
-        and demand.resource == "cpu"
-        else demand
-        for demand in demands
-    ]
-
-
-def _demand_within(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
-    if sum(demand.capacity.get(i, 0) for i in place) < demand.need:
-        return replace(demand, required=demand.required | place)
-    inside = {i: amount for i, amount in demand.free_amounts.items() if i in place}
-    return replace(demand, free_amounts=inside)
 
 
 def rank_nodes_by_distance(

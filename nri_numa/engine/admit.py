@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_pool_floor
-from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import (
     NO_DEMAND,
     Admitted,
@@ -29,13 +29,8 @@ from nri_numa.engine.decision import (
     Rejected,
     Released,
 )
-from nri_numa.engine.others import (
-    KeepGrant,
-    OverrideGrant,
-    is_shared_pool_cpuset,
-    keep_or_override_grant,
-    parse_foreign_cpuset,
-)
+from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
+from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy

@@ -18,7 +18,7 @@ from nri_numa.engine.explain.explanation import (
     WIDENED_OUTCOME,
     ExplanationDocument,
 )
-from nri_numa.engine.others import RESERVATION_KIND
+from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text

@@ -42,7 +42,7 @@ from nri_numa.engine.cpus.allocator import (
     classify_sibling_loads,
 )
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     yielding_list_cpus,

@@ -22,7 +22,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
-from nri_numa.engine.others import parse_foreign_cpuset
+from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import charge_nodes
 from nri_numa.engine.place.needs import exclusive_cpu_count_text

@@ -8,6 +8,7 @@ lets it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -48,7 +49,7 @@ class KeepGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverrideGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """We place the container although the kubelet granted it something.
+    """The engine places the container although the kubelet granted it something.
 
     Attributes:
         warnings: what the kubelet goes on believing.
@@ -60,6 +61,26 @@ class OverrideGrant(msgspec.Struct, frozen=True, kw_only=True):
     cpus: CPUSet = NO_CPUS
 
 
+class _Grant(msgspec.Struct, frozen=True):
+    """CPUs and memory nodes that the kubelet's static managers granted one container."""
+
+    cpus: CPUSet
+    mems: NUMASet
+
+    @property
+    def text(self) -> str:
+        """What it holds: ``CPUs 2-3 and memory of NUMA node 0``."""
+        parts = [cpus_text(self.cpus)] if self.cpus else []
+        if self.mems:
+            parts.append(f"memory of {numa_text(self.mems)}")
+        return " and ".join(parts)
+
+    @property
+    def reason(self) -> str:
+        """Why the container is the kubelet's, one clause."""
+        return f"the kubelet granted it {self.text} by its static policy"
+
+
 def keep_or_override_grant(
     topology: Topology,
     settings: Settings,
@@ -68,56 +89,62 @@ def keep_or_override_grant(
     container: Container,
     requested: PlacementOptions,
 ) -> KeepGrant | OverrideGrant | Rejection | None:
-    """Say whose a container is.
+    """Decide whether a container stays as the kubelet has it.
 
-    None for a container that the kubelet granted nothing to, or nothing that matters: it is like
-    any other. A `Rejection` where the pod insists on a list and may not.
+    None for a container that the kubelet granted nothing relevant: it is like any other. A
+    `Rejection` if the pod insists on a list and may not.
     """
-    cpus = grants.cpus_of(pod.uid, container.name, container.id)
-    mems = grants.mems_of(pod.uid, container.name)
-    if not cpus and not mems:
+    grant = _Grant(
+        grants.cpus_of(pod.uid, container.name, container.id),
+        grants.mems_of(pod.uid, container.name),
+    )
+    if not grant.cpus and not grant.mems:
         return None
     if requested.is_unpinned:
-        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems)) if cpus else None
-    if cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
+        return KeepGrant(reason=grant.reason) if grant.cpus else None
+    if grant.cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
         return _resolve_claim_grant(
-            topology, settings, pod, container, requested, requested.slots, cpus, mems
+            topology, settings, pod, container, requested, requested.slots, grant
         )
-    listed = {
-        key: text
-        for key, text in (("numacpu", requested.numacpu), ("numamem", requested.numamem))
-        if text is not None
-    }
-    if not listed:
-        return _resolve_grant_without_list(cpus, mems, requested)
-    against = [
+    if requested.numacpu is None and requested.numamem is None:
+        return _resolve_grant_without_list(grant, requested)
+    conflicts = [
         key
-        for key, granted, wanted in (
-            ("numacpu", cpus, requested.listed_cpus),
-            ("numamem", mems, requested.listed_mems),
+        for key, granted, listed in (
+            ("numacpu", grant.cpus, requested.listed_cpus),
+            ("numamem", grant.mems, requested.listed_mems),
         )
-        if key in listed and granted and wanted != granted
+        if getattr(requested, key) is not None and granted and listed != granted
     ]
-    if not against:
-        return _resolve_grant_with_matching_list(cpus, mems, requested)
-    believes = f"the kubelet granted it {_grant_text(cpus, mems)} and goes on believing so"
-    by_pod = all(is_from_annotation(requested, key) for key in against)
+    if not conflicts:
+        return _resolve_grant_with_matching_list(grant, requested)
+    return _resolve_list_conflict(settings, pod, container, requested, grant, conflicts)
+
+
+def _resolve_list_conflict(
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+    grant: _Grant,
+    keys: Sequence[str],
+) -> KeepGrant | OverrideGrant | Rejection:
+    """The lists of these keys name other CPUs or memory nodes than the kubelet granted."""
+    key = keys[0]
+    by_pod = all(is_from_annotation(requested, key) for key in keys)
     if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
-        kept = _list_granted_cpus(requested, cpus)
-        wants = " and ".join(f"{key} {listed[key]}" for key in against)
-        return OverrideGrant(
-            requested=kept, warnings=(f"{wants} overrides the kubelet: {believes}",)
+        lists = " and ".join(f"{key} {getattr(requested, key)}" for key in keys)
+        warning = (
+            f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and goes on "
+            "believing so"
         )
-    key = against[0]
-    source = requested.sources.get(key, key)
-    expected = (
-        "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
-    ) + ", or a container that the kubelet grants nothing to"
-    wanted = mems if key == "numamem" else cpus
+        return OverrideGrant(requested=_list_granted_cpus(requested, grant), warnings=(warning,))
+    expected = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
     text = (
-        f"{key} is {quote_value(listed[key])} ({source}), but the kubelet granted it "
-        f"{_grant_text(cpus, mems)} by its static policy, and kubelet.override is "
-        f"{settings.kubelet_override}; expected {key} {wanted}, {expected}"
+        f"{key} is {quote_value(getattr(requested, key))} ({requested.sources.get(key, key)}), "
+        f"but {grant.reason}, and kubelet.override is {settings.kubelet_override}; expected {key} "
+        f"{grant.mems if key == 'numamem' else grant.cpus}, {expected}, or a container that the "
+        "kubelet grants nothing to"
     )
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
         return Rejection(
@@ -125,7 +152,7 @@ def keep_or_override_grant(
             message=f"{container_subject(pod, container)}: {text}",
             rule="what the kubelet granted stays the kubelet's",
         )
-    return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
+    return KeepGrant(reason=grant.reason, warnings=(text,))
 
 
 def _resolve_claim_grant(
@@ -135,22 +162,17 @@ def _resolve_claim_grant(
     container: Container,
     requested: PlacementOptions,
     slots: Slots,
-    cpus: CPUSet,
-    mems: NUMASet,
+    grant: _Grant,
 ) -> KeepGrant | OverrideGrant | Rejection:
     """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
-    if topology.cpu_count_by_node(cpus) == slots.by_node:
-        return OverrideGrant(requested=requested, cpus=cpus)
-    has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
-    text = (
-        f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {has}, but the kubelet "
-        "granted it "
-        f"{_grant_text(cpus, mems)} by its static policy"
-    )
+    if topology.cpu_count_by_node(grant.cpus) == slots.by_node:
+        return OverrideGrant(requested=requested, cpus=grant.cpus)
+    counts = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
+    text = f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {counts}, but {grant.reason}"
     if settings.kubelet_override is KubeletOverride.ANNOTATED:
         return OverrideGrant(requested=requested, warnings=(f"{text} and goes on believing so",))
     if requested.on_failure is OnFailure.UNPINNED:
-        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
+        return KeepGrant(reason=grant.reason, warnings=(text,))
     return Rejection(
         reason="KubeletPinned",
         message=f"{container_subject(pod, container)}: {text}, and kubelet.override is "
@@ -161,67 +183,55 @@ def _resolve_claim_grant(
 
 
 def _resolve_grant_without_list(
-    cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
+    grant: _Grant, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
     """Asked for by policy: no list names what the container must have."""
     keys = ", ".join(k for k in ("policy", "cpus", "bind", "smt") if k in requested.explicit_keys)
     keys = keys or "what is asked for"
-    if cpus:
-        text = f"{keys}: not followed, since the kubelet granted it {_grant_text(cpus, mems)}"
-        return KeepGrant(reason=kubelet_grant_reason_text(cpus, mems), warnings=(text,))
+    if grant.cpus:
+        text = f"{keys}: not followed, since the kubelet granted it {grant.text}"
+        return KeepGrant(reason=grant.reason, warnings=(text,))
     if requested.bind is Bind.CPU:
         return OverrideGrant(requested=requested)
-    text = f"{keys}: for CPUs only, since the kubelet granted it {_grant_text(cpus, mems)}"
+    text = f"{keys}: for CPUs only, since the kubelet granted it {grant.text}"
     return OverrideGrant(requested=replace(requested, bind=Bind.CPU), warnings=(text,))
 
 
 def _resolve_grant_with_matching_list(
-    cpus: CPUSet, mems: NUMASet, requested: PlacementOptions
+    grant: _Grant, requested: PlacementOptions
 ) -> KeepGrant | OverrideGrant:
-    """No list says otherwise than the kubelet, as far as it granted the like."""
-    if cpus and (requested.numamem is None or mems):
-        return KeepGrant(reason=f"{kubelet_grant_reason_text(cpus, mems)}, as listed")
-    return OverrideGrant(requested=_list_granted_cpus(requested, cpus))
+    """No list contradicts the kubelet, for the resources that it granted."""
+    if grant.cpus and (requested.numamem is None or grant.mems):
+        return KeepGrant(reason=f"{grant.reason}, as listed")
+    return OverrideGrant(requested=_list_granted_cpus(requested, grant))
 
 
-def _list_granted_cpus(requested: PlacementOptions, cpus: CPUSet) -> PlacementOptions:
-    """Memory alone is listed: its CPUs are those that the kubelet granted."""
-    if requested.numacpu is not None or not cpus:
+def _list_granted_cpus(requested: PlacementOptions, grant: _Grant) -> PlacementOptions:
+    """List the granted CPUs if memory alone is listed."""
+    if requested.numacpu is not None or not grant.cpus:
         return requested
     return replace(
         requested,
-        numacpu=str(cpus),
-        listed_cpus=cpus,
+        numacpu=str(grant.cpus),
+        listed_cpus=grant.cpus,
         cpus=None if requested.cpus is CPUMode.EXCLUSIVE else requested.cpus,
         sources={**requested.sources, "numacpu": _GRANT_SOURCE},
     )
 
 
-def _grant_text(cpus: CPUSet, mems: NUMASet) -> str:
-    parts = [cpus_text(cpus)] if cpus else []
-    if mems:
-        parts.append(f"memory of {numa_text(mems)}")
-    return " and ".join(parts)
-
-
-def kubelet_grant_reason_text(cpus: CPUSet, mems: NUMASet) -> str:
-    """Why it is the kubelet's, one clause."""
-    return f"the kubelet granted it {_grant_text(cpus, mems)} by its static policy"
-
-
 def grant_holders(state: NodeState, cpus: CPUSet) -> list[str]:
-    """Who has some of these CPUs by a grant, each as far as it is known here."""
+    """Containers or pods that were granted some of these CPUs, by name if it is known here."""
     names = {(a.pod_uid, a.container): a.full_name for a in state.allocations.values()}
     pods = {a.pod_uid: f"pod {a.namespace}/{a.pod}" for a in state.allocations.values()}
-    found = [
+    holders = [
         names.get(holder) or f"container {' of pod UID '.join(filter(None, reversed(holder)))}"
         for holder, granted in state.kubelet.cpus.items()
         if granted & cpus
     ]
-    if not found:
-        found = [
+    if not holders:
+        holders = [
             pods.get(uid, f"pod UID {uid}")
             for uid, granted in state.kubelet.pods.items()
             if granted & cpus
         ]
-    return sorted(found)
+    return sorted(holders)

@@ -458,7 +458,9 @@ class StateBuilder:
 
     def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
-        record = self.pods.get(a.pod_uid) or PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
+        record = self.pods.get(a.pod_uid) or PodRecord(
+            uid=a.pod_uid, pod_id=a.pod_id, containers=frozenset({a.container_id})
+        )
         self._update_sums(a, record, 1)
         self._allocations[a.container_id] = a
         if a.container_id not in record.containers:
@@ -500,7 +502,8 @@ class StateBuilder:
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Add a container to every sum (1), or subtract it (-1)."""
         is_list_counted = a.exclusive and _is_list_shared_in_pod(self._allocations, record, a)
-        self._update_cpus(a, sign, is_list_counted=is_list_counted)
+        if a.exclusive or a.kind is ContainerKind.LISTED:
+            self._update_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
             bits = a.foreign_cpus.bits
             self._foreign[bits] = self._foreign.get(bits, 0) + sign
@@ -514,44 +517,44 @@ class StateBuilder:
                 del self._charges[numa_node]
         key = shared_group_key(a)
         if key is not None:
-            self._update_group(key, a.container_id, sign)
+            members = self._members.get(key)
+            if members is None:
+                members = self._members[key] = dict(self._groups.get(key, {}))
+            if sign > 0:
+                members[a.container_id] = None
+            else:
+                del members[a.container_id]
+            self._groups[key] = members
+            if not members:
+                del self._groups[key]
 
     def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
-        """Exclusive CPUs, idle siblings and CPUs of lists.
+        """Exclusive CPUs with their idle siblings, and CPUs of lists.
 
         With ``is_list_counted`` another container of its pod owns the same list.
         """
         if a.exclusive:
             if not is_list_counted:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
-        elif a.kind is ContainerKind.LISTED and a.blocks_exclusive:
+            if a.idle_siblings:
+                idle, siblings = self._idle, a.idle_siblings
+                self._idle = idle | siblings if sign > 0 else idle - siblings
+        elif not a.yields_to_exclusive:
             if sign > 0:
                 self._listed[a.container_id] = a.cpus
             else:
                 del self._listed[a.container_id]
-        if a.idle_siblings:
-            self._idle = self._idle | a.idle_siblings if sign > 0 else self._idle - a.idle_siblings
-
-    def _update_group(self, key: int, container_id: str, sign: int) -> None:
-        """Members of a group that follows the shared pool, in the order they came."""
-        members = self._members.get(key)
-        if members is None:
-            members = self._members[key] = dict(self._groups.get(key, {}))
-        if sign > 0:
-            members[container_id] = None
-        else:
-            del members[container_id]
-        self._groups[key] = members
-        if not members:
-            del self._groups[key]
 
 
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    others = record.containers - {allocation.container_id}
-    mine = allocation.exclusive_list
-    return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
+    """True if another container of the pod owns the same CPUs."""
+    return any(
+        i in allocations and allocations[i].exclusive_list == allocation.exclusive_list
+        for i in record.containers
+        if i != allocation.container_id
+    )
 
 
 def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:

@@ -85,7 +85,7 @@ MOVABLE_LIST_WARNING: Final = (
 )
 
 
-def admit(
+def admit(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
@@ -371,7 +371,7 @@ def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> 
     return state
 
 
-def restore_pod_reservation(
+def restore_pod_reservation(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     kept: Iterable[Allocation],

@@ -324,7 +324,7 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
             enough = [e and total >= need for e, total in zip(enough, sums, strict=True)]
         return [m for m in compress(masks, enough) if m]
 
-    def _search_mask(
+    def _search_mask(  # noqa: C901 - mathematics, held to an oracle
         self, nodes: list[int], choose: int, distances: DistanceSums | None, steps: SearchBudget
     ) -> int | None:
         """A close mask on a machine with too many to look at each.
@@ -730,7 +730,9 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
         among = [m for m in masks if m.bit_count() == width]
         return select_mask(among, self.order, self.distances), False
 
-    def preferred_mask(self, but: frozenset[int] = frozenset()) -> int | None:
+    def preferred_mask(  # noqa: C901 - mathematics, held to an oracle
+        self, but: frozenset[int] = frozenset()
+    ) -> int | None:
         """The best mask that every list prefers, None when there is none; without those in ``but``.
 
         Preferred masks of a list have one width, with socket alignment several.

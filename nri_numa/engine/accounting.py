@@ -35,7 +35,7 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import NodeModel, PlacementRequest
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     holder_list_text,

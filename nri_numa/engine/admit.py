@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_pool_floor
-from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import (
     NO_DEMAND,
     Admitted,
@@ -30,13 +30,8 @@ from nri_numa.engine.decision import (
     Released,
     UnalignedRejection,
 )
-from nri_numa.engine.others import (
-    KeepGrant,
-    OverrideGrant,
-    is_shared_pool_cpuset,
-    keep_or_override_grant,
-    parse_foreign_cpuset,
-)
+from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
+from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
@@ -90,7 +85,7 @@ MOVABLE_LIST_WARNING: Final = (
 )
 
 
-def admit(
+def admit(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
@@ -380,7 +375,7 @@ def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> 
     return state
 
 
-def restore_pod_reservation(
+def restore_pod_reservation(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     kept: Iterable[Allocation],

@@ -162,7 +162,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine and how to use it; tables that many decisions need are worked out once.
 
     Attributes:
-        key: signs what is written on containers (`nri_numa.engine.adopt`); empty signs
+        key: signs what is written on containers (`nri_numa.engine.assigned`); empty signs
             nothing.
     """
 

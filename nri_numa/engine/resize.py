@@ -41,15 +41,14 @@ from nri_numa.engine.decision import (
     Resized,
     UnalignedRejection,
 )
-from nri_numa.engine.others import (
-    OverrideGrant,
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     is_list_of_same_set,
-    keep_or_override_grant,
     parse_foreign_cpuset,
     reclassify_cpuset,
     to_kubelet_allocation,
 )
+from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.explicit import (
     exclusive_list_sharers,
     is_yielding_list,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidates
 from nri_numa.engine.admit import admit, pool_updates, unpinned_allocation
-from nri_numa.engine.adopt import ASSIGNED_KEY, adopt_assignment, is_signed
+from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.decision import (
     Decision,
     DecisionTrace,
@@ -30,7 +30,7 @@ from nri_numa.engine.decision import (
     Resynced,
     RunningAdmission,
 )
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     is_list_of_same_set,
     is_shared_pool_cpuset,
     parse_foreign_cpuset,
@@ -209,7 +209,7 @@ def _compare_quota(allocation: Allocation, real: ActualCgroup) -> tuple[int | No
 _NO_TIME_TEXT = "no time was left yet"
 
 
-def rebuild_node_state(
+def rebuild_node_state(  # noqa: C901 - not cut yet
     machine: NodeModel,
     prior: NodeState,
     pods: PodTable | Iterable[PodSandbox],

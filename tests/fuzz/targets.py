@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.adopt import sign_document
+from nri_numa.engine.assigned import sign_document
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.state import NodeState

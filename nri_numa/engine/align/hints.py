@@ -328,7 +328,7 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
             flags = [flag and total >= need for flag, total in zip(flags, sums, strict=True)]
         return [m for m in compress(masks, flags) if m]
 
-    def _search_mask(
+    def _search_mask(  # noqa: C901 - mathematics, held to an oracle
         self, nodes: list[int], choose: int, distances: DistanceSums | None, budget: SearchBudget
     ) -> int | None:
         """A close mask on a machine with too many to look at each.
@@ -910,8 +910,10 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
         narrowest_masks = [m for m in masks if m.bit_count() == width]
         return select_mask(narrowest_masks, self.order, self.distances), False
 
-    def preferred_mask(self, excluded: frozenset[int] = frozenset()) -> int | None:
-        """The best mask that every list prefers, None when there is none; without those in ``but``.
+    def preferred_mask(  # noqa: C901 - mathematics, held to an oracle
+        self, excluded: frozenset[int] = frozenset()
+    ) -> int | None:
+        """The best mask that every list prefers, but for the excluded ones; None without one.
 
         Preferred masks of a list have one width, with socket alignment several.
         """

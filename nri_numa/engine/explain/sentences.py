@@ -19,7 +19,7 @@ from nri_numa.engine.explain.explanation import (
     WIDENED_OUTCOME,
     ExplanationDocument,
 )
-from nri_numa.engine.others import RESERVATION_KIND
+from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
@@ -142,59 +142,79 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 
 
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
-    outcome, summary = document["outcome"], document["summary"]
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if outcome == REFUSED_OUTCOME:
-        refusal = document["refusal"]
-        yield _to_sentence(f"Refused ({refusal['reason']}): {_strip_subject(document, summary)}")
-        if refusal["rule"]:
-            yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
-        if document.get("otherVersion"):
-            yield f"{_OTHER_VERSION_TEXT}."
+    if document["outcome"] == REFUSED_OUTCOME:
+        yield from _refusal_sentences(document)
         return
     result = document["result"]
-    kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
+    kind = result["kind"]
     if kind == RESERVATION_KIND:
-        has = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
-        has += [f"memory of {numa_text(mems)}"] if mems else []
-        yield f"It does not run, and has {join_words(has)}, {summary}."
+        yield _reservation_sentence(document)
         return
     if kind == "foreign":
-        yield _to_sentence(f"It is left alone: {summary}")
+        yield _to_sentence(f"It is left alone: {document['summary']}")
     elif kind == "unbound":
-        if outcome == UNPINNED_OUTCOME:
-            why = summary.removeprefix("not pinned: ")
-            yield f"It could not be pinned as asked ({why}), and was started without being pinned."
-        else:
-            yield _to_sentence(f"It is {summary}")
-        if cpus:
-            yield f"It runs on {cpus_text(cpus)}, which no container has for itself."
-        if mems:
-            yield f"Its memory comes from {numa_text(mems)}."
+        yield from _unpinned_sentences(document)
     else:
-        alone = "exclusive " if kind == "exclusive" else ""
-        what = ", shared with others" if kind == "shared" else ""
-        memory = f", with memory of {numa_text(mems)}" if mems else ""
-        yield f"It runs on {alone}{cpus_text(cpus)}{what}{memory}."
-        if result["idle"]:
-            yield (
-                f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
-                "runs on its cores."
-            )
-        if SHORTFALL_TEXT in summary:
-            yield "It has less than it asks for since it was resized: no more was free there."
-        elif outcome == WIDENED_OUTCOME:
-            yield "This is a wider place than ideal."
-        elif kind != "explicit":
-            yield _PREFERRED_TEXT
+        yield from _pinned_sentences(document)
     if mode := result.get("mempolicy"):
-        what = _OPTION_VALUE_TEXTS["mempolicy", mode]
-        yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
+        text = _OPTION_VALUE_TEXTS["mempolicy", mode]
+        yield f"The runtime was asked to start it with the memory policy {mode}: {text}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
     elif not document["traced"] and kind not in ("unbound", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
+
+
+def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
+    refusal, message = document["refusal"], _strip_subject(document, document["summary"])
+    yield _to_sentence(f"Refused ({refusal['reason']}): {message}")
+    if refusal["rule"]:
+        yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
+    if document.get("otherVersion"):
+        yield f"{_OTHER_VERSION_TEXT}."
+
+
+def _reservation_sentence(document: ExplanationDocument) -> str:
+    result = document["result"]
+    cpus, mems = result["cpus"], result["mems"]
+    parts = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
+    parts += [f"memory of {numa_text(mems)}"] if mems else []
+    return f"It does not run, and has {join_words(parts)}, {document['summary']}."
+
+
+def _unpinned_sentences(document: ExplanationDocument) -> Iterator[str]:
+    summary, result = document["summary"], document["result"]
+    if document["outcome"] == UNPINNED_OUTCOME:
+        why = summary.removeprefix("not pinned: ")
+        yield f"It could not be pinned as asked ({why}), and was started without being pinned."
+    else:
+        yield _to_sentence(f"It is {summary}")
+    if result["cpus"]:
+        yield f"It runs on {cpus_text(result['cpus'])}, which no container has for itself."
+    if result["mems"]:
+        yield f"Its memory comes from {numa_text(result['mems'])}."
+
+
+def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
+    result = document["result"]
+    kind = result["kind"]
+    cpus = f"{'exclusive ' if kind == 'exclusive' else ''}{cpus_text(result['cpus'])}"
+    sharing = ", shared with others" if kind == "shared" else ""
+    memory = f", with memory of {numa_text(result['mems'])}" if result["mems"] else ""
+    yield f"It runs on {cpus}{sharing}{memory}."
+    if result["idle"]:
+        yield (
+            f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
+            "runs on its cores."
+        )
+    if SHORTFALL_TEXT in document["summary"]:
+        yield "It has less than it asks for since it was resized: no more was free there."
+    elif document["outcome"] == WIDENED_OUTCOME:
+        yield "This is a wider place than ideal."
+    elif kind != "explicit":
+        yield _PREFERRED_TEXT
 
 
 def _request_sentences(document: ExplanationDocument) -> Iterator[str]:

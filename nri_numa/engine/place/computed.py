@@ -48,7 +48,7 @@ from nri_numa.engine.decision import (
     UnalignedRejection,
     tier_text,
 )
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     yielding_list_cpus,

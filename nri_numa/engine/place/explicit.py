@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
-from nri_numa.engine.others import grant_holders
+from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value

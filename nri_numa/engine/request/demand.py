@@ -130,90 +130,145 @@ def compute_demand(
     """
     resources = container.resources
     notes: list[str] = []
-    request = cpu_request_milli(resources, notes)
-    limit = cpu_limit_milli(resources, notes)
-    milli = limit or request
-    saturated = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if saturated and resources.cpu_shares == MAX_CPU_SHARES:  # above, it was said already
-        notes.append(_shares_limit_text(pod))
-    exclusive = 0
-    ignored = ""
-    paid = requested_cpu_milli(pod, resources, others)
+    size = _read_cpu_size(pod, resources, others, notes)
+    exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
-        whole = milli > 0 and milli % 1000 == 0
-        if requested.cpus is CPUMode.EXCLUSIVE:
-            if requested.slots is not None:
-                exclusive = requested.slots.count
-            elif whole:
-                exclusive = milli // 1000
-            elif "cpus" in requested.explicit_keys:
-                return _fractional_rejection(requested, milli)
-        elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
-            exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
-        if requested.slots is None and uses_pod_resources(pod, requested, milli) and paid >= 1000:
-            exclusive = min(exclusive, paid // 1000)  # what others of its pod leave
-        if requested.cpus is None and 1000 * exclusive > paid:
-            notes.append(f"it shares CPUs: {_requested_text(paid, exclusive)}")
-            exclusive = 0
-        if exclusive and saturated and requested.slots is None:
-            if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.explicit_keys:
-                return _unknown_cpus_rejection(pod)
-            exclusive = 0
-        # How much more than 256 CPUs a request pays for is not given, and slots were counted.
-        counted = saturated and requested.slots is not None
-        if 1000 * exclusive > paid and not requested.unrequested_cpus and not counted:
-            if "cpus" in requested.explicit_keys and not (
-                requested.ignores_denied and requested.is_from_annotation("cpus")
-            ):
-                return _unrequested_rejection(requested, paid, exclusive)
-            ignored = f"cpus: exclusive is ignored: {_requested_text(paid, exclusive)}"
-            notes.append(ignored)
-            exclusive = 0
-        if owning and not exclusive:
+        decided = _count_exclusive_cpus(pod, container, requested, size, notes)
+        if isinstance(decided, Rejection):
+            return decided
+        exclusive_cpus, ignored = decided
+        if not exclusive_cpus and _requires_whole_cores(requested):
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    size, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
-    allocated = requested_memory(pod, container, capacity_bytes, size, others)
-    need, memory = milli, size
+    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
+    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, others)
+    cpu_milli, memory_bytes = size.milli, own_bytes
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
-        need, memory = min(milli, paid), allocated
-    if allocated < size:
-        notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
+        cpu_milli, memory_bytes = min(size.milli, size.requested_milli), allocated
+    if allocated < own_bytes:
+        notes.append(
+            f"{allocated} of {own_bytes} bytes of memory are allocated: what the request is"
+        )
     return Demand(
-        cpu_milli=need,
-        cpu_is_lower_bound=saturated,
-        exclusive_cpus=exclusive,
-        memory_bytes=memory,
+        cpu_milli=cpu_milli,
+        cpu_is_lower_bound=size.is_lower_bound,
+        exclusive_cpus=exclusive_cpus,
+        memory_bytes=memory_bytes,
         hugepages=hugepage_demand(resources, notes) if resources.hugepages else {},
-        cpu_source="limit" if limit else "request" if request else "none",
+        cpu_source=size.source,
         memory_source=memory_source,
         notes=tuple(notes),
-        cpu_requested_milli=paid,
-        pod_requested_milli=_pod_requested_milli(pod, paid, others)
+        cpu_requested_milli=size.requested_milli,
+        pod_requested_milli=_pod_requested_milli(pod, size.requested_milli, others)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
-        own_cpu_milli=milli,
-        own_memory_bytes=size,
+        own_cpu_milli=size.milli,
+        own_memory_bytes=own_bytes,
         ignored=ignored,
     )
 
 
+class _CPUSize(msgspec.Struct, frozen=True):
+    """Size of a container in thousandths of a CPU.
+
+    Attributes:
+        milli: its limit, else its request, as ``source`` says; 0 without either.
+        requested_milli: what its request pays for.
+        is_lower_bound: it may be more: shares cannot tell more than 256 CPUs.
+    """
+
+    milli: int
+    source: str
+    requested_milli: int
+    is_lower_bound: bool
+
+
+def _read_cpu_size(
+    pod: PodSandbox, resources: Resources, others: Charge, notes: list[str]
+) -> _CPUSize:
+    request = cpu_request_milli(resources, notes)
+    limit = cpu_limit_milli(resources, notes)
+    shares = resources.cpu_shares or 0
+    is_lower_bound = not limit and shares >= MAX_CPU_SHARES
+    if is_lower_bound and shares == MAX_CPU_SHARES:  # above, it was said already
+        notes.append(_shares_limit_text(pod))
+    source = "limit" if limit else "request" if request else "none"
+    requested_milli = requested_cpu_milli(pod, resources, others)
+    return _CPUSize(limit or request, source, requested_milli, is_lower_bound)
+
+
+def _count_exclusive_cpus(
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+    size: _CPUSize,
+    notes: list[str],
+) -> tuple[int, str] | Rejection:
+    """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
+    count = _wished_exclusive_cpus(pod, requested, size.milli)
+    if count is None:
+        return _fractional_rejection(requested, size.milli)
+    if not count:
+        return 0, ""
+    whole_cpus = size.requested_milli // 1000
+    if requested.slots is None and whole_cpus and uses_pod_resources(pod, requested, size.milli):
+        count = min(count, whole_cpus)  # what others of its pod leave
+    if requested.cpus is None and count > whole_cpus:
+        notes.append(f"it shares CPUs: {_requested_text(size.requested_milli, count)}")
+        return 0, ""
+    is_explicit = "cpus" in requested.explicit_keys
+    if size.is_lower_bound and requested.slots is None:
+        if requested.cpus is CPUMode.EXCLUSIVE and not is_explicit:
+            return 0, ""
+        return _unknown_cpus_rejection(pod)
+    # How much more than 256 CPUs a request pays for is not given, and slots were counted.
+    if count <= whole_cpus or requested.unrequested_cpus or size.is_lower_bound:
+        return count, ""
+    if is_explicit and not (requested.ignores_denied and requested.is_from_annotation("cpus")):
+        return _unrequested_rejection(requested, size.requested_milli, count)
+    ignored = f"cpus: exclusive is ignored: {_requested_text(size.requested_milli, count)}"
+    notes.append(ignored)
+    return 0, ignored
+
+
+def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
+    """The number of CPUs of a container that would own them; 0 for one that shares.
+
+    None if it insists on exclusive CPUs and its size is no whole number of them.
+    """
+    is_whole = milli > 0 and milli % 1000 == 0
+    if requested.cpus is CPUMode.EXCLUSIVE:
+        if requested.slots is not None:
+            return requested.slots.count
+        if is_whole:
+            return milli // 1000
+        return None if "cpus" in requested.explicit_keys else 0
+    if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
+        return 0
+    is_aligned = requested.policy is not Policy.NONE or _requires_whole_cores(requested)
+    return milli // 1000 if is_aligned else 0
+
+
+def _requires_whole_cores(requested: PlacementOptions) -> bool:
+    """True if it asks for what could not be kept on shared CPUs."""
+    return requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
+
+
 def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
-    """Whether a container of its size has what its pod has, as without resources of its own.
+    """True if a container of this size has what its pod has, as without resources of its own.
 
     Such containers of a pod that is placed as a whole share what others with CPUs of their own
     leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
-    whole = pod_cpu_request_milli(pod)
-    return (
-        pod.qos is QoSClass.GUARANTEED
-        and requested.scope is Scope.POD
-        and requested.numacpu is None
-        and whole is not None
-        and milli >= whole > 0
-    )
+    if (
+        pod.qos is not QoSClass.GUARANTEED
+        or requested.scope is not Scope.POD
+        or requested.numacpu is not None
+    ):
+        return False
+    pod_milli = pod_cpu_request_milli(pod)
+    return pod_milli is not None and milli >= pod_milli > 0
 
 
 def _requested_text(paid: int, count: int) -> str:

@@ -22,6 +22,7 @@ from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.others import foreign_overlaps
 from nri_numa.engine.rebalance import (
@@ -48,7 +49,6 @@ from nri_numa.engine.state import (
     NodeState,
     check_invariants,
     check_step_invariants,
-    effective_cpus,
     shared_group_key,
     union_cpus,
 )
@@ -707,16 +707,16 @@ class Agent:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
         old, state = self.machine, self.state
         self.machine = machine = machine.with_memory_policies(old.memory_policies)
-        before, after = (state.shared_pool(m.topology, m.settings) for m in (old, machine))
+        before, after = (DesiredState(m, state) for m in (old, machine))
         updates: list[ContainerUpdate] = []
         for container_id, a in sorted(state.allocations.items()):
-            had = effective_cpus(a, before, old.topology, state.unavailable_bits)
-            has = effective_cpus(a, after, machine.topology, state.unavailable_bits)
+            had = before.cpuset_of(a)
+            has = after.cpuset_of(a)
             if not has and had and a.kind is ContainerKind.UNPINNED:
-                has = after
+                has = after.pool
             if has and has != had:
                 updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
-        if before != after:
+        if before.pool != after.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
         self.notify_listeners()
@@ -815,7 +815,7 @@ class Agent:
         for container_id in ids:
             del self.widening[container_id]
         meant = [
-            ContainerUpdate(i, self.cpus_of(a) or str(self._shared_pool()))
+            ContainerUpdate(i, self.cpus_of(a) or str(self.desired.pool))
             for i in ids
             if (a := self.state.allocations.get(i)) is not None
             and a.kind is not ContainerKind.FOREIGN
@@ -906,7 +906,12 @@ class Agent:
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
-        return self._cpus_in(self.state, allocation)
+        return str(self.desired.cpuset_of(allocation))
+
+    @property
+    def desired(self) -> DesiredState:
+        """What containers should have at this moment."""
+        return DesiredState(self.machine, self.state, self.narrowed_at)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -1007,7 +1012,7 @@ class Agent:
         if allocation.kind is ContainerKind.FOREIGN:
             return
         cpus, mems = self.cpus_of(allocation), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus or str(self._shared_pool())
+        new_cpus = "" if start.cpus == cpus else cpus or str(self.desired.pool)
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
@@ -1178,12 +1183,8 @@ class Agent:
         self._tasks.add(self._report_foreign_overlaps)
         self._decision_log.log_synchronized(outcome)
 
-    def _shared_pool(self) -> CPUSet:
-        return self.state.shared_pool(self.machine.topology, self.machine.settings)
-
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
-        pool = state.shared_pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology, state.unavailable_bits))
+        return str(DesiredState(self.machine, state).cpuset_of(allocation))
 
 
 class ForeignPins:

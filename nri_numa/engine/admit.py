@@ -29,6 +29,7 @@ from nri_numa.engine.decision import (
     Rejected,
     Released,
 )
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.others import (
     KeepGrant,
     OverrideGrant,
@@ -60,8 +61,6 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     PodRecord,
-    effective_cpus,
-    is_displaced,
     shared_group_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -112,7 +111,7 @@ def admit(
     here and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
-    pool_before = before.shared_pool(machine.topology, machine.settings)
+    pool_before = DesiredState(machine, before).pool
     state = _drop_replaced_allocations(state, pod, container)
     requested = machine.resolve_options(pod, container) if resolved is None else resolved
     kept = state.reservations_of(pod.uid)
@@ -244,7 +243,7 @@ def admit(
         after = after.with_pod_pool(sharing, like, machine.topology)
         moved = pod_pool_updates(sharing, fewer)
         change = replace(change, containers=change.containers + tuple(one[0] for one in moved))
-    pool = after.shared_pool(machine.topology, machine.settings)
+    desired = DesiredState(machine, after)
     return Admitted(
         state=after,
         change=change,
@@ -252,13 +251,13 @@ def admit(
         adjustment=build_adjustment(
             machine,
             allocation,
-            effective_cpus(allocation, pool, machine.topology, after.unavailable_bits),
+            desired.cpuset_of(allocation),
             placed.memory_policy,
             marked=not running,
         ),
         updates=(*moved, *pool_updates(machine, before, after, skip=container.id)),
         warnings=placed.warnings,
-        trace=_build_trace(case, placed, pool_before, pool),
+        trace=_build_trace(case, placed, pool_before, desired.pool),
     )
 
 
@@ -346,7 +345,7 @@ def _build_trace(
         demand=case.demand if known else None,
         alignment=placed.alignment,
         decision_steps=steps,
-        free_cpu_milli=case.free_cpu_milli if known else {},
+        free_cpu_milli=case.desired.free_cpu_milli if known else {},
         free_memory=case.free_memory if known else {},
         pool_before=pool_before,
         pool_after=pool_after,
@@ -405,7 +404,11 @@ def restore_pod_reservation(
                     milli -= has
             cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
             idle = idle & topology.siblings_of(cpus)
-        if used.exclusive and one.exclusive and check_pool_floor(machine, state, "", cpus | idle):
+        if (
+            used.exclusive
+            and one.exclusive
+            and check_pool_floor(DesiredState(machine, state), "", cpus | idle)
+        ):
             continue
         counts, charges = topology.cpu_count_by_node(cpus), {}
         for i, rest in one.charges.items():
@@ -506,8 +509,8 @@ def pool_updates(
         and before.kubelet is after.kubelet
     ):
         return ()  # nothing that the pool is made of
-    topology, settings = machine.topology, machine.settings
-    old, new = before.shared_pool(topology, settings), after.shared_pool(topology, settings)
+    topology, desired = machine.topology, DesiredState(machine, after)
+    old, new = DesiredState(machine, before).pool, desired.pool
     taken, takes = before.unavailable_bits, after.unavailable_bits
     if old == new and taken == takes:
         return ()
@@ -527,7 +530,7 @@ def pool_updates(
         found += [
             ContainerUpdate(container_id, str(new), ignore_failure=True)
             for container_id, allocation in sorted(after.allocations.items())
-            if is_displaced(allocation, topology) and container_id != skip
+            if desired.is_displaced(allocation) and container_id != skip
         ]
     return tuple(found)
 

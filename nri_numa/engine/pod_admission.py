@@ -32,6 +32,7 @@ from nri_numa.engine.decision import (
     Released,
     uses_kubelet_rules,
 )
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
 from nri_numa.engine.request.demand import (
     DEFAULT_CFS_PERIOD_US,
@@ -43,7 +44,6 @@ from nri_numa.engine.state import (
     POD_RESERVATION_NAME,
     Allocation,
     NodeState,
-    effective_cpus,
 )
 from nri_numa.model.machine import human_milli
 from nri_numa.model.workload import (
@@ -177,8 +177,8 @@ def admit_pod(
         return Rejected(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
         return decided
-    pool = found.shared_pool(machine.topology, machine.settings)
-    cpus = effective_cpus(decided.allocation, pool, machine.topology, found.unavailable_bits)
+    desired = DesiredState(machine, found)
+    cpus = desired.cpuset_of(decided.allocation)
     its, planned = decided.adjustment, found.pods[pod.uid].containers
     return replace(
         decided,
@@ -186,7 +186,7 @@ def admit_pod(
         change=StateChange(tuple({*decided.change.containers, *planned}), (pod.uid,)),
         adjustment=build_adjustment(machine, decided.allocation, cpus, its.memory_policy),
         updates=pool_updates(machine, state, found, skip=container.id),
-        trace=replace(decided.trace, pool_after=pool),
+        trace=replace(decided.trace, pool_after=desired.pool),
     )
 
 
@@ -316,7 +316,7 @@ def _reserve_pod_sum(
             if kept
             else state
         )
-    left = sum(machine.free_cpu_milli(state).values())
+    left = sum(DesiredState(machine, state).free_cpu_milli.values())
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own
     return Rejection(

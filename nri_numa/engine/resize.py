@@ -40,6 +40,7 @@ from nri_numa.engine.decision import (
     Rejected,
     Resized,
 )
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.others import (
     OverrideGrant,
     exclusive_holders_text,
@@ -69,7 +70,7 @@ from nri_numa.engine.request.demand import (
     cpu_size_milli,
     with_slots,
 )
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (
@@ -147,7 +148,7 @@ class _Resize:
         case, had, wanted = self.case, self.prior, self.case.demand
         numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
-        left = case.free_shared_milli
+        left = case.desired.free_shared_milli
         grows = wanted.cpu_milli > had.cpu_milli
         if grows or (self.had_shortfall and wanted.cpu_milli == had.cpu_milli):
             have = sum(left.get(i, 0) for i in numa_nodes)
@@ -232,13 +233,12 @@ class _Resize:
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
         machine, rest = case.machine, case.state
-        pool = rest.shared_pool(machine.topology, machine.settings)
-        free = exclusive_candidates(machine, rest)
+        pool, free = case.desired.pool, exclusive_candidates(case.desired)
         free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
         free = free - group_floor_cpus(machine, rest, pool, free, held)
         home = self._own_nodes()
         limits = count_free_exclusive(
-            machine, rest, free | held, self._effective_smt(), case.free_cpu_milli
+            case.desired, free | held, self._effective_smt(), case.desired.free_cpu_milli
         )
         room = sum(limits.get(i, 0) for i in home)
         found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
@@ -409,7 +409,7 @@ def resize_container(
             return found
         allocation, trace = found
         after, mates = with_size(machine, state, allocation)
-        had, has = (s.shared_pool(machine.topology, machine.settings) for s in (state, after))
+        had, has = (DesiredState(machine, s).pool for s in (state, after))
         trace = replace(trace, pool_before=had, pool_after=has)
         change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
     own = _override_update(machine, after, allocation, state.allocations[container.id], update)
@@ -548,7 +548,7 @@ def _apply_foreign_cpuset(
             state=state, container_update=None, trace=trace
         )  # what is no list, the runtime refuses
     wanted = parse_foreign_cpuset(update.cpus)
-    pool = state.shared_pool(machine.topology, machine.settings)
+    pool = DesiredState(machine, state).pool
     taken = wanted & state.unavailable_cpus
     after = allocation
     if allocation.kind is ContainerKind.FOREIGN or not taken:
@@ -590,7 +590,7 @@ def resize_to_current_resources(
     trace = DecisionTrace(
         pod=pod,
         container=container,
-        free_cpu_milli=machine.free_cpu_milli(rest),
+        free_cpu_milli=DesiredState(machine, rest).free_cpu_milli,
         free_memory=machine.free_memory(rest, reading),
     )
     requested = machine.resolve_options(pod, container)
@@ -659,10 +659,10 @@ def _override_update(
 
     Any override makes containerd lose the request's swap limit, so none is sent without need.
     """
-    pool = after.shared_pool(machine.topology, machine.settings)
-    wanted = effective_cpus(allocation, pool, machine.topology, after.unavailable_bits)
+    desired = DesiredState(machine, after)
+    wanted = desired.cpuset_of(allocation)
     if not wanted and allocation.kind is ContainerKind.UNPINNED and update.cpus:
-        wanted = pool  # its memory is bound by us, so no other pin makes it foreign
+        wanted = desired.pool  # its memory is bound by us, so no other pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
     if wanted and (changed or (update.cpus and not is_list_of_same_set(update.cpus, wanted))):
@@ -705,10 +705,10 @@ def override_stale_cpuset(
     if allocation is None or allocation.kind is ContainerKind.FOREIGN:
         return own
     has, by_systemd = container.resources, ":" in container.cgroups_path
-    pool = state.shared_pool(machine.topology, machine.settings)
-    wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
+    desired = DesiredState(machine, state)
+    wanted = desired.cpuset_of(allocation)
     if not wanted and has.cpus and allocation.kind is ContainerKind.UNPINNED:
-        wanted = pool
+        wanted = desired.pool
     cpus = mems = ""
     if wanted and not requested.cpus and (has.cpus or by_systemd):
         cpus = "" if is_list_of_same_set(has.cpus, wanted) else str(wanted)

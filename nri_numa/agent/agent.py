@@ -22,7 +22,7 @@ from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.others import foreign_overlaps
 from nri_numa.engine.rebalance import (
@@ -683,12 +683,9 @@ class Agent:
 
     def apply_grants(self, grants: KubeletGrants) -> None:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
-        before = self.state
-        after = before.with_kubelet(grants)
-        self._replace_state(after, NO_CHANGE)
-        self._request_check_of_unsent(
-            self._write_updates(admit.pool_updates(self.machine, before, after, skip=""))
-        )
+        before = self.desired
+        self._replace_state(self.state.with_kubelet(grants), NO_CHANGE)
+        self._request_check_of_unsent(self._write_updates(updates_between(before, self.desired)))
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
         """A refused resize has a CFS quota in force: another one than we lifted is left there."""
@@ -705,18 +702,10 @@ class Agent:
 
     def update_topology(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
-        old, state = self.machine, self.state
-        self.machine = machine = machine.with_memory_policies(old.memory_policies)
-        before, after = (DesiredState(m, state) for m in (old, machine))
-        updates: list[ContainerUpdate] = []
-        for container_id, a in sorted(state.allocations.items()):
-            had = before.cpuset_of(a)
-            has = after.cpuset_of(a)
-            if not has and had and a.kind is ContainerKind.UNPINNED:
-                has = after.pool
-            if has and has != had:
-                updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
-        if before.pool != after.pool:
+        before = self.desired
+        self.machine = machine.with_memory_policies(before.machine.memory_policies)
+        updates = sorted(updates_between(before, self.desired))
+        if before.pool != self.desired.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
         self.notify_listeners()

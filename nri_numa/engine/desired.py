@@ -7,8 +7,10 @@ repairs of cgroups, systemd, `status`, the page, metrics and the simulation.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from functools import cached_property, partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +24,7 @@ from nri_numa.engine.state import (
     withheld_isolated_bits,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.workload import ContainerUpdate
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import NodeModel
@@ -95,9 +98,14 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         key = shared_group_key(a)
         if key is None:
             return self.pool if self.is_displaced(a) else a.cpus & self.machine.topology.online
-        if key == UNPINNED_GROUP_KEY and self.pool == self.machine.topology.allowed:
+        if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
+
+    @property
+    def is_pool_whole(self) -> bool:
+        """Whether the shared pool is the whole machine, so that unbound containers are left."""
+        return self.pool == self.machine.topology.allowed
 
     def group_cpuset(self, key: int) -> CPUSet:
         """CPUs of a group of containers that follow the pool."""
@@ -108,3 +116,54 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         if shared_group_key(a) is not None or not a.cpus or a.reserved_at:
             return False
         return not a.cpus & self.machine.topology.online
+
+
+def updates_between(
+    before: DesiredState, after: DesiredState, *, skip: str = "", resized: Iterable[str] = ()
+) -> tuple[ContainerUpdate, ...]:
+    """Updates of containers that should have other CPUs now.
+
+    First those whose own CPUs were ``resized``, then groups whose CPUs differ, an update for each
+    member, in id order; then, where CPUs of owners are or were offline, containers with CPUs of
+    their own. The cost is in the groups and in the containers that really change, not in all
+    containers. Unbound containers are left alone while the pool stays the whole machine; once it
+    was narrower they have it, since we narrowed them.
+    """
+    old, new, same_machine = before.state, after.state, before.machine is after.machine
+    if (
+        same_machine
+        and old.exclusive is new.exclusive
+        and old.idle_siblings is new.idle_siblings
+        and old.kubelet is new.kubelet
+    ):
+        return ()  # nothing that the pool is made of
+    found = [
+        ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
+        for i in resized
+    ]
+    if same_machine and before.pool == after.pool and old.unavailable_bits == new.unavailable_bits:
+        return tuple(found)
+    is_left_alone = before.is_pool_whole and after.is_pool_whole
+    for key, members in sorted(new.shared_groups.items()):
+        cpus = after.group_cpuset(key)
+        if cpus == before.group_cpuset(key) or (is_left_alone and key == UNPINNED_GROUP_KEY):
+            continue
+        ids = sorted(members)
+        if skip in members:
+            ids.remove(skip)
+        # A container that exits meanwhile must not fail another one's creation.
+        # All fields but the id are the same: made in one go, in half the time.
+        same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
+        found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
+    if not same_machine or not new.exclusive | new.listed_cpus <= after.machine.topology.online:
+        found += [
+            ContainerUpdate(i, str(cpus), ignore_failure=True)
+            for i, a in sorted(new.allocations.items())
+            if i != skip and shared_group_key(a) is None and not a.reserved_at
+            and (cpus := after.cpuset_of(a)) and cpus != before.cpuset_of(a)
+        ]  # fmt: skip
+    return tuple(found)
+
+
+_new_update: Final = partial(tuple.__new__, ContainerUpdate)
+"""Makes a `ContainerUpdate` of a tuple with all its fields."""

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from nri_numa.engine.admit import (
     admit,
     build_adjustment,
-    pool_updates,
     release_container,
     release_reservations,
     restore_pod_reservation,
@@ -32,7 +31,7 @@ from nri_numa.engine.decision import (
     Released,
     uses_kubelet_rules,
 )
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
 from nri_numa.engine.request.demand import (
     DEFAULT_CFS_PERIOD_US,
@@ -178,14 +177,13 @@ def admit_pod(
     if found is decided.state:
         return decided
     desired = DesiredState(machine, found)
-    cpus = desired.cpuset_of(decided.allocation)
     its, planned = decided.adjustment, found.pods[pod.uid].containers
     return replace(
         decided,
         state=found,
         change=StateChange(tuple({*decided.change.containers, *planned}), (pod.uid,)),
-        adjustment=build_adjustment(machine, decided.allocation, cpus, its.memory_policy),
-        updates=pool_updates(machine, state, found, skip=container.id),
+        adjustment=build_adjustment(desired, decided.allocation, its.memory_policy),
+        updates=updates_between(DesiredState(machine, state), desired, skip=container.id),
         trace=replace(decided.trace, pool_after=desired.pool),
     )
 

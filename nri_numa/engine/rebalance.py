@@ -30,7 +30,6 @@ from nri_numa.engine.admit import (
     admit,
     build_adjustment,
     place_container,
-    pool_updates,
     without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
@@ -42,7 +41,7 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
 )
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
 from nri_numa.engine.pod_admission import admit_pod, count_expected_containers, guaranteed_resources
 from nri_numa.engine.request.demand import Demand
@@ -305,14 +304,13 @@ def _with_moves(
         )
         for m in moves
     )
-    others = pool_updates(machine, state, after, skip=container_id)
-    cpus = desired.cpuset_of(newcomer)
+    others = updates_between(DesiredState(machine, state), desired, skip=container_id)
     return replace(
         decision,
         state=after,
         allocation=newcomer,
         adjustment=build_adjustment(
-            machine, decision.allocation, cpus, decision.adjustment.memory_policy
+            desired, decision.allocation, decision.adjustment.memory_policy
         ),
         trace=replace(decision.trace, pool_after=desired.pool),
         change=StateChange(

@@ -23,7 +23,7 @@ from nri_numa.engine.accounting import (
     split_cpu_milli,
     take_avoiding_contended,
 )
-from nri_numa.engine.admit import new_allocation, pod_pool_updates, pool_updates
+from nri_numa.engine.admit import new_allocation
 from nri_numa.engine.align.policies import byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
@@ -40,7 +40,7 @@ from nri_numa.engine.decision import (
     Rejected,
     Resized,
 )
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.others import (
     OverrideGrant,
     exclusive_holders_text,
@@ -402,25 +402,26 @@ def resize_container(
         return _apply_foreign_cpuset(machine, state, allocation, update, trace)
     merged = _apply_update(container, allocation, update)
     after, change = state, NO_CHANGE
-    mates: tuple[ContainerUpdate, ...] = ()
+    resized: tuple[str, ...] = ()
     if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
         found = resize_to_current_resources(machine, state, pod, merged, reading, now)
         if isinstance(found, Rejected):
             return found
         allocation, trace = found
-        after, mates = with_size(machine, state, allocation)
-        had, has = (DesiredState(machine, s).pool for s in (state, after))
-        trace = replace(trace, pool_before=had, pool_after=has)
-        change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
-    own = _override_update(machine, after, allocation, state.allocations[container.id], update)
-    updates = (*mates, *pool_updates(machine, state, after, skip=container.id))
+        after, resized = with_size(machine, state, allocation)
+        change = StateChange((container.id, *resized), (pod.uid,))
+    old, new = DesiredState(machine, state), DesiredState(machine, after)
+    if after is not state:
+        trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
+    own = _override_update(new, allocation, state.allocations[container.id], update)
+    updates = updates_between(old, new, skip=container.id, resized=resized)
     return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
 
 
 def with_size(
     machine: NodeModel, state: NodeState, allocation: Allocation
-) -> tuple[NodeState, tuple[ContainerUpdate, ...]]:
-    """The state once a container has its new size, and updates of others that share its CPUs."""
+) -> tuple[NodeState, tuple[str, ...]]:
+    """The state once a container has its new size, and who else has other CPUs of its pod then."""
     had = state.allocations[allocation.container_id]
     mates = (
         state.cpu_sharers(had)
@@ -434,7 +435,7 @@ def with_size(
         after = after.without_allocation(one.container_id)
     after = after.with_allocation(allocation)
     after = after.with_pod_pool(mates, allocation, machine.topology)
-    return after, pod_pool_updates(mates, allocation.cpus)
+    return after, tuple(a.container_id for a in mates)
 
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
@@ -511,7 +512,9 @@ def _yield_to_kubelet(
         state=after,
         change=StateChange((container.id,), (pod.uid,)),
         container_update=ContainerUpdate(container_id=container.id, mems=mems) if mems else None,
-        updates=pool_updates(machine, state, after, skip=container.id),
+        updates=updates_between(
+            DesiredState(machine, state), DesiredState(machine, after), skip=container.id
+        ),
         trace=replace(trace, decision_steps=(theirs.reason,)),
     )
 
@@ -649,8 +652,7 @@ def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
 
 
 def _override_update(
-    machine: NodeModel,
-    after: NodeState,
+    desired: DesiredState,
     allocation: Allocation,
     before: Allocation,
     update: Resources,
@@ -659,7 +661,6 @@ def _override_update(
 
     Any override makes containerd lose the request's swap limit, so none is sent without need.
     """
-    desired = DesiredState(machine, after)
     wanted = desired.cpuset_of(allocation)
     if not wanted and allocation.kind is ContainerKind.UNPINNED and update.cpus:
         wanted = desired.pool  # its memory is bound by us, so no other pin makes it foreign

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidates
-from nri_numa.engine.admit import admit, pool_updates, unpinned_allocation
+from nri_numa.engine.admit import admit, unpinned_allocation
 from nri_numa.engine.adopt import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.decision import (
     Decision,
@@ -30,7 +30,7 @@ from nri_numa.engine.decision import (
     Resynced,
     RunningAdmission,
 )
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.others import (
     is_list_of_same_set,
     is_shared_pool_cpuset,
@@ -390,10 +390,9 @@ def admit_running(
     else:
         after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    own = update_to_desired(
-        DesiredState(machine, after), after.allocations[container.id], container
-    )
-    others = pool_updates(machine, state, after, skip=container.id)
+    desired = DesiredState(machine, after)
+    own = update_to_desired(desired, after.allocations[container.id], container)
+    others = updates_between(DesiredState(machine, state), desired, skip=container.id)
     updates = others if own is None else (own, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
@@ -313,7 +313,9 @@ class _Simulator:
             self._remove_pod(pod)
         else:
             outcomes = self._create_pod(pod) if action is Action.CREATE else self._resize_pod(pod)
-        updates = admit.pool_updates(self._machine, before, self.state, skip="")
+        updates = updates_between(
+            DesiredState(self._machine, before), DesiredState(self._machine, self.state)
+        )
         had = self._cpus_by_container(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
         had |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}

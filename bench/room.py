@@ -22,6 +22,7 @@ from bench.stats import ms, quantile, table
 from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
 from nri_numa.engine.admit import release_container
 from nri_numa.engine.decision import Admitted, NodeModel, Rejected
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.engine.state import NodeState
@@ -115,8 +116,8 @@ def shapes(seed: int, *, hostile: bool, most_cpus: int) -> Iterator[Shape]:
     machine = NodeModel(topology=topology, settings=settings)
     state = _filled(rng, machine, 1000 if hostile else 200, hostile)
     free, total = (
-        max(max_exclusive_by_node(machine, state).values()),
-        total_free_exclusive(machine, state),
+        max(max_exclusive_by_node(DesiredState(machine, state)).values()),
+        total_free_exclusive(DesiredState(machine, state)),
     )
     most = min(cpus // numa_nodes, max(total, free + 1))
     for number in range(3):

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.admit import admit, forget_pod, release_container
 from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import container_of, pod_sandbox
@@ -74,7 +75,10 @@ class Agent:
     def zones(self) -> list[dict[str, int]]:
         """What is left on each NUMA node: whole CPUs, and bytes of memory."""
         machine, state = self.machine, self.state
-        cpus, memory = machine.free_cpu_milli(state), machine.free_memory(state, MeasuredFree())
+        cpus, memory = (
+            DesiredState(machine, state).free_cpu_milli,
+            machine.free_memory(state, MeasuredFree()),
+        )
         return [{"cpu": cpus[i] // 1000, "memory": memory[i]} for i in sorted(cpus)]
 
     def granted(self) -> dict[str, list[int]]:
@@ -89,7 +93,10 @@ class Agent:
     def room(self) -> int:
         """The most exclusive CPUs that one more container could have on one NUMA node."""
         if self._room is None or self._room[0] is not self.state:
-            self._room = self.state, max(max_exclusive_by_node(self.machine, self.state).values())
+            self._room = (
+                self.state,
+                max(max_exclusive_by_node(DesiredState(self.machine, self.state)).values()),
+            )
         return self._room[1]
 
     @property

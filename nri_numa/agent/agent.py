@@ -22,6 +22,7 @@ from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.rebalance import (
@@ -48,7 +49,6 @@ from nri_numa.engine.state import (
     NodeState,
     check_invariants,
     check_step_invariants,
-    effective_cpus,
     shared_group_key,
     union_cpus,
 )
@@ -683,12 +683,9 @@ class Agent:
 
     def apply_grants(self, grants: KubeletGrants) -> None:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
-        before = self.state
-        after = before.with_kubelet(grants)
-        self._replace_state(after, NO_CHANGE)
-        self._request_check_of_unsent(
-            self._write_updates(admit.pool_updates(self.machine, before, after, skip=""))
-        )
+        before = self.desired
+        self._replace_state(self.state.with_kubelet(grants), NO_CHANGE)
+        self._request_check_of_unsent(self._write_updates(updates_between(before, self.desired)))
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
         """A refused resize has a CFS quota in force: another one than we lifted is left there."""
@@ -705,18 +702,10 @@ class Agent:
 
     def update_topology(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
-        old, state = self.machine, self.state
-        self.machine = machine = machine.with_memory_policies(old.memory_policies)
-        before, after = (state.shared_pool(m.topology, m.settings) for m in (old, machine))
-        updates: list[ContainerUpdate] = []
-        for container_id, a in sorted(state.allocations.items()):
-            had = effective_cpus(a, before, old.topology, state.unavailable_bits)
-            has = effective_cpus(a, after, machine.topology, state.unavailable_bits)
-            if not has and had and a.kind is ContainerKind.UNPINNED:
-                has = after
-            if has and has != had:
-                updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
-        if before != after:
+        before = self.desired
+        self.machine = machine.with_memory_policies(before.machine.memory_policies)
+        updates = sorted(updates_between(before, self.desired))
+        if before.pool != self.desired.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
         self.notify_listeners()
@@ -815,7 +804,7 @@ class Agent:
         for container_id in ids:
             del self.widening[container_id]
         meant = [
-            ContainerUpdate(i, self.cpus_of(a) or str(self._shared_pool()))
+            ContainerUpdate(i, self.cpus_of(a) or str(self.desired.pool))
             for i in ids
             if (a := self.state.allocations.get(i)) is not None
             and a.kind is not ContainerKind.FOREIGN
@@ -906,7 +895,12 @@ class Agent:
 
     def cpus_of(self, allocation: Allocation) -> str:
         """Kernel list of the CPUs a container should have; empty when it is left alone."""
-        return self._cpus_in(self.state, allocation)
+        return str(self.desired.cpuset_of(allocation))
+
+    @property
+    def desired(self) -> DesiredState:
+        """What containers should have at this moment."""
+        return DesiredState(self.machine, self.state, self.narrowed_at)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -1007,7 +1001,7 @@ class Agent:
         if allocation.kind is ContainerKind.FOREIGN:
             return
         cpus, mems = self.cpus_of(allocation), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus or str(self._shared_pool())
+        new_cpus = "" if start.cpus == cpus else cpus or str(self.desired.pool)
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
@@ -1178,12 +1172,8 @@ class Agent:
         self._tasks.add(self._report_foreign_overlaps)
         self._decision_log.log_synchronized(outcome)
 
-    def _shared_pool(self) -> CPUSet:
-        return self.state.shared_pool(self.machine.topology, self.machine.settings)
-
     def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
-        pool = state.shared_pool(self.machine.topology, self.machine.settings)
-        return str(effective_cpus(allocation, pool, self.machine.topology, state.unavailable_bits))
+        return str(DesiredState(self.machine, state).cpuset_of(allocation))
 
 
 class ForeignPins:

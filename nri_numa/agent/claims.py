@@ -208,7 +208,7 @@ class ClaimStore:
         for one in claim.results:
             needed[one.numa_node] += one.cpus
         for _ in range(round(_CONTAINER_STOP_WAIT_S / _POLL_INTERVAL_S)):
-            free = max_exclusive_by_node(self._agent.machine, self._agent.state)
+            free = max_exclusive_by_node(self._agent.desired)
             if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
                 return
             self._sleep(_POLL_INTERVAL_S)

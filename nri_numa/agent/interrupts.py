@@ -176,14 +176,14 @@ class Interrupts:
                     file.write(target)
             except OSError as error:
                 kept.pop(number, None)
-                if exclusive & self._effective_cpus(number):
+                if exclusive & self._affinity_in_force(number):
                     problems.append(f"{self._interrupt_label(number)}: {error.strerror}")
         return problems
 
     def _affinity_path(self, number: str) -> str:
         return os.path.join(self._irqs, number, "smp_affinity_list")
 
-    def _effective_cpus(self, number: str) -> CPUSet:
+    def _affinity_in_force(self, number: str) -> CPUSet:
         """The CPUs that an interrupt really goes to."""
         try:
             return CPUSet.parse(

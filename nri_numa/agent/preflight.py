@@ -28,6 +28,8 @@ from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import AgentConfig, LinkKind, derive_settings, split_address, validate_config
 from nri_numa.config.sections import config_keys
 from nri_numa.engine.cpus.index import build_allocator_index
+from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
@@ -182,7 +184,8 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
             "can have exclusive CPUs",
             "Boot with isolcpus=, or set isolatedCPUs: avoid.",
         )
-    pool = NodeState().shared_pool(topology, derive_settings(config))
+    machine = NodeModel(topology=topology, settings=derive_settings(config))
+    pool = DesiredState(machine, NodeState()).pool
     lone = [
         i for i, node in topology.numa_nodes.items()
         if (here := node.cpus & pool) and here <= topology.isolated

@@ -37,8 +37,9 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
 from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.resync import Correction, plan_corrections
-from nri_numa.engine.state import ContainerKind, NodeState, effective_cpus
+from nri_numa.engine.state import ContainerKind, NodeState
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
@@ -611,9 +612,8 @@ class Reconciler:
         allocation = state.allocations.get(container_id)
         if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
-        topology = machine.topology
-        pool = state.shared_pool(topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, topology, state.unavailable_bits) or pool
+        topology, desired = machine.topology, DesiredState(machine, state)
+        cpus = desired.cpuset_of(allocation) or desired.pool
         mems = allocation.mems & topology.memory_nodes
         real = self._writer.reader.read_actual_cgroup(place)
         # One that was never bound has no list of its own, and systemd has none for it.

@@ -35,6 +35,7 @@ from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_milli
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState, build_node_state
@@ -169,9 +170,7 @@ def plan_release(
     live = [container for container in containers if container.pod_id in by_pod]
     outcome = rebuild_node_state(machine, prior, by_pod.values(), live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = build_node_state(known, kubelet=prior.kubelet).shared_pool(
-        machine.topology, machine.settings
-    )
+    pool = DesiredState(machine, build_node_state(known, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
     found = [
         _plan_container(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live

@@ -25,7 +25,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.config.values import parse_duration
-from nri_numa.engine.state import Allocation, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.cpu_wait import CPUWaits, read_cpu_waits, tasks_waiting
@@ -448,10 +448,8 @@ class UsageWatch:
             seconds = time.monotonic() - begun
         if first is None or second is None:
             return replace(use, problem="it has no cgroup that can be read")
-        machine = self._agent.machine
-        state, topology = self._agent.state, machine.topology
-        pool = state.shared_pool(topology, machine.settings)
-        cpus = effective_cpus(allocation, pool, topology, state.unavailable_bits) or topology.online
+        desired = self._agent.desired
+        cpus = desired.cpuset_of(allocation) or desired.machine.topology.online
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

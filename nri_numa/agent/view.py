@@ -28,6 +28,7 @@ from nri_numa.agent.usage import (
 )
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
 from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
 from nri_numa.engine.explain.sentences import (
     displaced_text,
@@ -39,7 +40,7 @@ from nri_numa.engine.foreign_pins import KUBELET_KIND, shown_kind
 from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.resync import is_undecided
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus, is_displaced
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
@@ -142,8 +143,8 @@ class LiveView:
     def list_assignments(self) -> Listing:
         """Every container and what it has, in the order of their names."""
         moment = self._state_snapshot()
-        machine, state, pool = moment.machine, moment.state, moment.pool
-        uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
+        state, pool = moment.state, moment.desired.pool
+        uses = numa_node_uses(moment.desired, self._more.readings.memory)
         head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
         return Listing(head, (moment.assignment_document(a) for a in _sorted_allocations(state)))
 
@@ -229,7 +230,7 @@ class LiveView:
     def slots_document(self) -> shown.SlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
         machine, state, reason = self._agent.machine, self._agent.state, self._unready_reason()
-        offered = slot_capacity(machine, state)
+        offered = slot_capacity(self._agent.desired)
         return shown.SlotsDocument(
             serial=state.serial,
             ready=not reason,
@@ -323,15 +324,15 @@ class LiveView:
     def metrics_snapshot(self) -> Snapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         machine, state = self._agent.machine, self._agent.state
-        pool = state.shared_pool(machine.topology, machine.settings)
+        desired = self._agent.desired
         written = self._agent.checkpoint.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return Snapshot(
-            numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
+            numa_nodes=numa_node_samples(desired, self._more.readings.memory),
             node_name=self._about.node_name,
             container_counts=count_by_kind(state),
             state=state,
-            shared_pool_cpus=len(pool),
+            shared_pool_cpus=len(desired.pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
             checkpoint_failing=bool(self._agent.checkpoint.write_problem),
@@ -381,14 +382,14 @@ class StateSnapshot:
     ) -> None:
         self.machine, self.state, self.known, self.late = machine, state, known, late
         self.moving = moving
-        self.pool = state.shared_pool(machine.topology, machine.settings)
+        self.desired = DesiredState(machine, state)
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
 
     def cpus_of(self, a: Allocation) -> CPUSet:
         """What a container should be able to use."""
-        return effective_cpus(a, self.pool, self.machine.topology, self.state.unavailable_bits)
+        return self.desired.cpuset_of(a)
 
     def assignment_document(self, a: Allocation) -> shown.Assignment:
         """One container, and what it has."""
@@ -411,7 +412,7 @@ class StateSnapshot:
             mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
             numa_nodes=str(a.numa_nodes),
             idle_siblings=str(a.idle_siblings),
-            displaced=str(a.cpus) if is_displaced(a, self.machine.topology) else "",
+            displaced=str(a.cpus) if self.desired.is_displaced(a) else "",
             aligned=a.aligned,
             reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
             cpu_milli=a.cpu_milli,
@@ -519,11 +520,12 @@ def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
 
 
 def numa_node_uses(
-    machine: NodeModel, state: NodeState, pool: CPUSet, reading: MeasuredFree | None
+    desired: DesiredState, reading: MeasuredFree | None
 ) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
-    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
-    free = max_exclusive_by_node(machine, state)
+    machine, state, pool = desired.machine, desired.state, desired.pool
+    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    free = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
         yield shown.NUMANodeUse(
@@ -556,12 +558,13 @@ def numa_node_uses(
 
 
 def numa_node_samples(
-    machine: NodeModel, state: NodeState, pool: CPUSet, reading: MeasuredFree | None
+    desired: DesiredState, reading: MeasuredFree | None
 ) -> Iterator[NUMANodeSample]:
     """For a scrape: the same in counts of CPUs, each CPU in one of them."""
-    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
-    pool -= machine.settings.reserved_cpus
-    free = max_exclusive_by_node(machine, state)
+    machine, state = desired.machine, desired.state
+    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    pool = desired.pool - machine.settings.reserved_cpus
+    free = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
         kubelet = (node.cpus & state.kubelet.granted_cpus) - state.exclusive - state.idle_siblings
@@ -624,12 +627,12 @@ def zones_document(
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if _is_decided(a)}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
-    pool = state.shared_pool(topology, settings)
-    cpu_left, memory_left = machine.free_cpu_milli(state), machine.free_memory(state, reading)
-    free, whole = max_exclusive_by_node(machine, state), max_exclusive_by_node(machine, NodeState())
+    desired, empty = DesiredState(machine, state), DesiredState(machine, NodeState())
+    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    free, whole = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
     freed, most = (
         movable_exclusive_by_node(machine, state, reading, still),
-        total_free_exclusive(machine, state),
+        total_free_exclusive(desired),
     )
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
@@ -662,7 +665,7 @@ def zones_document(
                 exclusive_cpus_after_moves=(
                     min(free[i] + freed[i], whole[i], most) if freed.get(i) else None
                 ),
-                shared_cpus=len(node.cpus & pool),
+                shared_cpus=len(node.cpus & desired.pool),
                 memory_bytes=node.memory_bytes,
                 memory_allocatable_bytes=machine.memory_capacity[i],
                 memory_available_bytes=memory_left[i],

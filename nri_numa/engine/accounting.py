@@ -35,6 +35,7 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import NodeModel, PlacementRequest
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
@@ -56,7 +57,7 @@ from nri_numa.model.workload import SMT, Load, PodSandbox
 
 
 def count_free_exclusive(
-    machine: NodeModel, state: NodeState, free: CPUSet, smt: SMT, left: Mapping[int, int]
+    desired: DesiredState, free: CPUSet, smt: SMT, left: Mapping[int, int]
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
 
@@ -64,7 +65,7 @@ def count_free_exclusive(
     containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
     cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
-    pool = state.pool_bits(machine.topology, machine.settings)
+    machine, state, pool = desired.machine, desired.state, desired.pool.bits
     sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
     each = max(1, machine.shared_milli_of(1))
@@ -230,30 +231,28 @@ def check_exclusive_limits(
 ) -> Rejection | None:
     """Why a container may not own these CPUs: the floor of the pool, or a quota."""
     withheld = cpus | idle
-    return check_pool_floor(case.machine, case.state, who, withheld) or _check_quotas(
-        case, who, withheld, idle
-    )
+    return check_pool_floor(case.desired, who, withheld) or _check_quotas(case, who, withheld, idle)
 
 
 # --- the floor of the shared pool -----------------------------------------------------------------
 
 
-def exclusive_candidates(machine: NodeModel, state: NodeState) -> CPUSet:
+def exclusive_candidates(desired: DesiredState) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
-    settings = machine.settings
-    bits = state.exclusive_pool_bits(machine.topology, settings)
-    if settings.isolated is IsolatedCPUs.ONLY:
+    machine, bits = desired.machine, desired.exclusive_pool_bits
+    if machine.settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
-    return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))
+    never = machine.settings.reserved_cpus.bits | desired.state.listed_cpus.bits
+    return CPUSet.from_bits(bits & ~never)
 
 
-def max_exclusive_total(machine: NodeModel, state: NodeState, smt: SMT) -> int:
+def max_exclusive_total(desired: DesiredState, smt: SMT) -> int:
     """How many CPUs one more container could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
     """
-    pool = state.shared_pool(machine.topology, machine.settings)
-    apart = exclusive_candidates(machine, state) - pool
+    machine, pool = desired.machine, desired.pool
+    apart = exclusive_candidates(desired) - pool
     only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
     most = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
@@ -263,11 +262,11 @@ def max_exclusive_total(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     return most - most % threads if smt is SMT.FULL_CORE and uniform else most
 
 
-def pool_floor_text(machine: NodeModel, state: NodeState, smt: SMT, count: int) -> str:
+def pool_floor_text(desired: DesiredState, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    most = max_exclusive_total(machine, state, smt)
+    machine, most = desired.machine, max_exclusive_total(desired, smt)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(exclusive_candidates(machine, state)) // each:
+    if not most < count <= len(exclusive_candidates(desired)) // each:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
@@ -304,11 +303,9 @@ def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CP
     return CPUSet.from_bits(kept)
 
 
-def check_pool_floor(
-    machine: NodeModel, state: NodeState, who: str, withheld: CPUSet
-) -> Rejection | None:
+def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejection | None:
     """Why these CPUs stay in the shared pool; None where it can lose them."""
-    pool = state.shared_pool(machine.topology, machine.settings)
+    machine, pool = desired.machine, desired.pool
     withheld = withheld & pool
     if not withheld:
         return None  # isolated CPUs are no part of it
@@ -338,7 +335,7 @@ def check_pool_floor(
             detail=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
             f"pool{where} for other containers; expected at least {keep} to stay"
             + (f" ({key})" if key else "")
-            + exclusive_holders_text(state, node),
+            + exclusive_holders_text(desired.state, node),
             rule=rule,
             allows_best_effort=node is not None,
         )
@@ -493,7 +490,7 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.allocated.values()) + sum(self.free.values())
 
 
-def slot_capacity(machine: NodeModel, state: NodeState) -> SlotCapacity:
+def slot_capacity(desired: DesiredState) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
 
     The scheduler has one number for the whole machine and subtracts what pods request, also those
@@ -505,12 +502,12 @@ def slot_capacity(machine: NodeModel, state: NodeState) -> SlotCapacity:
     say something else cost more than is counted here (``smt: isolate``). Quotas of single
     namespaces are the business of a ResourceQuota.
     """
-    holders = tuple(a for _, a in sorted(state.allocations.items()) if a.slots)
+    holders = tuple(a for _, a in sorted(desired.state.allocations.items()) if a.slots)
     held = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
-        for i, cpus in machine.usable_cpus_by_node.items()
+        for i, cpus in desired.machine.usable_cpus_by_node.items()
     }
-    free, most = _free_exclusive(machine, state)
+    free, most = _free_exclusive(desired)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
     # the highest NUMA node.
     for _ in range(sum(free.values()) - max(0, most)):
@@ -518,35 +515,35 @@ def slot_capacity(machine: NodeModel, state: NodeState) -> SlotCapacity:
     return SlotCapacity(allocated=held, free=free, holders=holders)
 
 
-def max_exclusive_by_node(machine: NodeModel, state: NodeState) -> dict[int, int]:
+def max_exclusive_by_node(desired: DesiredState) -> dict[int, int]:
     """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
 
     `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
     sum is right; here each NUMA node is counted as if the container went to it.
     """
-    left, most = _free_exclusive(machine, state)
+    left, most = _free_exclusive(desired)
     return {i: max(0, min(count, most)) for i, count in left.items()}
 
 
-def total_free_exclusive(machine: NodeModel, state: NodeState) -> int:
+def total_free_exclusive(desired: DesiredState) -> int:
     """How many exclusive CPUs containers could have in all.
 
     Less than `max_exclusive_by_node` adds up to where the floor of the shared pool, or a quota, is
     one of the whole machine.
     """
-    left, most = _free_exclusive(machine, state)
+    left, most = _free_exclusive(desired)
     return max(0, min(sum(left.values()), most))
 
 
-def _free_exclusive(machine: NodeModel, state: NodeState) -> tuple[dict[int, int], int]:
+def _free_exclusive(desired: DesiredState) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
+    machine, state, pool = desired.machine, desired.state, desired.pool
     smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
-    pool = state.shared_pool(machine.topology, machine.settings)
-    free = exclusive_candidates(machine, state)
+    free = exclusive_candidates(desired)
     free = free - pool_floor_cpus(machine, state, pool, free)
     free = free - group_floor_cpus(machine, state, pool, free, pair=smt is SMT.PAIR)
-    left = count_free_exclusive(machine, state, free, smt, machine.free_cpu_milli(state))
-    most = min(max_exclusive_total(machine, state, smt), _free_exclusive_quota(machine, state, smt))
+    left = count_free_exclusive(desired, free, smt, desired.free_cpu_milli)
+    most = min(max_exclusive_total(desired, smt), _free_exclusive_quota(machine, state, smt))
     return left, most
 
 

@@ -8,8 +8,7 @@ doors, built from the same parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial, reduce
-from itertools import repeat
+from functools import reduce
 from operator import attrgetter
 from typing import Final
 
@@ -30,6 +29,7 @@ from nri_numa.engine.decision import (
     Released,
     UnalignedRejection,
 )
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
 from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
@@ -55,9 +55,6 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     PodRecord,
-    effective_cpus,
-    is_displaced,
-    shared_group_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, numa_text
@@ -67,7 +64,6 @@ from nri_numa.model.workload import (
     Bind,
     Container,
     ContainerAdjustment,
-    ContainerUpdate,
     CPUMode,
     KubeletGrants,
     MemoryPolicy,
@@ -107,7 +103,8 @@ def admit(  # noqa: C901 - not cut yet
     here and in all that follows.
     """
     before, record = state, state.pods.get(pod.uid)
-    pool_before = before.shared_pool(machine.topology, machine.settings)
+    desired_before = DesiredState(machine, before)
+    pool_before = desired_before.pool
     state = _drop_replaced_allocations(state, pod, container)
     requested = machine.resolve_options(pod, container) if resolved is None else resolved
     kept = state.reservations_of(pod.uid)
@@ -231,7 +228,7 @@ def admit(  # noqa: C901 - not cut yet
         after = restore_pod_reservation(
             machine, after, kept, allocation, pod_cpu_request_milli(pod)
         )
-    moved: tuple[ContainerUpdate, ...] = ()
+    resized: tuple[str, ...] = ()
     change = _state_change(record, after, pod.uid, container.id, kept)
     if sharing and not joins:
         # As many fewer are left to them as it took, wherever these were.
@@ -240,29 +237,18 @@ def admit(  # noqa: C901 - not cut yet
         idle = sharing[0].idle_siblings & machine.topology.siblings_of(fewer)
         like = replace(sharing[0], cpus=fewer, idle_siblings=idle)
         after = after.with_pod_pool(sharing, like, machine.topology)
-        moved = pod_pool_updates(sharing, fewer)
-        change = replace(change, containers=change.containers + tuple(one[0] for one in moved))
-    pool = after.shared_pool(machine.topology, machine.settings)
+        resized = tuple(a.container_id for a in sharing)
+        change = replace(change, containers=change.containers + resized)
+    desired = DesiredState(machine, after)
     return Admitted(
         state=after,
         change=change,
         allocation=allocation,
-        adjustment=build_adjustment(
-            machine,
-            allocation,
-            effective_cpus(allocation, pool, machine.topology, after.unavailable_bits),
-            placed.memory_policy,
-            marked=not running,
-        ),
-        updates=(*moved, *pool_updates(machine, before, after, skip=container.id)),
+        adjustment=build_adjustment(desired, allocation, placed.memory_policy, marked=not running),
+        updates=updates_between(desired_before, desired, skip=container.id, resized=resized),
         warnings=placed.warnings,
-        trace=_build_trace(case, placed, pool_before, pool),
+        trace=_build_trace(case, placed, pool_before, desired.pool),
     )
-
-
-def pod_pool_updates(members: Iterable[Allocation], cpus: CPUSet) -> tuple[ContainerUpdate, ...]:
-    """Updates of containers that share their pod's CPUs, when these change."""
-    return tuple(ContainerUpdate(a.container_id, str(cpus), ignore_failure=True) for a in members)
 
 
 def _pod_pool_members(
@@ -345,7 +331,7 @@ def _build_trace(
         demand=case.demand if known else None,
         alignment=alignment,
         decision_steps=steps,
-        free_cpu_milli=case.free_cpu_milli if known else {},
+        free_cpu_milli=case.desired.free_cpu_milli if known else {},
         free_memory=case.free_memory if known else {},
         pool_before=pool_before,
         pool_after=pool_after,
@@ -404,7 +390,11 @@ def restore_pod_reservation(  # noqa: C901 - not cut yet
                     milli -= has
             cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
             idle = idle & topology.siblings_of(cpus)
-        if used.exclusive and one.exclusive and check_pool_floor(machine, state, "", cpus | idle):
+        if (
+            used.exclusive
+            and one.exclusive
+            and check_pool_floor(DesiredState(machine, state), "", cpus | idle)
+        ):
             continue
         counts, charges = topology.cpu_count_by_node(cpus), {}
         for i, rest in one.charges.items():
@@ -453,7 +443,9 @@ def release_container(
     return Released(
         state=after,
         change=StateChange((container_id,), (allocation.pod_uid,)),
-        updates=pool_updates(machine, state, after, skip=container_id),
+        updates=updates_between(
+            DesiredState(machine, state), DesiredState(machine, after), skip=container_id
+        ),
     )
 
 
@@ -466,7 +458,7 @@ def release_reservations(
     return Released(
         state=after,
         change=StateChange(tuple(a.container_id for a in kept), tuple({a.pod_uid for a in kept})),
-        updates=pool_updates(machine, state, after, skip=""),
+        updates=updates_between(DesiredState(machine, state), DesiredState(machine, after)),
     )
 
 
@@ -487,65 +479,20 @@ def forget_pod(machine: NodeModel, state: NodeState, uid: str, sandbox: str = ""
     return Released(
         state=after,
         change=StateChange(tuple(a.container_id for a in over), (uid,)),
-        updates=pool_updates(machine, state, after, skip=""),
+        updates=updates_between(DesiredState(machine, state), DesiredState(machine, after)),
     )
 
 
-def pool_updates(
-    machine: NodeModel, before: NodeState, after: NodeState, *, skip: str
-) -> tuple[ContainerUpdate, ...]:
-    """Updates for the groups whose CPUs differ, one for each member, in id order.
-
-    Then for the containers that are on the pool because their own CPUs are offline. The cost is in
-    the groups and in the containers that really change, not in all containers.
-    """
-    if (
-        before.exclusive is after.exclusive
-        and before.idle_siblings is after.idle_siblings
-        and before.kubelet is after.kubelet
-    ):
-        return ()  # nothing that the pool is made of
-    topology, settings = machine.topology, machine.settings
-    old, new = before.shared_pool(topology, settings), after.shared_pool(topology, settings)
-    taken, takes = before.unavailable_bits, after.unavailable_bits
-    if old == new and taken == takes:
-        return ()
-    found: list[ContainerUpdate] = []
-    for key, members in sorted(after.shared_groups.items()):
-        cpus = shared_group_cpus(key, new, topology, takes)
-        if cpus == shared_group_cpus(key, old, topology, taken):
-            continue
-        ids = sorted(members)
-        if skip in members:
-            ids.remove(skip)
-        # A container that exits meanwhile must not fail another one's creation.
-        # All fields but the id are the same: made in one go, in half the time.
-        same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
-        found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
-    if not (after.exclusive | after.listed_cpus) <= topology.online:
-        found += [
-            ContainerUpdate(container_id, str(new), ignore_failure=True)
-            for container_id, allocation in sorted(after.allocations.items())
-            if is_displaced(allocation, topology) and container_id != skip
-        ]
-    return tuple(found)
-
-
-_new_update: Final = partial(tuple.__new__, ContainerUpdate)
-"""Makes a `ContainerUpdate` of a tuple with all its fields."""
-
-
 def build_adjustment(
-    machine: NodeModel,
+    desired: DesiredState,
     allocation: Allocation,
-    cpus: CPUSet,
     memory_policy: MemoryPolicySetting | None = None,
     *,
     marked: bool = True,
 ) -> ContainerAdjustment:
     """What to tell the runtime about a container that is being created."""
-    settings = machine.settings
-    cpus_text, mems_text = str(cpus), str(allocation.mems)
+    machine, settings = desired.machine, desired.machine.settings
+    cpus_text, mems_text = str(desired.cpuset_of(allocation)), str(allocation.mems)
     pinned = allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) or bool(
         allocation.mems
     )

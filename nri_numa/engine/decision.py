@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, build_allocator_index
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY, Demand
 from nri_numa.engine.state import (
@@ -356,32 +357,6 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for i, n in self.topology.numa_nodes.items()
         }
 
-    def free_cpu_milli(self, state: NodeState) -> dict[int, int]:
-        """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-        left = _free_amounts(
-            self.cpu_capacity_milli, {i: c.cpu_milli for i, c in state.charges.items()}
-        )
-        withdrawn = state.unavailable_bits
-        if withdrawn:
-            serving = state.exclusive_pool_bits(self.topology, self.settings)
-            for i, cpus in self.usable_cpus_by_node.items():
-                if cpus.bits & withdrawn:
-                    left[i] = self._free_shared_on(state, i, left, serving)
-        return left
-
-    def free_shared_milli(self, state: NodeState, left: dict[int, int]) -> dict[int, int]:
-        """Of `cpu_left`, which counts isolated CPUs that only owners get, what can be shared."""
-        if not self.withheld_isolated_cpus:
-            return left
-        pool = state.pool_bits(self.topology, self.settings)
-        return {i: self._free_shared_on(state, i, left, pool) for i in self.usable_cpus_by_node}
-
-    def _free_shared_on(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
-        """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
-        cpus = self.usable_cpus_by_node[i]
-        serves = self.shared_milli_of((cpus.bits & among).bit_count())
-        return max(0, min(left[i], serves - state.shared_milli(i, cpus)))
-
     def free_memory(self, state: NodeState, reading: MeasuredFree | None) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.
 
@@ -632,14 +607,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
         return self.state.pods.get(self.pod.uid)
 
     @cached_property
-    def free_cpu_milli(self) -> dict[int, int]:
-        """By NUMA node, thousandths of a CPU that can be promised."""
-        return self.machine.free_cpu_milli(self.state)
-
-    @cached_property
-    def free_shared_milli(self) -> dict[int, int]:
-        """By NUMA node, of these what a container without CPUs of its own can be promised."""
-        return self.machine.free_shared_milli(self.state, self.free_cpu_milli)
+    def desired(self) -> DesiredState:
+        """What the others should have."""
+        return DesiredState(self.machine, self.state)
 
     @cached_property
     def free_memory(self) -> dict[int, int]:

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from nri_numa.engine.admit import (
     admit,
     build_adjustment,
-    pool_updates,
     release_container,
     release_reservations,
     restore_pod_reservation,
@@ -32,6 +31,7 @@ from nri_numa.engine.decision import (
     Released,
     uses_kubelet_rules,
 )
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
 from nri_numa.engine.request.demand import (
     DEFAULT_CFS_PERIOD_US,
@@ -43,7 +43,6 @@ from nri_numa.engine.state import (
     POD_RESERVATION_NAME,
     Allocation,
     NodeState,
-    effective_cpus,
 )
 from nri_numa.model.machine import human_milli
 from nri_numa.model.reasons import Rejection, RejectionReason
@@ -177,16 +176,15 @@ def admit_pod(
         return Rejected(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
         return decided
-    pool = found.shared_pool(machine.topology, machine.settings)
-    cpus = effective_cpus(decided.allocation, pool, machine.topology, found.unavailable_bits)
+    desired = DesiredState(machine, found)
     its, planned = decided.adjustment, found.pods[pod.uid].containers
     return replace(
         decided,
         state=found,
         change=StateChange(tuple({*decided.change.containers, *planned}), (pod.uid,)),
-        adjustment=build_adjustment(machine, decided.allocation, cpus, its.memory_policy),
-        updates=pool_updates(machine, state, found, skip=container.id),
-        trace=replace(decided.trace, pool_after=pool),
+        adjustment=build_adjustment(desired, decided.allocation, its.memory_policy),
+        updates=updates_between(DesiredState(machine, state), desired, skip=container.id),
+        trace=replace(decided.trace, pool_after=desired.pool),
     )
 
 
@@ -314,7 +312,7 @@ def _reserve_pod_sum(
             if kept
             else state
         )
-    left = sum(machine.free_cpu_milli(state).values())
+    left = sum(DesiredState(machine, state).free_cpu_milli.values())
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own
     return Rejection(

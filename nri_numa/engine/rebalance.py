@@ -30,7 +30,6 @@ from nri_numa.engine.admit import (
     admit,
     build_adjustment,
     place_container,
-    pool_updates,
     without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
@@ -42,6 +41,7 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
 )
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
 from nri_numa.engine.pod_admission import admit_pod, count_expected_containers, guaranteed_resources
 from nri_numa.engine.request.demand import Demand
@@ -52,7 +52,6 @@ from nri_numa.engine.state import (
     ContainerKind,
     NodeState,
     charges_without_cpus,
-    effective_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
@@ -288,26 +287,25 @@ def _with_moves(
     else:
         after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
     moving = {m.after.container_id for m in moves}
-    pool = after.shared_pool(machine.topology, machine.settings)
+    desired = DesiredState(machine, after)
     own = tuple(
         ContainerUpdate(
             m.after.container_id,
-            cpus=str(effective_cpus(m.after, pool, machine.topology, after.unavailable_bits)),
+            cpus=str(desired.cpuset_of(m.after)),
             mems=str(m.after.mems),
             ignore_failure=True,
         )
         for m in moves
     )
-    others = pool_updates(machine, state, after, skip=container_id)
-    cpus = effective_cpus(newcomer, pool, machine.topology, after.unavailable_bits)
+    others = updates_between(DesiredState(machine, state), desired, skip=container_id)
     return replace(
         decision,
         state=after,
         allocation=newcomer,
         adjustment=build_adjustment(
-            machine, decision.allocation, cpus, decision.adjustment.memory_policy
+            desired, decision.allocation, decision.adjustment.memory_policy
         ),
-        trace=replace(decision.trace, pool_after=pool),
+        trace=replace(decision.trace, pool_after=desired.pool),
         change=StateChange(
             (*its.containers, *sorted(moving)),
             tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
@@ -620,16 +618,17 @@ class _PlanSearch:
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
-        max_exclusive = max_exclusive_total(machine, state, SMT.ANY)
+        max_exclusive = max_exclusive_total(DesiredState(machine, state), SMT.ANY)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
             self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
 
     def _free_by_node(
         self, machine: NodeModel, state: NodeState, reading: MeasuredFree | None
     ) -> dict[int, ResourceVector]:
-        cpus, memory = machine.free_cpu_milli(state), machine.free_memory(state, reading)
+        desired = DesiredState(machine, state)
+        cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
         pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
-        candidates = exclusive_candidates(machine, state)
+        candidates = exclusive_candidates(desired)
         return {
             i: (
                 cpus[i],

@@ -23,7 +23,7 @@ from nri_numa.engine.accounting import (
     split_cpu_milli,
     take_avoiding_contended,
 )
-from nri_numa.engine.admit import new_allocation, pod_pool_updates, pool_updates
+from nri_numa.engine.admit import new_allocation
 from nri_numa.engine.align.policies import byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
@@ -41,6 +41,7 @@ from nri_numa.engine.decision import (
     Resized,
     UnalignedRejection,
 )
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     is_list_of_same_set,
@@ -69,7 +70,7 @@ from nri_numa.engine.request.demand import (
     cpu_size_milli,
     with_slots,
 )
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
@@ -148,7 +149,7 @@ class _Resize:
         case, had, wanted = self.case, self.prior, self.case.demand
         numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
-        left = case.free_shared_milli
+        left = case.desired.free_shared_milli
         grows = wanted.cpu_milli > had.cpu_milli
         if grows or (self.had_shortfall and wanted.cpu_milli == had.cpu_milli):
             have = sum(left.get(i, 0) for i in numa_nodes)
@@ -235,13 +236,12 @@ class _Resize:
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
         machine, rest = case.machine, case.state
-        pool = rest.shared_pool(machine.topology, machine.settings)
-        free = exclusive_candidates(machine, rest)
+        pool, free = case.desired.pool, exclusive_candidates(case.desired)
         free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
         free = free - group_floor_cpus(machine, rest, pool, free, held)
         home = self._own_nodes()
         limits = count_free_exclusive(
-            machine, rest, free | held, self._effective_smt(), case.free_cpu_milli
+            case.desired, free | held, self._effective_smt(), case.desired.free_cpu_milli
         )
         room = sum(limits.get(i, 0) for i in home)
         found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
@@ -405,25 +405,26 @@ def resize_container(
         return _apply_foreign_cpuset(machine, state, allocation, update, trace)
     merged = _apply_update(container, allocation, update)
     after, change = state, NO_CHANGE
-    mates: tuple[ContainerUpdate, ...] = ()
+    resized: tuple[str, ...] = ()
     if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
         found = resize_to_current_resources(machine, state, pod, merged, reading, now)
         if isinstance(found, Rejected):
             return found
         allocation, trace = found
-        after, mates = with_size(machine, state, allocation)
-        had, has = (s.shared_pool(machine.topology, machine.settings) for s in (state, after))
-        trace = replace(trace, pool_before=had, pool_after=has)
-        change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
-    own = _override_update(machine, after, allocation, state.allocations[container.id], update)
-    updates = (*mates, *pool_updates(machine, state, after, skip=container.id))
+        after, resized = with_size(machine, state, allocation)
+        change = StateChange((container.id, *resized), (pod.uid,))
+    old, new = DesiredState(machine, state), DesiredState(machine, after)
+    if after is not state:
+        trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
+    own = _override_update(new, allocation, state.allocations[container.id], update)
+    updates = updates_between(old, new, skip=container.id, resized=resized)
     return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
 
 
 def with_size(
     machine: NodeModel, state: NodeState, allocation: Allocation
-) -> tuple[NodeState, tuple[ContainerUpdate, ...]]:
-    """The state once a container has its new size, and updates of others that share its CPUs."""
+) -> tuple[NodeState, tuple[str, ...]]:
+    """The state once a container has its new size, and who else has other CPUs of its pod then."""
     had = state.allocations[allocation.container_id]
     mates = (
         state.cpu_sharers(had)
@@ -437,7 +438,7 @@ def with_size(
         after = after.without_allocation(one.container_id)
     after = after.with_allocation(allocation)
     after = after.with_pod_pool(mates, allocation, machine.topology)
-    return after, pod_pool_updates(mates, allocation.cpus)
+    return after, tuple(a.container_id for a in mates)
 
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
@@ -514,7 +515,9 @@ def _yield_to_kubelet(
         state=after,
         change=StateChange((container.id,), (pod.uid,)),
         container_update=ContainerUpdate(container_id=container.id, mems=mems) if mems else None,
-        updates=pool_updates(machine, state, after, skip=container.id),
+        updates=updates_between(
+            DesiredState(machine, state), DesiredState(machine, after), skip=container.id
+        ),
         trace=replace(trace, decision_steps=(theirs.reason,)),
     )
 
@@ -551,7 +554,7 @@ def _apply_foreign_cpuset(
             state=state, container_update=None, trace=trace
         )  # what is no list, the runtime refuses
     wanted = parse_foreign_cpuset(update.cpus)
-    pool = state.shared_pool(machine.topology, machine.settings)
+    pool = DesiredState(machine, state).pool
     taken = wanted & state.unavailable_cpus
     after = allocation
     if allocation.kind is ContainerKind.FOREIGN or not taken:
@@ -593,7 +596,7 @@ def resize_to_current_resources(
     trace = DecisionTrace(
         pod=pod,
         container=container,
-        free_cpu_milli=machine.free_cpu_milli(rest),
+        free_cpu_milli=DesiredState(machine, rest).free_cpu_milli,
         free_memory=machine.free_memory(rest, reading),
     )
     requested = machine.resolve_options(pod, container)
@@ -654,8 +657,7 @@ def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
 
 
 def _override_update(
-    machine: NodeModel,
-    after: NodeState,
+    desired: DesiredState,
     allocation: Allocation,
     before: Allocation,
     update: Resources,
@@ -664,10 +666,9 @@ def _override_update(
 
     Any override makes containerd lose the request's swap limit, so none is sent without need.
     """
-    pool = after.shared_pool(machine.topology, machine.settings)
-    wanted = effective_cpus(allocation, pool, machine.topology, after.unavailable_bits)
+    wanted = desired.cpuset_of(allocation)
     if not wanted and allocation.kind is ContainerKind.UNPINNED and update.cpus:
-        wanted = pool  # its memory is bound by us, so no other pin makes it foreign
+        wanted = desired.pool  # its memory is bound by us, so no other pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
     if wanted and (changed or (update.cpus and not is_list_of_same_set(update.cpus, wanted))):
@@ -710,10 +711,10 @@ def override_stale_cpuset(
     if allocation is None or allocation.kind is ContainerKind.FOREIGN:
         return own
     has, by_systemd = container.resources, ":" in container.cgroups_path
-    pool = state.shared_pool(machine.topology, machine.settings)
-    wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
+    desired = DesiredState(machine, state)
+    wanted = desired.cpuset_of(allocation)
     if not wanted and has.cpus and allocation.kind is ContainerKind.UNPINNED:
-        wanted = pool
+        wanted = desired.pool
     cpus = mems = ""
     if wanted and not requested.cpus and (has.cpus or by_systemd):
         cpus = "" if is_list_of_same_set(has.cpus, wanted) else str(wanted)

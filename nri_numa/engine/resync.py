@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidates
-from nri_numa.engine.admit import admit, pool_updates, unpinned_allocation
+from nri_numa.engine.admit import admit, unpinned_allocation
 from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.decision import (
     Decision,
@@ -30,6 +30,7 @@ from nri_numa.engine.decision import (
     Resynced,
     RunningAdmission,
 )
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.foreign_pins import (
     is_list_of_same_set,
     is_shared_pool_cpuset,
@@ -44,7 +45,6 @@ from nri_numa.engine.state import (
     NodeState,
     build_node_state,
     container_identity,
-    effective_cpus,
     shared_group_key,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -133,17 +133,17 @@ def plan_corrections(
     ``narrowed_at`` is the time until which the shared pool was last narrower than the machine. In
     the order in which to apply them.
     """
-    pool = state.shared_pool(machine.topology, machine.settings)
+    desired = DesiredState(machine, state, narrowed_at)
     found: list[Correction] = []
     for container_id, real in observed.items():
         allocation = state.allocations.get(container_id)
         if allocation is None or allocation.kind is ContainerKind.FOREIGN:
             continue
         topology = machine.topology
-        wanted = effective_cpus(allocation, pool, topology, state.unavailable_bits)
+        wanted = desired.cpuset_of(allocation)
         if not wanted and allocation.kind is ContainerKind.UNPINNED and real.cpus:
             ours = narrowed_at is not None and allocation.assigned_at <= narrowed_at
-            wanted = pool if ours else NO_CPUS
+            wanted = desired.pool if ours else NO_CPUS
         above = f" ({real.above})" if real.above else ""
         # A list may name offline CPUs, and the kernel keeps them.
         kept, has = real.cpus & topology.online == wanted, real.effective_cpus
@@ -264,7 +264,7 @@ def rebuild_node_state(  # noqa: C901 - not cut yet
         else:
             state, _ = with_size(machine, state, found[0])
             resized.append(found)
-    pool = state.shared_pool(machine.topology, machine.settings)
+    pool = DesiredState(machine, state).pool
     gap: list[str] = []
     unexplained: list[str] = []
     decisions: list[Decision] = []
@@ -380,7 +380,7 @@ def admit_running(
     registration (nri#63); its start tells of it. For others `rebuild_node_state` had no time. As at
     a synchronisation, it cannot be refused any more.
     """
-    pool = state.shared_pool(machine.topology, machine.settings)
+    pool = DesiredState(machine, state).pool
     seen, held = _running_request(machine, state, pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
     if not isinstance(decision, Rejected):
@@ -390,9 +390,9 @@ def admit_running(
     else:
         after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    pool = after.shared_pool(machine.topology, machine.settings)
-    own = update_to_desired(machine, after, after.allocations[container.id], pool, container)
-    others = pool_updates(machine, state, after, skip=container.id)
+    desired = DesiredState(machine, after)
+    own = update_to_desired(desired, after.allocations[container.id], container)
+    others = updates_between(DesiredState(machine, state), desired, skip=container.id)
     updates = others if own is None else (own, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
@@ -412,7 +412,7 @@ def _running_request(
     if not container.resources.cpus:
         return container, NO_CPUS
     held = parse_foreign_cpuset(container.resources.cpus)
-    if not held <= exclusive_candidates(machine, state):
+    if not held <= exclusive_candidates(DesiredState(machine, state)):
         held = NO_CPUS
     if is_shared_pool_cpuset(container.resources.cpus, pool, state.kubelet.shared):
         # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
@@ -480,7 +480,7 @@ def _match_known_containers(
     # first, then by id.
     candidates.sort()  # no two have one id, so allocations are not compared
     taken = listed = 0
-    usable = NodeState(kubelet=prior.kubelet).pool_bits(machine.topology, machine.settings)
+    usable = DesiredState(machine, NodeState(kubelet=prior.kubelet)).pool.bits
     kept: list[Allocation] = []
     lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:
@@ -557,8 +557,7 @@ def _resync_updates(
     adopted: frozenset[str],
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
     """What to send so that every container has what it should, and which known ones differed."""
-    topology = machine.topology
-    pool, withheld = state.shared_pool(topology, machine.settings), state.unavailable_bits
+    desired = DesiredState(machine, state)
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
@@ -569,7 +568,7 @@ def _resync_updates(
         if key is not None:
             # Hundreds follow the pool in few groups, and most have what they should.
             if key not in texts:
-                texts[key] = str(effective_cpus(allocation, pool, topology, withheld))
+                texts[key] = str(desired.cpuset_of(allocation))
             has = live[container_id].resources
             if (
                 has.cpus == texts[key]
@@ -577,7 +576,7 @@ def _resync_updates(
                 and not allocation.lifted_quota
             ):
                 continue
-        update = update_to_desired(machine, state, allocation, pool, live[container_id])
+        update = update_to_desired(desired, allocation, live[container_id])
         if update is not None:
             updates.append(update)
             if container_id in adopted:
@@ -586,16 +585,16 @@ def _resync_updates(
 
 
 def update_to_desired(
-    machine: NodeModel, state: NodeState, allocation: Allocation, pool: CPUSet, container: Container
+    desired: DesiredState, allocation: Allocation, container: Container
 ) -> ContainerUpdate | None:
     """What to send for one container so that it has what it should; None when it has it."""
     if allocation.kind is ContainerKind.FOREIGN:
         return None
     resources = container.resources
-    wanted = effective_cpus(allocation, pool, machine.topology, state.unavailable_bits)
+    wanted = desired.cpuset_of(allocation)
     if not wanted and allocation.kind is ContainerKind.UNPINNED and resources.cpus:
         # It was narrowed while others owned CPUs; none does any more.
-        wanted = pool
+        wanted = desired.pool
     cpus = str(wanted) if wanted and not is_list_of_same_set(resources.cpus, wanted) else ""
     mems = (
         str(allocation.mems)

@@ -286,10 +286,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     shared_groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
-    def shared_pool(self, topology: Topology, settings: Settings) -> CPUSet:
-        """The shared pool."""
-        return CPUSet.from_bits(self.pool_bits(topology, settings))
-
     def pool_bits(self, topology: Topology, settings: Settings) -> int:
         """The bits of the shared pool.
 
@@ -302,11 +298,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         free = bits & ~self.kubelet.granted_cpus.bits
         return free & ~withheld_isolated_bits(topology, settings) or free or bits
 
-    def exclusive_pool_bits(self, topology: Topology, settings: Settings) -> int:
-        """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
-        apart = withheld_isolated_bits(topology, settings) & ~self.unavailable_bits
-        return self.pool_bits(topology, settings) | apart
-
     @property
     def unavailable_cpus(self) -> CPUSet:
         """CPUs that no other container may be given: owned, kept idle, or the kubelet's."""
@@ -314,7 +305,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unavailable_bits(self) -> int:
-        """The bits of `withheld`, to compare two states without making sets."""
+        """The bits of `unavailable_cpus`, to compare two states without making sets."""
         return self.exclusive.bits | self.idle_siblings.bits | self.kubelet.granted_cpus.bits
 
     def with_kubelet(self, grants: KubeletGrants) -> NodeState:
@@ -610,32 +601,6 @@ def shared_group_cpus(key: int, pool: CPUSet, topology: Topology, withheld: int)
     else:
         bits = ~key & topology.online.bits & ~withheld
     return CPUSet.from_bits(bits) if bits else pool
-
-
-def effective_cpus(
-    allocation: Allocation, pool: CPUSet, topology: Topology, withheld: int
-) -> CPUSet:
-    """CPUs the container should really have now; empty means leave them alone.
-
-    An unbound container is left alone while the pool is the whole machine, and a foreign one
-    always. CPUs that went offline are left out, and come back when they do; those of a soft list
-    that others own come back afterwards.
-    """
-    if allocation.kind is ContainerKind.FOREIGN:
-        return NO_CPUS
-    key = shared_group_key(allocation)
-    if key is None:
-        return pool if is_displaced(allocation, topology) else allocation.cpus & topology.online
-    if key == UNPINNED_GROUP_KEY and pool == topology.allowed:
-        return NO_CPUS
-    return shared_group_cpus(key, pool, topology, withheld)
-
-
-def is_displaced(allocation: Allocation, topology: Topology) -> bool:
-    """Whether a container is on the shared pool because all CPUs of its own are offline."""
-    if shared_group_key(allocation) is not None or not allocation.cpus or allocation.reserved_at:
-        return False
-    return not allocation.cpus & topology.online
 
 
 def build_node_state(

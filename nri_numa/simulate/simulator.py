@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
+from nri_numa.engine.desired import DesiredState, updates_between
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
@@ -28,7 +29,7 @@ from nri_numa.engine.rebalance import (
     state_after_migration,
 )
 from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
     DEVICE_REJECTION_REASON,
@@ -312,7 +313,9 @@ class _Simulator:
             self._remove_pod(pod)
         else:
             outcomes = self._create_pod(pod) if action is Action.CREATE else self._resize_pod(pod)
-        updates = admit.pool_updates(self._machine, before, self.state, skip="")
+        updates = updates_between(
+            DesiredState(self._machine, before), DesiredState(self._machine, self.state)
+        )
         had = self._cpus_by_container(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
         had |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
@@ -328,7 +331,7 @@ class _Simulator:
     def numa_node_fill(self) -> dict[int, NUMANodeFill]:
         """How full each NUMA node is."""
         machine, state = self._machine, self.state
-        cpu_left = machine.free_cpu_milli(state)
+        cpu_left = DesiredState(machine, state).free_cpu_milli
         memory_left = machine.free_memory(state, self._reading)
         return {
             i: NUMANodeFill(
@@ -477,12 +480,9 @@ class _Simulator:
 
     def _cpus_by_container(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
         """What containers have in a state, of those that are in it."""
-        topology = self._machine.topology
-        pool, withheld = state.shared_pool(topology, self._machine.settings), state.unavailable_bits
+        desired = DesiredState(self._machine, state)
         return {
-            i: str(effective_cpus(state.allocations[i], pool, topology, withheld))
-            for i in ids
-            if i in state.allocations
+            i: str(desired.cpuset_of(state.allocations[i])) for i in ids if i in state.allocations
         }
 
 

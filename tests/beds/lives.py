@@ -188,7 +188,7 @@ class Life:
             i: f"{_allocation(state.allocations[i])} | {self._runs_on(i)}"
             for i in sorted(self.world.live)
         }
-        now["pool"] = str(state.shared_pool(self.world.topology, self.world.settings))
+        now["pool"] = str(self.world.agent.desired.pool)
         now["kept for pods"] = "; ".join(
             f"{uid} {one.affinity}{'' if one.affinity_is_preferred else ' not preferred'}"
             for uid, one in sorted(state.pods.items())
@@ -201,7 +201,7 @@ class Life:
 
     def _runs_on(self, container_id: str) -> str:
         has = self.world.live[container_id].resources
-        pool = self.world.agent.state.shared_pool(self.world.topology, self.world.settings)
+        pool = self.world.agent.desired.pool
         cpus = "the pool" if has.cpus == str(pool) else has.cpus or "all"
         return f"runs on {cpus}/{has.mems or 'all'} quota {has.cpu_quota}"
 
@@ -336,8 +336,7 @@ class Life:
         self.lines.append(f"NUMA node {numa_node} is worth {factor:g}")
 
     def _granted(self) -> None:
-        state = self.world.agent.state
-        pool = sorted(state.shared_pool(self.world.topology, self.world.settings))
+        pool = sorted(self.world.agent.desired.pool)
         if len(pool) < 4:
             return
         text = str(CPUSet(pool[-1:]))

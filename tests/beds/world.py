@@ -18,7 +18,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
-from nri_numa.engine.state import Allocation, ContainerKind, check_invariants, effective_cpus
+from nri_numa.engine.state import Allocation, ContainerKind, check_invariants
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -510,14 +510,14 @@ class World:
         assert broken == [], broken
         value = self.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
-        pool = state.shared_pool(self.topology, self.agent.machine.settings)
-        assert pool
+        desired = self.agent.desired
+        assert desired.pool
         for container_id, made in self.live.items():
             allocation = state.allocations.get(container_id)
             assert allocation is not None, f"{container_id} runs and is not in the state"
             if allocation.kind is ContainerKind.FOREIGN:
                 continue
-            wanted = effective_cpus(allocation, pool, self.topology, state.unavailable_bits)
+            wanted = desired.cpuset_of(allocation)
             if not self._observe:
                 has = self.cpus(container_id)
                 assert has == (wanted or self.topology.allowed), (container_id, has, wanted)

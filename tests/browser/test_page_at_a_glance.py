@@ -151,8 +151,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
         )
         for places in ("#figures div", "#legend li")
     }
-    state, machine = bed.agent.state, bed.agent.machine
-    assert told == {str(len(state.shared_pool(machine.topology, machine.settings)))}
+    assert told == {str(len(bed.agent.desired.pool))}
 
 
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, NodeModel, PlacementRequest
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
@@ -91,7 +92,7 @@ def _drained_but(world: World, numa_node: int) -> NodeModel:
 
 def never_overcommitted(machine: NodeModel, state: NodeState) -> None:
     """Nobody was let in by force here, so all promises can be kept."""
-    pool = state.shared_pool(machine.topology, machine.settings)
+    pool = DesiredState(machine, state).pool
     for i, cpus in machine.usable_cpus_by_node.items():
         shared = state.allocated_on(i).cpu_milli - 1000 * len(cpus & state.exclusive)
         assert shared <= machine.shared_milli_of(len(cpus & pool)), i
@@ -107,15 +108,15 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
     never_overcommitted(world.agent.machine, world.agent.state)
-    left = world.agent.machine.free_cpu_milli(world.agent.state)
+    left = world.agent.desired.free_cpu_milli
     for i, milli in left.items():
         only = _drained_but(world, i)
-        assert only.free_cpu_milli(world.agent.state)[i] == milli
+        assert DesiredState(only, world.agent.state).free_cpu_milli[i] == milli
         if milli:
             of, made = _asks(milli, requested)
             decision = admit(only, world.agent.state, of, made)
             assert isinstance(decision, Admitted)
-            assert only.free_cpu_milli(decision.state)[i] == 0
+            assert DesiredState(only, decision.state).free_cpu_milli[i] == 0
         of, made = _asks(milli + 1, requested)
         assert not isinstance(admit(only, world.agent.state, of, made), Admitted)
 
@@ -214,14 +215,14 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
     settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
     world = _lived(number, settings, steps, slots=slots)
     machine, state = world.agent.machine, world.agent.state
-    before = slot_capacity(machine, state)
+    before = slot_capacity(DesiredState(machine, state))
     assert all(n >= 0 for n in (*before.free.values(), *before.allocated.values()))
     for n in range(sum(before.free.values())):
         decision = admit(machine, state, *_one(f"slot{n}", 1))
         assert isinstance(decision, Admitted), (n, before)
         state = decision.state
         if smt != "isolate":
-            assert slot_capacity(machine, state).total_slots == before.total_slots
+            assert slot_capacity(DesiredState(machine, state)).total_slots == before.total_slots
 
 
 @hypothesis_settings(deadline=None)
@@ -232,7 +233,7 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
     machine, state = world.agent.machine, world.agent.state
-    for i, count in slot_capacity(machine, state).free.items():
+    for i, count in slot_capacity(DesiredState(machine, state)).free.items():
         if not count:
             continue
         decision = admit(machine, state, *_one("one-more", count, i))

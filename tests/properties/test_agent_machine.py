@@ -340,7 +340,7 @@ class Lives(RuleBasedStateMachine):
         settings = self.world.settings
         everything = self.world.topology.allowed
         strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
-        assert state.shared_pool(self.world.topology, settings) == everything - strict
+        assert self.world.agent.desired.pool == everything - strict
 
 
 TestLives = Lives.TestCase

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Decision, NodeModel, RunningAdmission
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.explain.explanation import (
     explain_allocation,
     explain_rejection,
@@ -151,7 +152,7 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
         for d in one_by_one
         if not (isinstance(d, Admitted) and d.allocation.container_id in calm)
     ]
-    pool = str(state.shared_pool(topology, machine.settings))
+    pool = str(DesiredState(machine, state).pool)
     assert _after(state, live, told.updates, pool) == _after(state, live, updates, pool)
 
 

@@ -85,7 +85,7 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
         for container_id, allocation in state.allocations.items():
             if allocation.exclusive:
                 assert 1000 * len(allocation.cpus) <= paid[container_id]
-        pool = state.shared_pool(world.topology, world.settings)
+        pool = world.agent.desired.pool
         if state.exclusive:
             assert len(pool) >= machine.pool_floor
             assert len(state.idle_siblings) <= limits.idle_siblings.cpus_of_total(24)

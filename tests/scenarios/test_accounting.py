@@ -74,7 +74,7 @@ def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() ->
     topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
-    assert total_free_exclusive(world.agent.machine, world.agent.state) == 1
+    assert total_free_exclusive(world.agent.desired) == 1
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
@@ -87,7 +87,7 @@ def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) 
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
     world.put("first", SINGLE, 6.5, 1)
     world.put("wide", {"policy": "best-effort"}, 9, 1)
-    left = world.agent.machine.free_cpu_milli(world.agent.state)
+    left = world.agent.desired.free_cpu_milli
     assert sorted(left.values()) == [0, 500]
     assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
 

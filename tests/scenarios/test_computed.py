@@ -402,8 +402,8 @@ def test_what_sharers_were_promised_is_not_owned() -> None:
 
 def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
-    assert max_exclusive_by_node(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
-    assert total_free_exclusive(world.agent.machine, world.agent.state) == 4
+    assert max_exclusive_by_node(world.agent.desired) == {0: 4, 1: 0}
+    assert total_free_exclusive(world.agent.desired) == 4
     says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
     assert world.put("own", OWN, 4)[0] == "2-3,18-19"
     assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message

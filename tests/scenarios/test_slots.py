@@ -227,7 +227,7 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
 
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
-    found = slot_capacity(world.agent.machine, world.agent.state)
+    found = slot_capacity(world.agent.desired)
     return found.allocated, found.free
 
 
@@ -236,11 +236,11 @@ def test_what_is_offered() -> None:
     world = usual(Settings(reserved_cpus=CPUSet([0])))
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
-    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 7
+    assert slot_capacity(world.agent.desired).total_slots == 7
     world.put("b", {"cpus": "exclusive"}, 3)
-    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 4
+    assert slot_capacity(world.agent.desired).total_slots == 4
     world.stop("a-app")
-    assert slot_capacity(world.agent.machine, world.agent.state).total_slots == 4
+    assert slot_capacity(world.agent.desired).total_slots == 4
 
 
 def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> None:

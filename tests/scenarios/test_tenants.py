@@ -603,7 +603,7 @@ def test_isolate_leaves_a_numa_node_its_floor() -> None:
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
     assert world.place(*want("c", isolated, resources(1)))[1] == "1"
     assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
-    pool = world.agent.state.shared_pool(topology, world.settings)
+    pool = world.agent.desired.pool
     assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
 
 
@@ -615,7 +615,7 @@ def test_the_floor_is_kept_where_a_core_is_shared_anyway() -> None:
     world = limited(topology, numa_pool=CPUAmount(1))
     world.place(*want("thread", {"numacpu": "0", **OWN}, resources(1)))
     world.place(*want("cores", {"smt": "full-core", **OWN}, resources(6)))
-    pool = world.agent.state.shared_pool(topology, world.settings)
+    pool = world.agent.desired.pool
     assert pool == topology.siblings_of(CPUSet([0])) - CPUSet([0])
     assert len(pool) == 1
 

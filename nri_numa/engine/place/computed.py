@@ -582,7 +582,7 @@ def _missing_cpu_holders(case: PlacementRequest) -> str:
 
 def _obstacles_text(case: PlacementRequest) -> str:
     count = case.demand.exclusive_cpus
-    floor = pool_floor_text(case.machine, case.state, case.effective_smt, count)
+    floor = pool_floor_text(case.desired, case.effective_smt, count)
     return floor + exclusive_holders_text(case.state, requests=True)
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
+from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
@@ -269,7 +270,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
         return _list_rejection(
             text,
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
-            f"CPUs among {CPUSet.from_bits(state.exclusive_pool_bits(topology, settings))}",
+            f"CPUs among {CPUSet.from_bits(case.desired.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
             reason=RejectionReason.CPU_OWNED,
         )
@@ -295,19 +296,19 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         )
     return check_exclusive_limits(
         case, f"{text}, which", cpus, NO_CPUS
-    ) or _check_strict_shared_containers(machine, state, text, cpus)
+    ) or _check_strict_shared_containers(case.desired, text, cpus)
 
 
 def _check_strict_shared_containers(
-    machine: NodeModel, state: NodeState, text: str, cpus: CPUSet
+    desired: DesiredState, text: str, cpus: CPUSet
 ) -> Rejection | None:
     """Containers that share under a strict policy have nowhere else to go."""
-    pool = state.shared_pool(machine.topology, machine.settings)
+    state = desired.state
     for key, members in sorted(state.shared_groups.items()):
         if key < 0:
             continue
         numa_nodes = NUMASet.from_bits(key)
-        theirs = pool & machine.topology.cpus_of(numa_nodes)
+        theirs = desired.pool & desired.machine.topology.cpus_of(numa_nodes)
         strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT_POLICIES]
         if strict and theirs and theirs <= cpus:
             first = state.allocations[strict[0]]

@@ -103,16 +103,16 @@ class FreeResources:
 def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
-    pool = state.shared_pool(machine.topology, machine.settings)
-    free = exclusive_candidates(machine, state)
-    cpu_left = case.free_cpu_milli if demand.exclusive_cpus else case.free_shared_milli
+    pool, free = case.desired.pool, exclusive_candidates(case.desired)
+    exclusive = bool(demand.exclusive_cpus)
+    cpu_left = case.desired.free_cpu_milli if exclusive else case.desired.free_shared_milli
     free_by_node: dict[int, int] = {}
-    if demand.exclusive_cpus:
+    if exclusive:
         free = free - pool_floor_cpus(machine, state, pool, free)
         free = free - group_floor_cpus(
             machine, state, pool, free, pair=case.effective_smt is SMT.PAIR
         )
-        free_by_node = count_free_exclusive(machine, state, free, case.effective_smt, cpu_left)
+        free_by_node = count_free_exclusive(case.desired, free, case.effective_smt, cpu_left)
         if requested.slots is not None and (chosen := requested.slots.by_node):
             # The kubelet has chosen the NUMA nodes, and how many CPUs of each.
             free = free & machine.topology.cpus_of(NUMASet(chosen))
@@ -310,7 +310,7 @@ def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT)
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     each = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
-    most = max_exclusive_total(case.machine, case.state, smt)
+    most = max_exclusive_total(case.desired, smt)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
     would = f", so {fitting} would fit" if fitting else ""
     return f"{shortage_clause('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
@@ -356,7 +356,7 @@ def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     """What is free of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
-    most = max_exclusive_total(machine, case.state, case.effective_smt)
+    most = max_exclusive_total(case.desired, case.effective_smt)
     for i in machine.numa_ids:
         texts: list[str] = []
         if demand.exclusive_cpus:

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
@@ -170,6 +171,8 @@ def adopt_assignment(
         if isinstance(checked, str):
             return f"carries no signature of ours, and {checked}"
         allocation = checked
+    else:
+        allocation = replace(allocation, **facts_of_caption(allocation.reason))
     size_milli = cpu_size_milli(container.resources)
     if allocation.exclusive and not has_same_cpus and allocation.cpu_milli != size_milli:
         # Resized since, and perhaps no owner any more: its present size must say the same.

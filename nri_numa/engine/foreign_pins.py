@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import foreign_caption, unpinned_caption
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
     Allocation,
@@ -72,7 +73,7 @@ def reclassify_cpuset(
             allocation,
             kind=ContainerKind.UNPINNED,
             foreign_cpus=NO_CPUS,
-            reason=f"not pinned: its cpuset {what}",
+            reason=unpinned_caption(f"its cpuset {what}"),
         )
     cpus = parse_foreign_cpuset(text)
     if allocation.kind is ContainerKind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
@@ -81,7 +82,7 @@ def reclassify_cpuset(
         allocation,
         kind=ContainerKind.FOREIGN,
         foreign_cpus=cpus,
-        reason=f"pinned by another component to {cpus_text(cpus or text)}",
+        reason=foreign_caption(cpus or text),
     )
 
 

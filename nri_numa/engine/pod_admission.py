@@ -22,6 +22,7 @@ from nri_numa.engine.admit import (
     release_reservations,
     restore_pod_reservation,
 )
+from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
 from nri_numa.engine.decision import (
     Admitted,
     Decision,
@@ -39,7 +40,6 @@ from nri_numa.engine.request.demand import (
     pod_cpu_request_milli,
 )
 from nri_numa.engine.state import (
-    PENDING_POD_RESERVATION_TEXT,
     POD_RESERVATION_NAME,
     Allocation,
     NodeState,
@@ -140,7 +140,7 @@ def reserve_for_sandbox(
     decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return Released(state=state)
-    after = decided.state.with_reservation(all_of_it.id, now, PENDING_POD_RESERVATION_TEXT)
+    after = decided.state.with_reservation(all_of_it.id, now, PENDING_RESERVATION_CAPTION)
     after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_is_preferred=True))
     return Released(state=after, change=decided.change, updates=decided.updates)
 
@@ -260,7 +260,7 @@ def _reserve_expected_containers(
     for i in ids:
         plan = release_container(machine, plan, i, now).state
     kept = [
-        replace(plan.allocations[i], reason=PENDING_POD_RESERVATION_TEXT)
+        replace(plan.allocations[i], reason=PENDING_RESERVATION_CAPTION)
         for i in ids
         if i in plan.allocations
     ]
@@ -308,7 +308,7 @@ def _reserve_pod_sum(
     if isinstance(found, Admitted):
         kept = found.allocation.exclusive
         return (
-            found.state.with_reservation(others.id, now, PENDING_POD_RESERVATION_TEXT)
+            found.state.with_reservation(others.id, now, PENDING_RESERVATION_CAPTION)
             if kept
             else state
         )

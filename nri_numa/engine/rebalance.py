@@ -33,6 +33,7 @@ from nri_numa.engine.admit import (
     without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
+from nri_numa.engine.captions import moved_caption
 from nri_numa.engine.decision import (
     Admitted,
     ContainerMove,
@@ -145,13 +146,13 @@ def plan_moves(
     most: int = MAX_MOVES,
     running: bool = False,
     now: float = 0.0,
-    why: str = "",
+    moved_for: str = "",
 ) -> SearchSteps[MovePlan | None]:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
     None of the containers in ``still`` moves, and none of its own pod. Of containers that are
     ``running`` memory is on both sides until it has moved, so that they leave only CPUs to others.
-    ``why`` they move ends the reason of each.
+    ``moved_for`` says what they move for.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or not refused.reason.allows_moves:
@@ -169,7 +170,9 @@ def plan_moves(
     search = _PlanSearch(machine, state, reading, demand, movers, most, running=running)
     while (places := (yield from search.next_plan())) is not None:
         yield _verification_work(machine, state, refused, len(places) - 1)
-        plan = _verify_plan(machine, state, refused, reading, places, now, why, running=running)
+        plan = _verify_plan(
+            machine, state, refused, reading, places, now, moved_for, running=running
+        )
         if plan is not None:
             return plan
     return None
@@ -242,10 +245,18 @@ def _rebalance(
     tied = _immovable_ids(state, still)
     stay = tied | {i for i, a in state.allocations.items() if not a.movable}
     plan, most = None, min(most, machine.settings.rebalance_moves)
-    why = f"{_MOVED_TEXT}{keep or f'make room for {pod.full_name}/{container.name}'}"
+    moved_for = keep or f"make room for {pod.full_name}/{container.name}"
     if most and len(stay) < len(state.allocations):
         plan = yield from plan_moves(
-            machine, state, refused, reading, still=stay, most=most, running=True, now=now, why=why
+            machine,
+            state,
+            refused,
+            reading,
+            still=stay,
+            most=most,
+            running=True,
+            now=now,
+            moved_for=moved_for,
         )
     if plan is None:
         if keep:
@@ -345,10 +356,6 @@ def state_after_migration(decision: Admitted) -> NodeState:
     return state
 
 
-_MOVED_TEXT: Final = "; moved to "
-"""In the reason of one that moved."""
-
-
 def restore_headroom(
     machine: NodeModel,
     state: NodeState,
@@ -399,8 +406,7 @@ def nodes_short_of_memory(
 
 def move_purpose_text(allocation: Allocation) -> str:
     """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
-    _, moved, what = allocation.reason.partition(_MOVED_TEXT)
-    return f" to {what}" if moved else ""
+    return f" to {allocation.moved_for}" if allocation.moved_for else ""
 
 
 def fits_after_moves_text(moves: Collection[ContainerMove]) -> str:
@@ -862,7 +868,7 @@ def _verify_plan(
     reading: MeasuredFree | None,
     places: _Places,
     now: float = 0.0,
-    why: str = "",
+    moved_for: str = "",
     *,
     running: bool,
 ) -> MovePlan | None:
@@ -891,7 +897,7 @@ def _verify_plan(
             moved = moved.with_migration_started(a)
             if a.container_id in after.allocations:
                 after = after.without_allocation(a.container_id)
-        moved = replace(moved, reason=f"{moved.reason}{why}")
+        moved = replace(moved, reason=moved_caption(moved.reason, moved_for), moved_for=moved_for)
         after, last = after.with_allocation(moved), moved.with_migration_finished
         moves.append(ContainerMove(a, moved))
     return MovePlan(_state_with_moves(state, after, moves), decision, tuple(moves), places)
@@ -971,6 +977,8 @@ def _place_mover(
         mems=placed.mems,
         charges=placed.charges,
         aligned=placed.aligned,
+        is_misaligned=placed.is_misaligned,
+        has_shortfall=False,
         reason=placed.reason,
         moved_proactively=False,
     )

@@ -25,8 +25,10 @@ from typing import Final, TypedDict
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import RESERVATION_CAPTION
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
+from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.model.workload import (
     NO_GRANTS,
@@ -104,7 +106,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         yields_to_exclusive: ``cpus`` are a list that gives way: it runs on those of them that no
         container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        aligned: False when a wider set than ideal had to be taken.
+        aligned: False for what falls short of the request in any way.
+        reason: a caption for people, which nothing reads; see `nri_numa.engine.captions`.
         foreign_cpus: CPUs that another program pinned a foreign container to, as far as we know.
         lifted_quota: the CFS quota that was asked for, kept while it is lifted; None when not
         lifted.
@@ -115,6 +118,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         moved_proactively: it last moved ahead of need: nothing waits for its memory.
         reserved_at: Unix time in seconds at which its container ended, or at which it was planned
             for one that is still to come; what it has is kept for the pod. 0 while it lives.
+        has_shortfall: it runs with less than its size, since it could not grow.
+        is_misaligned: it is on more NUMA nodes than an empty machine would need.
+        is_undecided: it ran when a synchronization had no time for it.
+        moved_for: what it last moved for, as *make room for shop/web/app*; empty if it did not.
+        unpinned_for: why it runs without the pin that it asks for; None for any other.
     """
 
     container_id: str
@@ -150,6 +158,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
     moved_proactively: bool = msgspec.field(name="ahead", default=False)
     reserved_at: float = msgspec.field(name="ended", default=0.0)
+    has_shortfall: bool = msgspec.field(name="shortfall", default=False)
+    is_misaligned: bool = msgspec.field(name="misaligned", default=False)
+    is_undecided: bool = msgspec.field(name="undecided", default=False)
+    moved_for: str = ""
+    unpinned_for: RejectionReason | None = None
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -255,8 +268,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 NO_CONTAINER_IDS: frozenset[str] = frozenset()
 POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
-POD_RESERVATION_TEXT = "kept for its pod: the container ended"
-PENDING_POD_RESERVATION_TEXT = "kept for its pod: containers that are still to come"
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNPINNED_GROUP_KEY = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
@@ -398,15 +409,18 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return builder.build_state()
 
     def with_reservation(
-        self, container_id: str, now: float, reason: str = POD_RESERVATION_TEXT
+        self, container_id: str, now: float, caption: str = RESERVATION_CAPTION
     ) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
             self.allocations[container_id].with_migration_finished,
             lifted_quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
-            reason=reason,
+            reason=caption,
             reserved_at=now,
+            has_shortfall=False,
+            is_misaligned=False,
+            moved_for="",
         )
         return self.without_allocation(container_id).with_allocation(kept)
 

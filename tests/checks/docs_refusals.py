@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.links import memory_policies
 from nri_numa.engine.decision import MeasuredFree, Rejected
-from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result_text
+from nri_numa.engine.request.demand import claim_result_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
@@ -45,6 +45,7 @@ def refuse(
     before: Callable[[World], object] | None = None,
     reading: MeasuredFree | None = None,
     slots: str = "",
+    claim_problem: str = "",
 ) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
     world = World(topology or machine(), settings, reading=reading)
@@ -57,6 +58,8 @@ def refuse(
     made = container(of, wants=wants)
     if slots:
         made = replace(made, annotations={f"{PREFIX}slots": slots})
+    if claim_problem:
+        made = replace(made, annotations={f"{PREFIX}slots": ""}, claim_problem=claim_problem)
     return world.refuse(of, made)
 
 
@@ -140,7 +143,7 @@ REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.CLAIM_NOT_PREPARED: lambda: refuse(
         {},
         cpus=2,
-        slots=f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {_UID} is not prepared on this node",
+        claim_problem=f"its ResourceClaim {_UID} is not prepared on this node",
     ),
     R.CLAIM_IN_USE: lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
     R.UNKNOWN_CPU: lambda: refuse({"numacpu": "14-17"}),

@@ -151,6 +151,8 @@ def explain_allocation(
             "idle": str(a.idle_siblings),
             "policy": a.policy.value,
             "preferred": a.aligned,
+            **({"shortfall": True} if a.has_shortfall else {}),
+            **({"unpinnedFor": str(a.unpinned_for)} if a.unpinned_for is not None else {}),
             **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
         },
         "refusal": None,

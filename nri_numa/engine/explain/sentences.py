@@ -15,12 +15,10 @@ from nri_numa.engine.align.hints import Unit
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
     REFUSED_OUTCOME,
-    UNPINNED_OUTCOME,
     WIDENED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
-from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
 from nri_numa.text import escape_unprintable, human_bytes, page_size
@@ -186,9 +184,8 @@ def _reservation_sentence(document: ExplanationDocument) -> str:
 
 def _unpinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     summary, result = document["summary"], document["result"]
-    if document["outcome"] == UNPINNED_OUTCOME:
-        why = summary.removeprefix("not pinned: ")
-        yield f"It could not be pinned as asked ({why}), and was started without being pinned."
+    if reason := result.get("unpinnedFor"):
+        yield f"It could not be pinned as asked ({reason}), and was started without being pinned."
     else:
         yield _to_sentence(f"It is {summary}")
     if result["cpus"]:
@@ -209,7 +206,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
             f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
             "runs on its cores."
         )
-    if SHORTFALL_TEXT in document["summary"]:
+    if document["result"].get("shortfall"):
         yield "It has less than it asks for since it was resized: no more was free there."
     elif document["outcome"] == WIDENED_OUTCOME:
         yield "This is a wider place than ideal."
@@ -342,7 +339,7 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
 def _alignment_sentences(
     document: ExplanationDocument, alignment: Mapping[str, Any]
 ) -> Iterator[str]:
-    reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers follow below
+    reason = alignment["reason"].partition(" (NUMA node")[0]  # read: the numbers follow below
     if not alignment["admitted"]:
         yield _to_sentence(f"Policy {alignment['policy']} finds no place: {reason}")
         return
@@ -513,7 +510,7 @@ def _truncate_value(value: str) -> str:
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
     """A message of the engine without the name that stands above it already."""
     who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
-    return message.replace(who, "", 1)
+    return message.replace(who, "", 1)  # read: shown without what stands above it
 
 
 def _to_sentence(clause: str) -> str:

@@ -34,6 +34,7 @@ from nri_numa.engine.align.policies import (
     align_demands,
     shortage_clause,
 )
+from nri_numa.engine.captions import unpinned_caption, with_outcome
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -471,8 +472,12 @@ def _place_shared(
     numa_nodes = numa_nodes & topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
-        reason = f"not pinned: {why}"
-        return replace(case.initial_placement, aligned=False, reason=reason, decision_steps=(why,))
+        return replace(
+            case.initial_placement,
+            aligned=False,
+            reason=unpinned_caption(why),
+            decision_steps=(why,),
+        )
     return _build_placement(
         case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
     )
@@ -725,20 +730,20 @@ def _build_placement(
         placed,
         charges=charges,
         policy=policy,
-        reason=_placement_caption(placed),
+        is_misaligned=not placed.aligned,
+        reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
         pod_affinity=_pod_affinity(case.machine, placed.affinity) if is_pods else None,
     )
 
 
 def _placement_caption(placement: Placement) -> str:
-    ideal = "" if placement.aligned else ", wider than ideal"
     if placement.kind is ContainerKind.UNPINNED:
         memory = f", memory of {numa_text(placement.mems)}" if placement.mems else ""
-        return f"not pinned to CPUs (kubeletCPUs){memory}{ideal}"
+        return f"not pinned to CPUs (kubeletCPUs){memory}"
     cpus = "shared CPUs"
     if placement.kind is ContainerKind.EXCLUSIVE:
         cpus = exclusive_cpu_count_text(len(placement.cpus))
-    return f"{cpus} on {numa_text(placement.numa_nodes)}{ideal}"
+    return f"{cpus} on {numa_text(placement.numa_nodes)}"
 
 
 def _with_warnings(placement: Placement, warnings: tuple[str, ...]) -> Placement:

@@ -89,13 +89,19 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpu_source: str = "none"
     memory_source: str = "none"
-    notes: tuple[str, ...] = ()
+    cpu_notes: tuple[str, ...] = ()
+    memory_notes: tuple[str, ...] = ()
     cpu_requested_milli: int = 0
     pod_requested_milli: int | None = None
     memory_requested: int = 0
     own_cpu_milli: int = 0
     own_memory_bytes: int = 0
     ignored: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What had to be disregarded of the request, and what follows from it, as sentences."""
+        return self.cpu_notes + self.memory_notes
 
 
 def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
@@ -130,6 +136,7 @@ def compute_demand(
     """
     resources = container.resources
     notes: list[str] = []
+    memory_notes: list[str] = []
     size = _read_cpu_size(pod, resources, others, notes)
     exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
@@ -140,13 +147,13 @@ def compute_demand(
         exclusive_cpus, ignored = decided
         if not exclusive_cpus and _requires_whole_cores(requested):
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
+    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
     allocated = requested_memory(pod, container, capacity_bytes, own_bytes, others)
     cpu_milli, memory_bytes = size.milli, own_bytes
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
         cpu_milli, memory_bytes = min(size.milli, size.requested_milli), allocated
     if allocated < own_bytes:
-        notes.append(
+        memory_notes.append(
             f"{allocated} of {own_bytes} bytes of memory are allocated: what the request is"
         )
     return Demand(
@@ -154,10 +161,11 @@ def compute_demand(
         cpu_is_lower_bound=size.is_lower_bound,
         exclusive_cpus=exclusive_cpus,
         memory_bytes=memory_bytes,
-        hugepages=hugepage_demand(resources, notes) if resources.hugepages else {},
+        hugepages=hugepage_demand(resources, memory_notes) if resources.hugepages else {},
         cpu_source=size.source,
         memory_source=memory_source,
-        notes=tuple(notes),
+        cpu_notes=tuple(notes),
+        memory_notes=tuple(memory_notes),
         cpu_requested_milli=size.requested_milli,
         pod_requested_milli=_pod_requested_milli(pod, size.requested_milli, others)
         if requested.list_is_pods
@@ -465,8 +473,6 @@ def hugepage_demand(resources: Resources, notes: list[str]) -> dict[int, int]:
 
 
 CLAIM_SLOT_MARK: Final = "-claim-"
-UNPREPARED_CLAIM_PREFIX: Final = "no claim: "
-"""How a text begins that says why a container's claim does not count."""
 
 MAX_CLAIM_RESULTS: Final = 32
 """Results of one claim (kubernetes ``resource/v1``, AllocationResultsMaxSize)."""
@@ -494,17 +500,6 @@ def parse_claims(text: str) -> Slots | None:
     for match in results:
         on[int(match[1])] += int(match[3])
     return Slots(ids=text, count=on.total(), by_node=dict(sorted(on.items())))
-
-
-def unprepared_claim_rejection(text: str) -> Rejection | None:
-    """The refusal that a text stands for; None where it is no such text."""
-    if not text.startswith(UNPREPARED_CLAIM_PREFIX):
-        return None
-    return Rejection(
-        reason=RejectionReason.CLAIM_NOT_PREPARED,
-        detail=text.removeprefix(UNPREPARED_CLAIM_PREFIX),
-        rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
-    )
 
 
 def check_claim_in_use(
@@ -578,11 +573,18 @@ def with_slots(
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
     scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
     """
-    text = allocated_slots(settings, container)
-    if not text or isinstance(requested, Rejection):
+    if isinstance(requested, Rejection):
         return requested
-    if (refused := unprepared_claim_rejection(text)) is not None:
-        return refused
+    if container.claim_problem:
+        return Rejection(
+            reason=RejectionReason.CLAIM_NOT_PREPARED,
+            detail=container.claim_problem,
+            rule="a container gets the CPUs of a claim that was prepared for its pod, and no "
+            "others",
+        )
+    text = allocated_slots(settings, container)
+    if not text:
+        return requested
     slots = parse_slots(text)
     if isinstance(slots, str):
         return Rejection(

@@ -394,11 +394,12 @@ def choose_memory(
 
 def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
-    attached = mems & NUMASet(machine.memory_only_nodes.attached)
-    if not attached:
+    attached = machine.memory_only_nodes.attached
+    nodes = mems & NUMASet(attached) if attached else NO_NUMA_NODES
+    if not nodes:
         return ()
-    verb = inflect_for_ids(attached, "serves", "serve")
-    return (f"{tier_text(machine.topology, attached)} {verb} {numa_text(numa_nodes)}",)
+    verb = inflect_for_ids(nodes, "serves", "serve")
+    return (f"{tier_text(machine.topology, nodes)} {verb} {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
@@ -437,8 +438,9 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
 
 def _pod_case(case: PlacementRequest) -> PlacementRequest:
     """The request of the whole pod, if its first container places it (scope ``pod``)."""
-    record = case.pod_record
-    if case.requested.scope is not Scope.POD or (record and record.affinity is not None):
+    if case.requested.scope is not Scope.POD:
+        return case
+    if case.pod_record is not None and case.pod_record.affinity is not None:
         return case
     demand = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
     return replace(case, demand=demand)
@@ -631,9 +633,12 @@ def _take_request(
     if affinity is not None:
         region = _take_region(settings, machine, affinity)
         previous_cpus = previous_cpus & machine.topology.cpus_of(region)
-        nodes = _nodes_taken_first(case, table, affinity)
-        if strict and (table.listed_mems is not None or nodes != affinity):
-            free_cpus, strict = free_cpus & machine.topology.cpus_of(affinity), nodes == affinity
+        first_nodes = _nodes_taken_first(case, table, affinity)
+        if first_nodes is not None:
+            nodes = first_nodes
+            if strict:
+                free_cpus = free_cpus & machine.topology.cpus_of(affinity)
+                strict = nodes == affinity
     return TakeRequest(
         count=case.demand.exclusive_cpus,
         free_cpus=free_cpus,
@@ -647,16 +652,19 @@ def _take_request(
     )
 
 
-def _nodes_taken_first(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> NUMASet:
-    """The part of an affinity near listed memory, or with most of the devices; else all of it."""
+def _nodes_taken_first(
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet
+) -> NUMASet | None:
+    """The part of an affinity near listed memory, or with most of the devices; None without any."""
     settings = case.machine.settings
     if table.listed_mems is not None:
         return affinity & cpu_nodes_near(case.machine, table.listed_mems) or affinity
     if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
-        return affinity
-    return device_nodes_first(
+        return None
+    nodes = device_nodes_first(
         case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
     )
+    return None if nodes == affinity else nodes
 
 
 def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
@@ -753,17 +761,14 @@ def _with_memory(
     """Choose memory nodes: the listed ones, by the kubelet's rules, or near the CPUs."""
     if table.listed_mems is not None:
         return _with_listed_memory(case, table.listed_mems, placement)
-    is_byteless = not bytes_by_type(case.demand)
     if table.kubelet_memory is not None:
-        if case.pod.qos is not QoSClass.GUARANTEED or is_byteless:
-            return placement
-        return _with_kubelet_memory(case, table, table.kubelet_memory, placement)
-    if case.requested.bind is not Bind.CPU_MEM or (
-        # Neither CPUs nor memory to speak of: nothing to pin.
-        is_byteless and placement.kind is ContainerKind.UNPINNED
+        if case.pod.qos is QoSClass.GUARANTEED and bytes_by_type(case.demand):
+            return _with_kubelet_memory(case, table, table.kubelet_memory, placement)
+    elif case.requested.bind is Bind.CPU_MEM and (
+        placement.kind is not ContainerKind.UNPINNED or bytes_by_type(case.demand)
     ):
-        return placement
-    return _with_near_memory(case, table, placement)
+        return _with_near_memory(case, table, placement)
+    return placement
 
 
 def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from itertools import combinations, compress, groupby
 from operator import mul
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -43,9 +43,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
-from nri_numa.model.machine import human_cpus, human_milli
+from nri_numa.model.machine import Unit
 from nri_numa.model.workload import DeviceRequest
-from nri_numa.text import human_bytes
 
 EXACT_MERGE_MAX_NODES = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""
@@ -478,45 +477,6 @@ class Hints:
             return bool(self.single_node_mask) or self.contains_mask(self.universe)
         ungrouped = self.universe & ~_mask_of_nodes(self.groups)
         return any(map(self.contains_mask, [ungrouped, *self.groups.values()]))
-
-
-class Unit(StrEnum):
-    """The unit of a resource's amounts, and how they read."""
-
-    CPUS = "cpus"
-    MILLI_CPUS = "millicpu"
-    BYTES = "bytes"
-    DEVICES = "devices"
-    NUMBER = ""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Unit:
-        """Show amounts of a later version's unit, in what that version stored, as numbers."""
-        return cls.NUMBER
-
-    def amount_text(self, amount: int, *, free: bool = False) -> str:
-        """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
-        if self in _MILLI_BY_UNIT:
-            return human_milli(_MILLI_BY_UNIT[self] * amount)
-        return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
-
-    def number_text(self, amount: int, *, free: bool = False) -> str:
-        """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
-        if self in _MILLI_BY_UNIT:
-            return human_cpus(_MILLI_BY_UNIT[self] * amount)
-        return self.amount_text(amount, free=free)
-
-    @property
-    def use_text(self) -> str:
-        """Clause after a free amount: `` for exclusive use``; CPUs to share may be more."""
-        return " for exclusive use" if self is Unit.CPUS else ""
-
-    def free_text(self, amount: int) -> str:
-        """``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
-        return f"{self.amount_text(amount, free=True)} free{self.use_text}"
-
-
-_MILLI_BY_UNIT = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
 
 
 class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):

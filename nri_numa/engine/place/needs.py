@@ -21,7 +21,6 @@ from nri_numa.engine.align.hints import (
     DeviceDemand,
     HintProvider,
     ResourceDemand,
-    Unit,
 )
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
@@ -42,6 +41,7 @@ from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import (
     Topology,
+    Unit,
     count_text,
     human_milli,
     inflect_for_ids,

@@ -492,7 +492,7 @@ class ObstacleKind(IntEnum):
     """Kinds of obstacles, in the order in which an alignment reports them."""
 
     CAPACITY = 0
-    FREE = 1
+    FREE_AMOUNT = 1
     DEVICES = 2
     SPREAD = 3
 
@@ -694,7 +694,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             return Obstacle(ObstacleKind.CAPACITY, text)
         free_text = unit.free_text(free_amount)
         if free_amount < self.need:
-            return Obstacle(ObstacleKind.FREE, f"{free_text} on all NUMA nodes together")
+            return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on all NUMA nodes together")
         rule = (
             "not together with what is held already or judged with it"
             if self.groups is None
@@ -830,7 +830,7 @@ def compute_hints(
             hints = shared_hints[key] = provider.topology_hints(machine, joint_providers, budget)
         hint_lists.append(hints)
     if one_width:
-        width = max((f.width for f in hint_lists), default=0)
+        width = max([f.width for f in hint_lists], default=0)
         for hints in hint_lists:
             hints.width = width
     return hint_lists

@@ -364,10 +364,8 @@ def choose_memory(
     mems = numa_nodes & usable_nodes
     if not mems:
         mems = memory_nodes_for(topology, numa_nodes, attached_nodes or usable_nodes)
-    byte_needs: list[tuple[int, AmountsByNode]] = []
-    if demand.memory_bytes:
-        byte_needs.append((demand.memory_bytes, table.free_memory))
-    byte_needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items() if n]
+    byte_needs = [(demand.memory_bytes, table.free_memory)]
+    byte_needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items()]
     near_mems = widen_for_memory(mems, byte_needs, topology.distance, attached_nodes)
     if near_mems is not None:
         return near_mems, False, _memory_only_note(machine, near_mems, numa_nodes)
@@ -412,7 +410,7 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
-    pod_case = _pod_case(case)
+    pod_case = _pod_case(case) if case.requested.scope is Scope.POD else case
     table = free_resources(pod_case)
     if table.listed_mems is not None:
         rejection = check_numamem(case)
@@ -433,9 +431,7 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
 
 
 def _pod_case(case: PlacementRequest) -> PlacementRequest:
-    """The request of the whole pod, if its first container places it (scope ``pod``)."""
-    if case.requested.scope is not Scope.POD:
-        return case
+    """The request of the whole pod, if this is the first of its containers."""
     if case.pod_record is not None and case.pod_record.affinity is not None:
         return case
     demand = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
@@ -718,16 +714,19 @@ def _build_placement(
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
     )  # fmt: skip
+    warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
         topology = case.machine.topology
         cpus = shared_group_cpus(placed.numa_nodes.bits, table.pool, topology, 0)
-        placed = _with_warnings(placed, isolated_list_warnings(case.machine, cpus))
+        warnings = isolated_list_warnings(case.machine, cpus)
     is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
         placed,
         charges=charges,
         policy=policy,
         reason=_placement_caption(placed),
+        decision_steps=placed.decision_steps + warnings,
+        warnings=placed.warnings + warnings,
         pod_affinity=_pod_affinity(case.machine, placed.affinity) if is_pods else None,
     )
 
@@ -741,16 +740,6 @@ def _placement_caption(placement: Placement) -> str:
     if placement.kind is ContainerKind.EXCLUSIVE:
         cpus = exclusive_cpu_count_text(len(placement.cpus))
     return f"{cpus} on {numa_text(placement.numa_nodes)}{ideal}"
-
-
-def _with_warnings(placement: Placement, warnings: tuple[str, ...]) -> Placement:
-    if not warnings:
-        return placement
-    return replace(
-        placement,
-        decision_steps=placement.decision_steps + warnings,
-        warnings=placement.warnings + warnings,
-    )
 
 
 def _with_memory(
@@ -771,9 +760,15 @@ def _with_memory(
 
 def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:
     aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.machine, mems)
-    sentences = (*placement.decision_steps, f"memory as listed: numamem {mems}")
-    placed = replace(placement, mems=mems, aligned=aligned, decision_steps=sentences)
-    return _with_warnings(placed, unattached_memory_warnings(case.machine, mems))
+    warnings = unattached_memory_warnings(case.machine, mems)
+    note = f"memory as listed: numamem {mems}"
+    return replace(
+        placement,
+        mems=mems,
+        aligned=aligned,
+        decision_steps=(*placement.decision_steps, note, *warnings),
+        warnings=placement.warnings + warnings,
+    )
 
 
 def _with_kubelet_memory(

@@ -74,9 +74,11 @@ def widen_for_memory(
         allowed_mask=allowed_nodes.bits,
         required=mask.bits,
         quantities=tuple(
-            ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
-            for need, free_amounts in needs
-            if need > 0
+            [
+                ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
+                for need, free_amounts in needs
+                if need > 0
+            ]
         ),
     )
     if not cover.quantities or (mask and cover.satisfied_by(mask.bits)):

@@ -245,17 +245,12 @@ def memory_providers(case: PlacementRequest, table: FreeResources) -> list[Resou
     ]
 
 
-def device_providers(case: PlacementRequest) -> list[DeviceDemand]:
-    """Devices, by resource."""
-    return [DeviceDemand(request=request) for request in aligned_devices(case)]
-
-
 def hint_providers(case: PlacementRequest, table: FreeResources) -> list[HintProvider]:
     """Register the resources that are aligned, in the order of explanations."""
     return [
         cpu_provider(case, table),
         *memory_providers(case, table),
-        *device_providers(case),
+        *[DeviceDemand(request=request) for request in aligned_devices(case)],
     ]
 
 

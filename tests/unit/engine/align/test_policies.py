@@ -137,7 +137,7 @@ class Licences(Struct, frozen=True):
         return "which every NUMA node has"
 
     def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
-        return Obstacle(ObstacleKind.FREE, f"{self.count} bought")
+        return Obstacle(ObstacleKind.FREE_AMOUNT, f"{self.count} bought")
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,11 @@ from nri_numa.engine.align.hints import (
     MaskOrder,
     NodeAmount,
     SearchBudget,
-    Unit,
     compute_hints,
     unpreferred_rank,
 )
 from nri_numa.model.cpuset import NUMASet, ids_of
-from nri_numa.model.machine import count_text, numa_text
+from nri_numa.model.machine import Unit, count_text, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nri_numa.engine.align.hints import Unit
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
     REFUSED_OUTCOME,
@@ -20,7 +19,7 @@ from nri_numa.engine.explain.explanation import (
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
+from nri_numa.model.machine import Unit, count_text, cpus_text, join_words, numa_text
 from nri_numa.text import escape_unprintable, human_bytes, page_size
 
 NUMA_GLOSSARY_TEXT = (

@@ -22,7 +22,7 @@ from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.desired import DesiredState, Drift, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.others import foreign_overlaps
 from nri_numa.engine.rebalance import (
@@ -35,9 +35,8 @@ from nri_numa.engine.rebalance import (
     rebalance_search,
     restore_headroom,
 )
-from nri_numa.engine.resize import override_stale_cpuset, resize_container
+from nri_numa.engine.resize import resize_container
 from nri_numa.engine.resync import (
-    Correction,
     admit_running,
     rebuild_node_state,
     reclassify_unanswered_containers,
@@ -511,10 +510,7 @@ class Agent:
         if self.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
         self.unconfirmed_ids.add(container.id)
-        own = override_stale_cpuset(
-            self.machine, self.state, container, requested, outcome.container_update
-        )
-        return replace(outcome, container_update=own, updates=self._write_updates(outcome.updates))
+        return replace(outcome, updates=self._write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
@@ -729,13 +725,10 @@ class Agent:
         if self.reconciler is not None:
             self.reconciler.queue_systemd_sync(container_ids)
 
-    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
+    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Which of these containers that run have something else than is meant now."""
         places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_cgroup_settled(i)]
-        reader = self._cgroups.reader
-        return observe_cgroup_batch(
-            reader, self.machine, self.state, places, self.narrowed_at
-        ).corrections
+        return observe_cgroup_batch(self._cgroups.reader, self.desired, places).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
@@ -743,7 +736,7 @@ class Agent:
             c for c in self.find_corrections(container_ids) if not c.is_report_only
         )
 
-    def apply_corrections(self, corrections: Iterable[Correction]) -> dict[str, WriteOutcome]:
+    def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
         """Write the cgroups of these as is meant."""
         return self.write_cgroups(
             {

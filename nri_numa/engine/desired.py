@@ -111,13 +111,13 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         """`cpuset_of`, and the pool for an unbound container whose cpuset we may have narrowed.
 
         Only one that has a cpuset (``has_cpuset``) can have been narrowed, while the pool was
-        narrower than the machine.
+        narrower than the machine. One whose memory we bind is ours, whoever wrote its CPUs.
         """
         cpus = self.cpuset_of(a)
         if cpus or a.kind is not ContainerKind.UNPINNED or not has_cpuset:
             return cpus
-        is_ours = self.narrowed_at is not None and a.assigned_at <= self.narrowed_at
-        return self.pool if is_ours else NO_CPUS
+        was_narrowed = self.narrowed_at is not None and a.assigned_at <= self.narrowed_at
+        return self.pool if a.mems or was_narrowed else NO_CPUS
 
     def usable_cpus_of(self, a: Allocation) -> CPUSet:
         """CPUs that a container may use, for people and sums: where we leave it alone, too."""

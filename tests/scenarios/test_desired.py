@@ -1,0 +1,42 @@
+"""An unbound container has the pool: when it is left alone, and when its cpuset is widened."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nri_numa.engine.desired import plan_corrections, recorded_actual
+from nri_numa.model.workload import QoSClass, Resources
+from tests.beds.world import World, container, pod
+from tests.machines import named as machines
+
+OWN = {"cpus": "exclusive"}
+
+usual = partial(World, machines.single_no_smt())
+
+
+def plain(world: World, name: str = "plain", cpus: str = "") -> str:
+    """A container that asks for nothing, perhaps with a cpuset from somebody else."""
+    of = pod(name, qos=QoSClass.BEST_EFFORT)
+    world.place(of, container(of, wants=Resources(cpus=cpus)))
+    return f"{name}-app"
+
+
+def found_in_cgroup(world: World, container_id: str, cpus: str) -> str:
+    """The list that a look at a cgroup with these CPUs has written; empty for none."""
+    mems = str(world.allocation(container_id).mems)
+    actual = {container_id: recorded_actual(cpus, mems, None)}
+    return "".join(str(one.cpus) for one in plan_corrections(world.agent.desired, actual))
+
+
+def test_a_cgroup_is_widened_where_we_narrowed_it_or_bind_its_memory(world: World) -> None:
+    """Once nobody owns CPUs any more, an operator's set is left to who came later."""
+    bound, early = world.put("bound", {"numamem": "0"}), plain(world, "early")
+    assert bound == ("", "0")
+    assert found_in_cgroup(world, early, "2") == "", "no CPU was exclusive yet"
+    assert found_in_cgroup(world, "bound-app", "2") == "0-3"
+    world.put("own", OWN, 1, 1)
+    world.stop("own-app")
+    world.now += 1
+    late = plain(world, "late")
+    assert [found_in_cgroup(world, one, "2") for one in (early, late)] == ["0-3", ""]
+    assert found_in_cgroup(world, early, "") == ""

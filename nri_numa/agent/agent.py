@@ -483,7 +483,14 @@ class Agent:
             self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
         outcome = resize_container(
-            self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
+            self.machine,
+            self.state,
+            pod,
+            container,
+            requested,
+            self._readings.memory,
+            self._now(),
+            self.narrowed_at,
         )
         if isinstance(outcome, Rejected):
             self._on_rejected(outcome)

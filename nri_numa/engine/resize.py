@@ -11,7 +11,6 @@ docs/adr/0027-a-resize-stays-in-place.md says why.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from msgspec.structs import replace
 
@@ -383,10 +382,11 @@ def resize_container(
     update: Resources,
     reading: MeasuredFree | None = None,
     now: float = 0.0,
+    narrowed_at: float | None = None,
 ) -> Resized | Rejected:
     """Decide about an UpdateContainer request.
 
-    None or empty fields are not part of the request.
+    None or empty fields are not part of the request. ``narrowed_at`` is that of `DesiredState`.
     """
     allocation = state.allocations.get(container.id)
     trace = DecisionTrace(pod=pod, container=container)
@@ -401,7 +401,7 @@ def resize_container(
     if allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not allocation.mems:
         if update.cpus:
             return _apply_foreign_cpuset(machine, state, allocation, update, trace)
-        desired = DesiredState(machine, state, narrowed_at=inf)
+        desired = DesiredState(machine, state, narrowed_at)
         own = answer_to_update(desired, desired, container, update)
         return Resized(state=state, container_update=own, trace=trace)
     merged = _apply_update(container, allocation, update)
@@ -414,7 +414,7 @@ def resize_container(
         allocation, trace = found
         after, resized = with_size(machine, state, allocation)
         change = StateChange((container.id, *resized), (pod.uid,))
-    old, new = (DesiredState(machine, s, narrowed_at=inf) for s in (state, after))
+    old, new = (DesiredState(machine, s, narrowed_at) for s in (state, after))
     if after is not state:
         trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
     own = answer_to_update(old, new, container, update)

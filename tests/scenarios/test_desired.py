@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nri_numa.engine.decision import Resized
 from nri_numa.engine.desired import plan_corrections, recorded_actual
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod
@@ -40,3 +41,26 @@ def test_a_cgroup_is_widened_where_we_narrowed_it_or_bind_its_memory(world: Worl
     late = plain(world, "late")
     assert [found_in_cgroup(world, one, "2") for one in (early, late)] == ["0-3", ""]
     assert found_in_cgroup(world, early, "") == ""
+
+
+def test_a_remembered_cpuset_goes_back_to_whom_we_never_narrowed(world: World) -> None:
+    """The answer to an update of memory; any override makes containerd lose the swap limit."""
+    world.ends_whole = False  # what nobody tells us of stays
+    plain(world)
+    world.unseen("plain-app", cpus="2")
+    asked = Resources(memory_limit=1 << 30)
+    assert answered(world, "plain-app", asked) == ""
+    world.put("own", OWN, 1, 1)
+    world.unseen("plain-app", cpus="0-3")
+    assert answered(world, "plain-app", asked) == "1-3"
+    world.stop("own-app")
+    world.unseen("plain-app", cpus="1-3")
+    assert answered(world, "plain-app", asked) == "0-3"
+
+
+def answered(world: World, container_id: str, asked: Resources) -> str:
+    """The cpuset that an answer to an update carries for the container itself."""
+    made = world.live[container_id]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, asked)
+    assert isinstance(outcome, Resized)
+    return outcome.container_update.cpus if outcome.container_update else ""

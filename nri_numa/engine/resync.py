@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from math import inf
 
 from msgspec.structs import replace
 
@@ -171,7 +170,9 @@ def rebuild_node_state(
         ]
         every = [*state.allocations.values(), *waiting]
         state = build_node_state(every, state.pods.values(), state.serial, state.kubelet)
-    updates, repaired = _resync_updates(machine, state, live, frozenset(adopted))
+    # What we have known until now we may have narrowed, for an owner that is gone.
+    desired = DesiredState(machine, state, narrowed_at=now)
+    updates, repaired = _resync_updates(desired, live, frozenset(adopted))
     return Resynced(
         state=state,
         change=StateChange(
@@ -243,7 +244,7 @@ def admit_running(
     else:
         after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
-    desired = DesiredState(machine, after, narrowed_at=inf)
+    desired = DesiredState(machine, after)
     drift = _drift_of_record(desired, after.allocations[container.id], container.resources)
     others = updates_between(DesiredState(machine, state), desired, skip=container.id)
     updates = others if drift is None else (drift.to_update, *others)
@@ -404,17 +405,13 @@ def _unpinned_allocation(
 
 
 def _resync_updates(
-    machine: NodeModel,
-    state: NodeState,
-    live: Mapping[str, Container],
-    adopted: frozenset[str],
+    desired: DesiredState, live: Mapping[str, Container], adopted: frozenset[str]
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
     """What to send so that every container has what it should, and which known ones differed."""
-    desired = DesiredState(machine, state, narrowed_at=inf)
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
-    for container_id, allocation in sorted(state.allocations.items()):
+    for container_id, allocation in sorted(desired.state.allocations.items()):
         if allocation.reserved_at:
             continue
         record, key = live[container_id].resources, shared_group_key(allocation)

@@ -58,6 +58,16 @@ def test_a_remembered_cpuset_goes_back_to_whom_we_never_narrowed(world: World) -
     assert answered(world, "plain-app", asked) == "0-3"
 
 
+def test_a_synchronization_widens_whom_an_owner_narrowed_that_went_meanwhile(world: World) -> None:
+    plain(world)
+    world.put("own", OWN, 1, 1)
+    assert world.has("plain-app")[0] == "1-3"
+    del world.live["own-app"]
+    world.now += 1
+    world.restart()
+    assert world.has("plain-app")[0] == "0-3"
+
+
 def answered(world: World, container_id: str, asked: Resources) -> str:
     """The cpuset that an answer to an update carries for the container itself."""
     made = world.live[container_id]

@@ -1000,15 +1000,16 @@ class Agent:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        cpus, mems = self.cpus_of(allocation), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus or str(self.desired.pool)
+        meant = self.desired.cpuset_for(allocation, has_cpuset=bool(start.cpus))
+        cpus, mems = str(meant), str(allocation.mems)
+        new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
         wanted = CgroupWrite(self.cgroup_places.get(container_id, _NO_CGROUP), new_cpus, new_mems)
         written = self.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
-            start.cpus, start.mems = cpus, mems or start.mems
+            start.cpus, start.mems = cpus or start.cpus, mems or start.mems
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:

@@ -6,6 +6,7 @@ from functools import partial
 
 from nri_numa.engine.decision import Resized
 from nri_numa.engine.desired import plan_corrections, recorded_actual
+from nri_numa.engine.state import ContainerKind
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod
 from tests.machines import named as machines
@@ -65,6 +66,31 @@ def test_a_synchronization_widens_whom_an_owner_narrowed_that_went_meanwhile(wor
     del world.live["own-app"]
     world.now += 1
     world.restart()
+    assert world.has("plain-app")[0] == "0-3"
+
+
+def test_a_cpuset_of_the_kubelets_is_left_to_it_where_we_narrowed_nobody(world: World) -> None:
+    """A start shows a container that is new to us; what the kubelet shared has grown since."""
+    world.ends_whole = False
+    world.kubelet({("granted", "app"): "0"})
+    world.kubelet()
+    of = pod("new", qos=QoSClass.BEST_EFFORT)
+    made = world.meet(of, container(of, wants=Resources(cpus="1-3")))
+    world.now += 1
+    world.agent.start_container(of, made)
+    assert world.allocation("new-app").kind is ContainerKind.UNPINNED
+    assert world.has("new-app")[0] == "1-3"
+
+
+def test_who_was_created_while_the_pool_was_narrow_starts_with_all_of_it(world: World) -> None:
+    world.put("own", OWN, 1, 1)
+    world.starts = False
+    plain(world)
+    assert world.has("plain-app")[0] == "1-3"
+    world.now += 1
+    world.stop("own-app")
+    world.unseen("plain-app", cpus="1-3")  # its record changes, its cgroup does not
+    world.agent.start_container(world.pods["sandbox-plain"], world.live["plain-app"])
     assert world.has("plain-app")[0] == "0-3"
 
 

@@ -803,11 +803,11 @@ class Agent:
         ids = list(self.widening)[:TASK_BATCH]
         for container_id in ids:
             del self.widening[container_id]
+        desired, known = self.desired, self.state.allocations
         meant = [
-            ContainerUpdate(i, self.cpus_of(a) or str(self.desired.pool))
+            ContainerUpdate(i, str(cpus))
             for i in ids
-            if (a := self.state.allocations.get(i)) is not None
-            and a.kind is not ContainerKind.FOREIGN
+            if i in known and (cpus := desired.cpuset_for(known[i], has_cpuset=True))
         ]
         self._request_check_of_unsent(self._write_updates(meant))
         if self.widening:

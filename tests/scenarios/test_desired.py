@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from nri_numa.engine.decision import Resized
@@ -92,6 +93,21 @@ def test_who_was_created_while_the_pool_was_narrow_starts_with_all_of_it(world: 
     world.unseen("plain-app", cpus="1-3")  # its record changes, its cgroup does not
     world.agent.start_container(world.pods["sandbox-plain"], world.live["plain-app"])
     assert world.has("plain-app")[0] == "0-3"
+
+
+def test_who_comes_again_while_cpus_are_given_back_is_left_alone(world: World) -> None:
+    """Under the same id: a runtime may send a creation twice."""
+    plain(world)
+    world.put("own", OWN, 1, 1)
+    later = list[Callable[[], object]]()
+    world.timing.later = later.append
+    world.stop("own-app")
+    world.now += 1
+    plain(world)
+    world.sent.clear()
+    while later:
+        later.pop(0)()
+    assert world.sent == []
 
 
 def answered(world: World, container_id: str, asked: Resources) -> str:

@@ -358,8 +358,8 @@ def updates_between(
     First those whose own CPUs were ``resized``, then groups whose CPUs differ, an update for each
     member, in id order; then, where CPUs of owners are or were offline, containers with CPUs of
     their own. The cost is in the groups and in the containers that really change, not in all
-    containers. Unbound containers are left alone while the pool stays the whole machine; once it
-    was narrower they have it, since we narrowed them.
+    containers. While the pool stays the whole machine, only those unbound containers have other
+    CPUs that we narrowed before, and only where CPUs came.
     """
     old, new, same_machine = before.state, after.state, before.machine is after.machine
     if (
@@ -375,12 +375,18 @@ def updates_between(
     ]
     if same_machine and before.pool == after.pool and old.unavailable_bits == new.unavailable_bits:
         return tuple(found)
-    is_left_alone = before.is_pool_whole and after.is_pool_whole
+    is_whole, is_larger = (
+        before.is_pool_whole and after.is_pool_whole,
+        not after.pool <= before.pool,
+    )
     for key, members in sorted(new.shared_groups.items()):
         cpus = after.group_cpuset(key)
-        if cpus == before.group_cpuset(key) or (is_left_alone and key == UNPINNED_GROUP_KEY):
+        if cpus == before.group_cpuset(key):
             continue
         ids = sorted(members)
+        if key == UNPINNED_GROUP_KEY and is_whole:
+            allocations = new.allocations
+            ids = [i for i in ids if after.cpuset_for(allocations[i], has_cpuset=is_larger)]
         if skip in members:
             ids.remove(skip)
         # A container that exits meanwhile must not fail another one's creation.

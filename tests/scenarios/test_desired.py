@@ -8,6 +8,7 @@ from functools import partial
 from nri_numa.engine.decision import Resized
 from nri_numa.engine.desired import plan_corrections, recorded_actual
 from nri_numa.engine.state import ContainerKind
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod
 from tests.machines import named as machines
@@ -108,6 +109,21 @@ def test_who_comes_again_while_cpus_are_given_back_is_left_alone(world: World) -
     while later:
         later.pop(0)()
     assert world.sent == []
+
+
+def test_cpus_that_come_online_go_to_whom_we_narrowed_before(world: World) -> None:
+    """What the kernel or we wrote then is a list without them; who came later has no list."""
+    plain(world, "early")
+    world.put("own", OWN, 1, 1)
+    world.becomes(machines.single_no_smt(offline=CPUSet([3])))
+    assert world.has("early-app")[0] == "1-2"
+    world.stop("own-app")
+    assert world.has("early-app")[0] == "0-2"
+    world.now += 1
+    plain(world, "late")
+    world.sent.clear()
+    world.becomes(machines.single_no_smt())
+    assert {(one.container_id, one.cpus) for one in world.sent} == {("early-app", "0-3")}
 
 
 def answered(world: World, container_id: str, asked: Resources) -> str:

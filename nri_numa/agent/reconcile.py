@@ -605,7 +605,7 @@ class Reconciler:
         if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
         topology = desired.machine.topology
-        cpus = desired.cpuset_of(allocation) or desired.pool
+        cpus = desired.usable_cpus_of(allocation)
         mems = allocation.mems & topology.memory_nodes
         real = self._writer.reader.read_actual_cgroup(place)
         # One that was never bound has no list of its own, and systemd has none for it.

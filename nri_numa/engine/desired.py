@@ -375,10 +375,8 @@ def updates_between(
     ]
     if same_machine and before.pool == after.pool and old.unavailable_bits == new.unavailable_bits:
         return tuple(found)
-    is_whole, is_larger = (
-        before.is_pool_whole and after.is_pool_whole,
-        not after.pool <= before.pool,
-    )
+    is_whole = before.is_pool_whole and after.is_pool_whole
+    is_larger = not after.pool <= before.pool
     for key, members in sorted(new.shared_groups.items()):
         cpus = after.group_cpuset(key)
         if cpus == before.group_cpuset(key):

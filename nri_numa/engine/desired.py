@@ -102,7 +102,8 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
             return NO_CPUS
         key = shared_group_key(a)
         if key is None:
-            return self.pool if self.is_displaced(a) else a.cpus & self.machine.topology.online
+            own = a.cpus.bits & self.machine.topology.online.bits
+            return self.pool if not own and self.is_displaced(a) else CPUSet.from_bits(own)
         if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
@@ -373,13 +374,17 @@ def updates_between(
         ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
         for i in resized
     ]
-    if same_machine and before.pool == after.pool and old.unavailable_bits == new.unavailable_bits:
+    if (
+        same_machine
+        and before.pool.bits == after.pool.bits
+        and old.unavailable_bits == new.unavailable_bits
+    ):
         return tuple(found)
-    is_whole = before.is_pool_whole and after.is_pool_whole
-    is_larger = not after.pool <= before.pool
+    is_whole = not same_machine and before.is_pool_whole and after.is_pool_whole
+    is_larger = after.pool.bits & ~before.pool.bits != 0
     for key, members in sorted(new.shared_groups.items()):
         cpus = after.group_cpuset(key)
-        if cpus == before.group_cpuset(key):
+        if cpus.bits == before.group_cpuset(key).bits:
             continue
         ids = sorted(members)
         if key == UNPINNED_GROUP_KEY and is_whole:
@@ -391,7 +396,8 @@ def updates_between(
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
         found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
-    if not same_machine or not new.exclusive | new.listed_cpus <= after.machine.topology.online:
+    offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
+    if offline or not same_machine:
         found += [
             ContainerUpdate(i, str(cpus), ignore_failure=True)
             for i, a in sorted(new.allocations.items())

@@ -102,13 +102,14 @@ interpreters: $(STAMP) ## The core of the tests on newer Pythons and on arm64 (r
 kube: $(STAMP) ## A shell with kubectl in front of a real Kubernetes with nri-numa (root)
 	@$(BIN)/python -m tests.kube
 
-lint: $(STAMP) ## Format, lint, types, import rules, names
+lint: $(STAMP) ## Format, lint, types, import rules, names, conditions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini bench tools tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.name_counts
+	$(BIN)/python -m tools.condition_counts
 
 # Elsewhere than in the environment: nothing else needs them.
 build/workflows: requirements/workflows.txt | $(STAMP)

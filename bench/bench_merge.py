@@ -11,7 +11,7 @@ import sys
 import time
 from random import Random
 
-from nri_numa.engine.align.hints import HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import HintProvider, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
@@ -30,7 +30,7 @@ def demand(name: str, need: int, capacity: int, available: list[int]) -> Resourc
     )
 
 
-def loads(n: int) -> dict[str, list[HintDemand]]:
+def loads(n: int) -> dict[str, list[HintProvider]]:
     """Problems of ``n`` NUMA nodes by name, from everyday to adversarial."""
     random = Random(n)
     return {
@@ -61,7 +61,7 @@ def distance(i: int, j: int) -> int:
     return 12 if i // 4 == j // 4 else 32
 
 
-def measure(n: int, demands: list[HintDemand]) -> tuple[list[float], Alignment]:
+def measure(n: int, demands: list[HintProvider]) -> tuple[list[float], Alignment]:
     rank = {i: n - i for i in range(n)}
     numa_ids, policy = NUMASet(range(n)), Policy.BEST_EFFORT
 

@@ -77,12 +77,13 @@ def write(page: str, tool: str, text: str) -> None:
 
 def main() -> None:
     """Write every region, and the drawing that is made of the same."""
-    from tools import docs_rooms, remedies
+    from tools import docs_rooms, kubectl_plugin, remedies
 
     for page, tool, text in generators():
         write(page, tool, text())
         sys.stdout.write(f"docs/{page}\n")
     remedies.PAGE.write_text(remedies.text())
+    kubectl_plugin.REASONS.write_text(kubectl_plugin.reasons())
     docs_rooms.DRAWING.write_text(docs_rooms.svg())
     sys.stdout.write(f"docs/img/{docs_rooms.DRAWING.name}\n")
 

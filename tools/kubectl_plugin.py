@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from nri_numa.model.reasons import RejectionReason
 from tools.build_image import EPOCH, REPOSITORY, Rootfs, version
 
 SOURCES: Final = REPOSITORY / "config" / "kubectl"
@@ -23,11 +24,23 @@ PROGRAM: Final = "kubectl-numa"
 MODULES: Final = (
     "kubectl_numa_cluster.py",
     "kubectl_numa_commands.py",
+    "kubectl_numa_reasons.py",
     "kubectl_numa_why.py",
 )
 """What stands beside it, and is packed into it."""
+REASONS: Final = SOURCES / "kubectl_numa_reasons.py"
 _CHECKSUM: Final = "0" * 64
 _VERSION: Final = "v0.0.0"
+
+
+def reasons() -> str:
+    """The module that says of each reason what its container waits for."""
+    rows = "".join(f'    "{one}": "{one.retry}",\n' for one in RejectionReason)
+    return (
+        '"""Reasons of rejections, and when the kubelet\'s next attempt can succeed.\n\n'
+        'Generated from nri_numa/model/reasons.py: ``python -m tools.docs_regions``.\n"""\n\n'
+        f"RETRY_CONDITIONS = {{\n{rows}}}\n"
+    )
 
 
 def program() -> bytes:

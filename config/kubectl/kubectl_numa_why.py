@@ -13,6 +13,7 @@ import re
 from typing import Any, Iterable
 
 from kubectl_numa_cluster import Object, ids, listed, refusal
+from kubectl_numa_reasons import RETRY_CONDITIONS
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _OURS = ("PlacementRefused", "PlacementUndone", "PlacedWider", "NotPinned", "PlacedAfterStart",
@@ -26,13 +27,14 @@ The extender writes ``containers`` together with ``placed``; without that it is 
 """
 CLAIM_REFUSED = "FailedPrepareDynamicResources"
 """The kubelet's reason where a DRA driver refuses a claim; the message is the driver's."""
-PERMANENT_REASONS = frozenset({
-    "InvalidAnnotation", "NotPermitted", "FractionalCPUs", "NoCPUs", "UnknownCPUs", "UnpaidCPUs",
-    "SlotsMismatch", "SlotsConflict", "InvalidSlots", "UnknownCPU", "CPUNotAllowed", "CPUReserved",
-    "UnknownNUMANode", "NUMANodeNotAllowed", "MemoryPolicyUnsupported", "MemoryPolicyWithoutNodes",
-    "NUMANodeWithoutMemory", "ClaimInUse",
-})  # fmt: skip
-"""Reasons of refusals for which waiting does not help: pod or node must be changed."""
+_WAITING = {
+    "never": "Waiting does not help: what the message names has to be changed.",
+    "node-change": "It starts once the node, its configuration or the claim is as the message "
+    "expects: the kubelet asks again every 10 to 15 seconds.",
+    "room": "The kubelet asks again every 10 to 15 seconds, and starts it when there is room; no "
+    "scheduler looks at it any more.",
+}
+"""What waiting is good for, by the reason's condition; of an unknown reason as for want of room."""
 
 
 def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
@@ -240,12 +242,7 @@ def _about_node(found: Object) -> list[str]:
                 f"Container {one['container']} does not start: the node refuses it, "
                 f"{one['reason']}: {one['message']}"
             )
-            lines.append(
-                "Waiting does not help: what the message names has to be changed."
-                if one["reason"] in PERMANENT_REASONS
-                else "The kubelet asks again every 10 to 15 seconds, and starts it when there is "
-                "room; no scheduler looks at it any more."
-            )
+            lines.append(_WAITING[RETRY_CONDITIONS.get(one["reason"], "room")])
         elif found["claimRefused"]:
             lines.append(
                 f"Container {one['container']} does not start: its ResourceClaim is refused on the "

@@ -20,11 +20,11 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
 from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
-from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment, is_signed
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
 from nri_numa.engine.desired import DesiredState, Drift, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
-from nri_numa.engine.others import foreign_overlaps
+from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.rebalance import (
     StepwiseSearch,
     admit_by_moving,

@@ -56,12 +56,12 @@ from nri_numa.engine.request.demand import (
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import count_text, cpus_text, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     PlacementOptions,
     PodSandbox,
-    Rejection,
     Resources,
 )
 from nri_numa.observe.logs import get_logger
@@ -418,7 +418,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
                 )
         requested = _resolve_claim_options(machine, claim, number)
         if isinstance(requested, Rejection):
-            raise InvalidClaim(f"{who}: {requested.message}")
+            raise InvalidClaim(f"{who}: {requested.detail}")
         # The engine compares the list of ``numamem`` with the machine when it places.
         listed = requested.listed_mems
         said = f"{who}: parameter numamem is {requested.numamem!r}, and"

@@ -22,7 +22,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import apply_config
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
-from nri_numa.engine.others import parse_foreign_cpuset
+from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import (

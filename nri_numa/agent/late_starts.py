@@ -22,7 +22,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
-from nri_numa.observe.notices import NoticeKind
+from nri_numa.observe.notices import NoticeKind, NoticeReason
 
 log = get_logger("late")
 
@@ -107,7 +107,7 @@ class LateStarts:
             pod=pod,
             pod_uid=uid,
             container=container,
-            reason="RefusedRunning",
+            reason=NoticeReason.REJECTED_RUNNING,
         )
 
     def on_resize_rejected(self, container_id: str, quota: int) -> None:

@@ -29,7 +29,7 @@ from nri_numa.text import utc_text
 if TYPE_CHECKING:
     from nri_numa.devices.counts import CountsOrReason, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
-    from nri_numa.machine.pci import PCIDevice
+    from nri_numa.model.machine import PCIDevice
     from nri_numa.web.responses import Link
 
 log = get_logger("daemon")

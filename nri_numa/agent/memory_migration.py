@@ -25,7 +25,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeKind
+from nri_numa.observe.notices import NoticeKind, NoticeReason
 from nri_numa.text import human_bytes
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class MemoryMigrator:
             self._try_later(container_id, RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
             self._agent.notices.add_for_allocation(
-                a, NoticeKind.MOVED, message, reason="PartlyMoved"
+                a, NoticeKind.MOVED, message, reason=NoticeReason.PARTLY_MOVED
             )
             log.warning("partly moved", container=a.full_name, where=where, problem=moved.obstacle)
             return

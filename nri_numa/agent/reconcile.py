@@ -48,7 +48,7 @@ from nri_numa.machine.cgroups import (
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeKind
+from nri_numa.observe.notices import NoticeKind, NoticeReason
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -364,7 +364,9 @@ class Reconciler:
             self._add_drift_notice(correction, correction.finding)
         return new
 
-    def _add_drift_notice(self, correction: Drift, message: str, reason: str = "") -> None:
+    def _add_drift_notice(
+        self, correction: Drift, message: str, reason: str = NoticeReason.NONE
+    ) -> None:
         allocation = self._agent.state.allocations.get(correction.container_id)
         if allocation is not None and not self._agent.observe:
             self._agent.notices.add_for_allocation(
@@ -383,7 +385,7 @@ class Reconciler:
             self._given_up.add(container_id)
             self._metrics.drift_fights.inc()
             message = f"{correction.finding}; put right {len(past)} times and rewritten again"
-            self._add_drift_notice(correction, message, "GivenUp")
+            self._add_drift_notice(correction, message, NoticeReason.REPAIRS_ABANDONED)
             log.warning(
                 "drift not repaired any more: another program keeps rewriting this container's "
                 "cgroup",

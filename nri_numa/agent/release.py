@@ -33,7 +33,7 @@ from nri_numa.agent.interrupts import Interrupts
 from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
-from nri_numa.engine.adopt import ASSIGNED_KEY
+from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_milli

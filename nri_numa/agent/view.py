@@ -36,7 +36,8 @@ from nri_numa.engine.explain.sentences import (
     explanation_sentences,
     start_delay_text,
 )
-from nri_numa.engine.others import KUBELET_KIND, grant_holders, shown_kind
+from nri_numa.engine.foreign_pins import KUBELET_KIND, shown_kind
+from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.resync import is_undecided
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState

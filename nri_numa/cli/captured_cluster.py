@@ -8,9 +8,9 @@ pods of one node are searched that would have to move, by trying.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from typing import Any, Final
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping_or_empty
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fit, evaluate_fit
+from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
 from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
@@ -225,59 +225,66 @@ def find_blocking_pods(
     then, and where each of the pods that move fits, empty for nowhere. The search was ``cut`` when
     not all sets of up to `MAX_MOVED_PODS` pods were judged.
     """
-    by_node: dict[str, list[RunningPod]] = {}
-    for one in running:
-        if one.movable and one.node in rooms:
-            by_node.setdefault(one.node, []).append(one)
+    pods_by_node: dict[str, list[RunningPod]] = {}
+    for pod in running:
+        if pod.movable and pod.node in rooms:
+            pods_by_node.setdefault(pod.node, []).append(pod)
     tried = 0
     judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
 
     def fits_without_pods(node: str, pods: Iterable[RunningPod]) -> Fit | None:
         nonlocal tried
         tried += 1
-        verdict = judge(rooms[node].plus_pods([one.charge for one in pods]), request)
+        verdict = judge(rooms[node].plus_pods([pod.charge for pod in pods]), request)
         return verdict if isinstance(verdict, Fit) else None
 
     hopeful = [
-        (node, sorted(pods, key=lambda one: one.name))
-        for node, pods in sorted(by_node.items())
+        (node, sorted(pods, key=lambda pod: pod.name))
+        for node, pods in sorted(pods_by_node.items())
         if tried < tries and fits_without_pods(node, pods)
     ]
-    found: list[tuple[str, tuple[RunningPod, ...], Fit]] = []
-    for size in range(1, MAX_MOVED_PODS + 1):
-        for node, pods in hopeful:
-            for chosen in combinations(pods, size):
-                if tried >= tries or len(found) >= _MAX_COMPARED_SETS:
-                    break
-                if verdict := fits_without_pods(node, chosen):
-                    found.append((node, chosen, verdict))
-        if found:
-            break
-    cut = tried >= tries or (not found and any(len(pods) > MAX_MOVED_PODS for _, pods in hopeful))
     moves: list[dict[str, Any]] = []
-    for node, chosen, verdict in found:
-        others, pods_to = {name: room for name, room in rooms.items() if name != node}, []
-        for one in chosen:
-            to = ""
-            for name, room in sorted(others.items()):
-                if isinstance(there := judge(room, one.request), Fit):
-                    to = name
-                    if there.pod_charge is not None:
-                        others[name] = room.minus_pods([there.pod_charge])
-                    break
-            pods_to.append({"pod": one.name, "fitsOn": to})
-        moves.append({"node": node, "numaNodes": nodes_by_container(verdict), "pods": pods_to})
+    for size, (node, pods) in product(range(1, MAX_MOVED_PODS + 1), hopeful):
+        if moves and len(moves[0]["pods"]) < size:
+            break
+        for subset in combinations(pods, size):
+            if tried >= tries or len(moves) >= _MAX_COMPARED_SETS:
+                break
+            if fit := fits_without_pods(node, subset):
+                others = {name: room for name, room in rooms.items() if name != node}
+                targets = _find_targets(subset, others, judge)
+                moves.append({"node": node, "numaNodes": nodes_by_container(fit), "pods": targets})
+    cut = tried >= tries or (not moves and any(len(pods) > MAX_MOVED_PODS for _, pods in hopeful))
     # Those first whose pods have somewhere to go; then by names, which are total.
     best = min(
         moves,
-        key=lambda one: (
-            sum(not pod["fitsOn"] for pod in one["pods"]),
-            one["node"],
-            [pod["pod"] for pod in one["pods"]],
+        key=lambda move: (
+            sum(not pod["fitsOn"] for pod in move["pods"]),
+            move["node"],
+            [pod["pod"] for pod in move["pods"]],
         ),
         default={"node": "", "numaNodes": {}, "pods": []},
     )
     return {**best, "setsTried": tried, "cut": cut}
+
+
+def _find_targets(
+    pods: Iterable[RunningPod],
+    rooms: dict[str, NodeResources],
+    judge: Callable[[NodeResources, PodRequest], Verdict],
+) -> list[dict[str, str]]:
+    """Where each pod fits beside those before it, empty for nowhere; takes it from the rooms."""
+    targets = []
+    for pod in pods:
+        target = ""
+        for name, room in sorted(rooms.items()):
+            if isinstance(fit := judge(room, pod.request), Fit):
+                target = name
+                if fit.pod_charge is not None:
+                    rooms[name] = room.minus_pods([fit.pod_charge])
+                break
+        targets.append({"pod": pod.name, "fitsOn": target})
+    return targets
 
 
 def find_moving_containers(

@@ -37,13 +37,14 @@ from nri_numa.cli.output import (
     wrap_text,
     write_output,
 )
-from nri_numa.machine.pci import PCIDevice, pci_devices
+from nri_numa.machine.pci import pci_devices
 from nri_numa.machine.sysfs import discover_topology, discover_tree
 from nri_numa.machine.tree import CAPTURED_PATHS, LINK_PATHS, Tree, open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import (
     CoreKind,
     NUMANode,
+    PCIDevice,
     Topology,
     count_text,
     cpus_text,

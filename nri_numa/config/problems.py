@@ -82,7 +82,12 @@ def _check_servers(config: AgentConfig) -> Iterator[str]:
             f"controller.page.tokenFile: {page.token_file[:120]!r} is controller.tokenFile too, "
             "expected another token: read access and PUT are separate rights"
         )
+    yield from _check_exposed_servers(config)
 
+
+def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
+    """Those that other machines reach need TLS and a token, or say that they do not."""
+    http, controller, scheduler = config.http, config.controller, config.scheduler
     if _is_exposed(http.address):
         if http.token_file:
             if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
@@ -91,6 +96,7 @@ def _check_servers(config: AgentConfig) -> Iterator[str]:
             yield _exposed_problem("http", http.address, "tokenFile")
     if _is_exposed(config.publish.address):
         yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
+    page = controller.page
     if _is_exposed(controller.address):
         if page.enabled and not page.token_file:
             yield (
@@ -108,9 +114,9 @@ def _check_servers(config: AgentConfig) -> Iterator[str]:
 
 
 def _is_exposed(address: str) -> bool:
-    """Whether other machines reach it."""
-    found = _parse_or_none(split_address, address)
-    return found is not None and not is_loopback(found[0])
+    """True if other machines reach it."""
+    host_port = _parse_or_none(split_address, address)
+    return host_port is not None and not is_loopback(host_port[0])
 
 
 def _plaintext_token_problem(section: str, key: str, address: str) -> str:
@@ -323,25 +329,37 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
         for numa_node in mapping:
             if numa_node not in topology.numa_nodes:
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
-    for path, numa_node, resource, quantity in _reserved_memory(config):
-        known = topology.numa_nodes.get(numa_node)
-        bytes_, size = _parse_or_none(parse_quantity, quantity), _parse_or_none(page_size, resource)
-        if known is None or bytes_ is None or (size is None and resource != "memory"):
-            continue
-        has = known.memory_bytes if size is None else known.hugepages.get(size, 0)
-        if bytes_ > has:
-            kind = "" if size is None else f" in {resource}"
-            yield f"{path}: {quantity} is more than the {has} bytes of NUMA node {numa_node}{kind}"
+    yield from _check_reserved_memory(config, topology)
     sockets, numa_nodes = len(topology.sockets), len(topology.cpu_nodes)
     if config.align_by_socket and sockets > numa_nodes:
         yield (
             f"alignBySocket: this machine has {sockets} sockets and {numa_nodes} NUMA nodes with "
             "CPUs, expected no more sockets than NUMA nodes"
         )
+    yield from _check_memory_nodes(config, topology)
+
+
+def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[str]:
+    for path, i, resource, quantity in _reserved_memory(config):
+        numa_node = topology.numa_nodes.get(i)
+        bytes_, size = _parse_or_none(parse_quantity, quantity), _parse_or_none(page_size, resource)
+        if numa_node is None or bytes_ is None or (size is None and resource != "memory"):
+            continue
+        capacity = numa_node.memory_bytes if size is None else numa_node.hugepages.get(size, 0)
+        if bytes_ > capacity:
+            kind = "" if size is None else f" in {resource}"
+            yield f"{path}: {quantity} is more than the {capacity} bytes of NUMA node {i}{kind}"
+
+
+def _check_memory_nodes(config: AgentConfig, topology: Topology) -> Iterator[str]:
+    """NUMA nodes without CPUs, and their memory tiers."""
     for numa_node in _parse_or_none(parse_numa_nodes, config.memory_only_nodes) or ():
         known = topology.numa_nodes.get(numa_node)
         if known is None:
-            yield f"memoryOnlyNodes: there is no NUMA node {numa_node}; {numa_ids}"
+            yield (
+                f"memoryOnlyNodes: there is no NUMA node {numa_node}; this machine has "
+                f"{topology.numa_ids}"
+            )
         elif known.cpus:
             yield f"memoryOnlyNodes: NUMA node {numa_node} has {cpus_text(known.cpus)}"
     tiers = {n.tier for n in topology.numa_nodes.values() if n.tier is not None and not n.cpus}

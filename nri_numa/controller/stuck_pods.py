@@ -31,6 +31,7 @@ from nri_numa.controller.evictor import (
     would_be_recreated,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
+from nri_numa.model.reasons import read_rejection
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, Work
 from nri_numa.scheduler.node_resources import NodeResources
@@ -313,12 +314,9 @@ def plugin_rejection(document: Mapping[str, Any]) -> str:
         if waiting.get("reason") != WAITING_REASON:
             continue
         pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
-        before, found, after = str(waiting.get("message", "")).partition(
-            f": pod {pod}, container {one.get('name')}: "
-        )
-        reason = before.rpartition(" ")[2].rpartition('"')[2]
-        if found and reason.isalpha():
-            return f"{reason}: {after}"
+        found = read_rejection(str(waiting.get("message", "")), pod, str(one.get("name")))
+        if found is not None:
+            return ": ".join(found)
     return ""
 
 

@@ -129,24 +129,26 @@ class SysfsDevices:
             for address in _list_directory(members):
                 yield from self.by_pci(address)
         elif parts[:2] == ["virtual", "block"] and len(parts) >= 3:
-            below = os.path.join(self._top, *parts[:3], "slaves")
-            nodes: set[int] = set()
-            if stacked < _MAX_STACKED_DISKS:
-                for name in _list_directory(below):
-                    path = os.path.realpath(f"{below}/{name}")
-                    for one in self._devices_at(path, stacked + 1) or ():
-                        nodes |= one.numa_nodes
+            nodes = self._nodes_of_stacked_disk(parts[2], stacked)
             if nodes:
-                yield LocatedDevice(DISK_KIND, parts[2], frozenset(nodes))
+                yield LocatedDevice(DISK_KIND, parts[2], nodes)
         elif parts[:2] == ["virtual", "nvme-subsystem"] and len(parts) >= 4:
             # With multipath the disk belongs to the subsystem, and its controllers are links there.
             directory = os.path.join(self._top, *parts[:3])
             if _NVME_SUBSYSTEM_NAME.fullmatch(parts[2]):
-                for name in _list_directory(directory):
-                    if _NVME_CONTROLLER_NAME.fullmatch(name):
-                        yield self._nearest_device(os.path.realpath(f"{directory}/{name}"), NVME)
+                for name in filter(_NVME_CONTROLLER_NAME.fullmatch, _list_directory(directory)):
+                    yield self._nearest_device(os.path.realpath(f"{directory}/{name}"), NVME)
         elif parts[:1] != ["virtual"]:
             yield self._nearest_device(path, _kind_of_path(parts))
+
+    def _nodes_of_stacked_disk(self, name: str, stacked: int) -> frozenset[int]:
+        """NUMA nodes of the disks below a disk of dm or md."""
+        if stacked >= _MAX_STACKED_DISKS:
+            return frozenset()
+        slaves = os.path.join(self._top, "virtual", "block", name, "slaves")
+        paths = [os.path.realpath(f"{slaves}/{slave}") for slave in _list_directory(slaves)]
+        disks = [one for path in paths for one in self._devices_at(path, stacked + 1) or ()]
+        return frozenset().union(*(one.numa_nodes for one in disks))
 
     def _nearest_device(self, path: str, kind: str) -> LocatedDevice:
         """The device that a directory belongs to: the nearest with a PCI address, or itself."""

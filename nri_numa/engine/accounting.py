@@ -36,7 +36,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import NodeModel, PlacementRequest
 from nri_numa.engine.desired import DesiredState
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     holder_list_text,
@@ -45,6 +45,7 @@ from nri_numa.engine.others import (
 from nri_numa.engine.state import Allocation, NodeState, union_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import count_text, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ALL_CPUS_AMOUNT,
     CPUAmount,
@@ -52,7 +53,7 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.model.workload import SMT, Load, PodSandbox, Rejection
+from nri_numa.model.workload import SMT, Load, PodSandbox
 
 
 def count_free_exclusive(
@@ -319,12 +320,19 @@ def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejec
         where = "" if node is None else f" of {numa_text(node)}"
         key = "sharedPool.cpus" if node is None else "sharedPool.numaNodeCPUs"
         pool_text = f"the shared pool{where or ' of the machine'}"
-        reason, rule = "SharedPoolFloor", f"{pool_text} keeps {count_text(keep, 'CPU')}"
+        reason, rule = (
+            RejectionReason.SHARED_POOL_FLOOR,
+            f"{pool_text} keeps {count_text(keep, 'CPU')}",
+        )
         if node is None and not left:
-            reason, rule, key = "SharedPoolEmpty", "the shared pool is never empty", ""
+            reason, rule, key = (
+                RejectionReason.SHARED_POOL_EMPTY,
+                "the shared pool is never empty",
+                "",
+            )
         return Rejection(
             reason=reason,
-            message=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
+            detail=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
             f"pool{where} for other containers; expected at least {keep} to stay"
             + (f" ({key})" if key else "")
             + exclusive_holders_text(desired.state, node),
@@ -427,8 +435,8 @@ def _quota_rejection(
     holders: Iterable[Allocation],
 ) -> Rejection:
     return Rejection(
-        reason="QuotaExceeded",
-        message=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
+        reason=RejectionReason.QUOTA_EXCEEDED,
+        detail=f"{who} would be over the quota of {limit} {what} ({name}): {used} are used and "
         f"{wanted} are asked for, expected at most {max(0, limit - used)} "
         f"more{holder_list_text(holders)}",
         rule=f"{name} allows {limit} {what}",

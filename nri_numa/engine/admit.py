@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_pool_floor
-from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import (
     NO_DEMAND,
     Admitted,
@@ -27,20 +27,15 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
     Released,
+    UnalignedRejection,
 )
 from nri_numa.engine.desired import DesiredState, updates_between
-from nri_numa.engine.others import (
-    KeepGrant,
-    OverrideGrant,
-    is_shared_pool_cpuset,
-    keep_or_override_grant,
-    parse_foreign_cpuset,
-)
+from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
+from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
-from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import (
     Demand,
     check_claim_in_use,
@@ -63,6 +58,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, cpus_text, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -76,7 +72,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
-    Rejection,
     Scope,
     StateChange,
 )
@@ -86,7 +81,7 @@ MOVABLE_LIST_WARNING: Final = (
 )
 
 
-def admit(
+def admit(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
@@ -195,7 +190,7 @@ def admit(
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placement):
         placed = with_memory_policy(case, placed, running=running)
     listed = requested.numacpu is not None or requested.numamem is not None
-    warned = listed and requested.movable and is_from_annotation(requested, "movable")
+    warned = listed and requested.movable and requested.is_from_annotation("movable")
     if warned and isinstance(placed, Placement):
         warnings, steps = (
             (*placed.warnings, MOVABLE_LIST_WARNING),
@@ -207,8 +202,11 @@ def admit(
             _place_unpinned(case, pool_before),
             reason=f"not pinned: {placed.reason}",
             aligned=False,
-            alignment=placed.alignment,
-            decision_steps=(placed.message, "on-failure: unpinned, so it starts untouched"),
+            alignment=UnalignedRejection.alignment_of(placed),
+            decision_steps=(
+                f"{case.message_subject}: {placed.detail}",
+                "on-failure: unpinned, so it starts untouched",
+            ),
         )
     if isinstance(placed, Rejection):
         return Rejected(placed, _build_trace(case, placed, pool_before, pool_before))
@@ -321,16 +319,17 @@ def _build_trace(
         ignored = (*ignored, case.demand.ignored)
     rule, steps = "", ignored
     if isinstance(placed, Placement):
+        alignment = placed.alignment
         ignored += placed.ignored
         steps = (*ignored, *placed.decision_steps)
     else:
-        rule = placed.rule
+        alignment, rule = UnalignedRejection.alignment_of(placed), placed.rule
     return DecisionTrace(
         pod=case.pod,
         container=case.container,
         requested=case.requested,
         demand=case.demand if known else None,
-        alignment=placed.alignment,
+        alignment=alignment,
         decision_steps=steps,
         free_cpu_milli=case.desired.free_cpu_milli if known else {},
         free_memory=case.free_memory if known else {},
@@ -362,7 +361,7 @@ def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> 
     return state
 
 
-def restore_pod_reservation(
+def restore_pod_reservation(  # noqa: C901 - not cut yet
     machine: NodeModel,
     state: NodeState,
     kept: Iterable[Allocation],
@@ -568,7 +567,7 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
         policy=case.policy,
         aligned=False,
         decision_steps=(
-            placed.message,
+            f"{case.message_subject}: {placed.detail}",
             "on-failure: widen, so the narrowest set that works",
             *wider.decision_steps,
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.model.workload import (
     EVERY_MEMORY_POLICY,
@@ -42,7 +43,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
-    Rejection,
     StateChange,
     container_subject,
 )
@@ -163,7 +163,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine and how to use it; tables that many decisions need are worked out once.
 
     Attributes:
-        key: signs what is written on containers (`nri_numa.engine.adopt`); empty signs
+        key: signs what is written on containers (`nri_numa.engine.assigned`); empty signs
             nothing.
     """
 
@@ -436,6 +436,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
     Attributes:
         is_about_later_container: it fits, and another one of its pod that is to come does not.
+        is_resize: it runs, and stays as it is.
         is_search_spent: whether room can be made for it, or what is in the way, is not known.
         room_text: what was found out about that; ends the message.
     """
@@ -444,18 +445,37 @@ class Rejected(msgspec.Struct, frozen=True):
     trace: DecisionTrace
     is_about_later_container: bool = False
     is_search_spent: bool = False
+    is_resize: bool = False
     room_text: str = ""
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> RejectionReason:
         """The refusal's."""
         return self.rejection.reason
 
     @property
     def message(self) -> str:
-        """The refusal's, and what was found out about room."""
+        """Who cannot have what, and what was found out about room."""
+        subject = container_subject(self.trace.pod, self.trace.container)
         end = f"; {self.room_text}" if self.room_text else ""
-        return f"{self.rejection.message}{end}"
+        start = "resize refused: " if self.is_resize else ""
+        return f"{start}{subject}: {self.rejection.detail}{end}"
+
+
+class UnalignedRejection(Rejection, frozen=True, kw_only=True):
+    """What a policy cannot place, with the alignment that was tried."""
+
+    alignment: Alignment | None = None
+
+    @classmethod
+    def with_alignment(cls, rejection: Rejection, alignment: Alignment | None) -> Self:
+        """The same rejection after an alignment that succeeded."""
+        return cls(**msgspec.structs.asdict(rejection), alignment=alignment)
+
+    @classmethod
+    def alignment_of(cls, rejection: Rejection) -> Alignment | None:
+        """The alignment that a rejection is about; None where none was tried."""
+        return rejection.alignment if isinstance(rejection, cls) else None
 
 
 Decision = Admitted | Rejected

@@ -45,17 +45,17 @@ from nri_numa.engine.state import (
     NodeState,
 )
 from nri_numa.model.machine import human_milli
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
+    DEFAULT_SOURCE,
     Container,
     PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Rejection,
     Resources,
     Scope,
     StateChange,
-    container_subject,
 )
 from nri_numa.text import BadQuantity, milli_cpus, whole_bytes
 
@@ -248,12 +248,10 @@ def _reserve_expected_containers(
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
         found = admit(machine, plan, pod, made, reading, now)
         if isinstance(found, Rejected):
-            why = found.message.removeprefix(f"{container_subject(pod, made)}: ")
             return replace(
                 found.rejection,
-                message=f"{container_subject(pod, first)}: its pod is admitted whole, and "
-                f"container {name} "
-                f"would be refused: {why}",
+                detail=f"its pod is admitted whole, and container {name} would be refused: "
+                f"{found.rejection.detail}",
             )
         plan = found.state
         if one.is_init:
@@ -288,7 +286,7 @@ def _reserve_pod_sum(
         return state
     if its.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
-    if any(its.sources.get(key, "").endswith(f".{first.name}") for key in ("policy", "cpus")):
+    if any(its.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")):
         return state  # what the others ask for is not known
     if its.scope is Scope.CONTAINER and uses_kubelet_rules(machine, its):
         return state  # nor how much of it is fractions, which do not count
@@ -318,8 +316,8 @@ def _reserve_pod_sum(
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own
     return Rejection(
-        reason="NotEnoughCPUs",
-        message=f"{container_subject(pod, first)}: its pod is admitted whole, and its other "
+        reason=RejectionReason.NOT_ENOUGH_CPUS,
+        detail="its pod is admitted whole, and its other "
         "containers need "
         f"{human_milli(milli)} together; free beside it: {human_milli(left)}",
         rule="no container of a pod starts where another would be refused",

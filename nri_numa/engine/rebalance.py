@@ -16,7 +16,7 @@ other container: moving one of several would part them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from heapq import heappop, heappush, nlargest
 from itertools import count
 from operator import add, le, sub
@@ -55,6 +55,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     NO_CHANGE,
     SMT,
@@ -67,7 +68,6 @@ from nri_numa.model.workload import (
     PodSandbox,
     Policy,
     QoSClass,
-    Rejection,
     Scope,
     StateChange,
 )
@@ -89,13 +89,6 @@ _PARTIAL_WORK: Final = 12
 _ADMISSION_WORK: Final = 350
 """Units for an admission that is tried, beside one for each CPU, and two for each container and for
 each set of NUMA nodes."""
-_SHORTAGE_REASONS: Final = (
-    "TopologyAffinityError",
-    "NotEnoughCPUs",
-    "NotEnoughMemory",
-    "SMTAlignmentError",
-)
-"""Refusals that are for want of room."""
 
 
 T = TypeVar("T")
@@ -161,7 +154,7 @@ def plan_moves(
     ``why`` they move ends the reason of each.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
-    if requested is None or demand is None or refused.reason not in _SHORTAGE_REASONS:
+    if requested is None or demand is None or not refused.reason.allows_moves:
         return None
     own = refused.trace.pod.uid
     yield _LOOK_WORK * len(state.allocations)
@@ -537,16 +530,22 @@ class _MoveItem(NamedTuple):
     current_node: int = -1
     mover: Allocation | None = None
 
-    def fits_on(self, i: int, left: ResourceVector) -> bool:
-        """Whether so much is enough on a NUMA node; what stays behind need not come back."""
+    @property
+    def container_id(self) -> str:
+        """Id of a mover."""
+        assert self.mover is not None  # noqa: S101
+        return self.mover.container_id
+
+    def fits_on(self, i: int, free: ResourceVector) -> bool:
+        """True if so much is enough on a NUMA node; what stays behind need not come back."""
         needs = self.needs
         if i == self.current_node:
             needs = tuple(
                 n - b + g for n, b, g in zip(needs, self.charge, self.released, strict=True)
             )
-        return _covers_needs(needs, left)
+        return _covers_needs(needs, free)
 
-    def equivalence_key(self, *, free: bool) -> tuple[object, ...]:
+    def equivalence_key(self, *, on_same_node: bool) -> tuple[object, ...]:
         """The same for movers of which one is as good as another.
 
         Sizes count to an eighth, for else a byte would make two of them. On other CPUs of its NUMA
@@ -555,7 +554,7 @@ class _MoveItem(NamedTuple):
         a = self.mover
         assert a is not None  # noqa: S101
         sizes = map(_round_down_to_leading_bits, self.needs + self.charge)
-        return (self.needs[1], *sizes, a.kind, a.policy, free and a.cpus)
+        return (self.needs[1], *sizes, a.kind, a.policy, on_same_node and a.cpus)
 
 
 class _PartialPlan(NamedTuple):
@@ -604,89 +603,97 @@ class _PlanSearch:
         self._most, self._running = most, running
         sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
         self._sizes = sorted(sizes)
-        desired = DesiredState(machine, state)
-        cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
-        pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
-        own = exclusive_candidates(desired)
-        self._left: dict[int, ResourceVector] = {
-            i: (
-                cpus[i],
-                len(own & machine.usable_cpus_by_node[i]),
-                memory[i],
-                *(p[i] for p in pages),
-            )
-            for i in sorted(machine.alignable_nodes)
-        }
+        self._free = self._free_by_node(machine, state, reading)
         # By id; and by bytes, then by id.
-        self._by_id: dict[int, list[_MoveItem]] = {i: [] for i in self._left}
-        for a in sorted(movers, key=lambda a: a.container_id):
-            item = self._mover_item(a)
-            self._by_id[item.current_node].append(item)
+        self._by_id = self._movers_by_node(movers)
         self._by_bytes = {
             i: sorted(items, key=lambda m: m.bytes) for i, items in self._by_id.items()
         }
-        # By NUMA node, what so many movers give back at most.
-        self._given = {
-            i: [tuple(sum(column[:n]) for column in columns) for n in range(most + 1)]
-            for i, items in self._by_id.items()
-            if (
-                columns := [
-                    nlargest(most, c) for c in zip(*(m.released for m in items), strict=True)
-                ]
-            )
+        self._max_released = {
+            i: self._release_limits(items) for i, items in self._by_id.items() if items
         }
         self._used = 0
         self._serial = count()
         self._heap: list[tuple[PlanCost, int, PlanCost, _PartialPlan, Iterator[_Child]]] = []
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
-        total = tuple(map(sum, zip(*self._left.values(), strict=True)))[:2]
-        most_own = max_exclusive_total(DesiredState(machine, state), SMT.ANY)
-        if demand.exclusive_cpus <= most_own and _covers_needs(newcomer.charge[:2], total):
-            self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._left)))
+        total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
+        max_exclusive = max_exclusive_total(DesiredState(machine, state), SMT.ANY)
+        if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
+            self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
+
+    def _free_by_node(
+        self, machine: NodeModel, state: NodeState, reading: MeasuredFree | None
+    ) -> dict[int, ResourceVector]:
+        desired = DesiredState(machine, state)
+        cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
+        pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
+        candidates = exclusive_candidates(desired)
+        return {
+            i: (
+                cpus[i],
+                len(candidates & machine.usable_cpus_by_node[i]),
+                memory[i],
+                *(p[i] for p in pages),
+            )
+            for i in sorted(machine.alignable_nodes)
+        }
+
+    def _movers_by_node(self, movers: Collection[Allocation]) -> dict[int, list[_MoveItem]]:
+        items_by_node: dict[int, list[_MoveItem]] = {i: [] for i in self._free}
+        for a in sorted(movers, key=lambda a: a.container_id):
+            item = self._mover_item(a)
+            items_by_node[item.current_node].append(item)
+        return items_by_node
+
+    def _release_limits(self, items: Collection[_MoveItem]) -> list[ResourceVector]:
+        """What 0, 1, … of these movers give back at most."""
+        amounts = zip(*(m.released for m in items), strict=True)
+        columns = [nlargest(self._most, column) for column in amounts]
+        return [tuple(sum(column[:n]) for column in columns) for n in range(self._most + 1)]
 
     def _newcomer_item(self, demand: Demand) -> _MoveItem:
-        own = demand.exclusive_cpus
-        shared = min(demand.cpu_milli, demand.cpu_requested_milli)
-        needs = (1000 * own or demand.cpu_milli, own, demand.memory_bytes)
-        books = (1000 * own or shared, own, demand.memory_requested)
+        cpus = demand.exclusive_cpus
+        shared_milli = min(demand.cpu_milli, demand.cpu_requested_milli)
+        size = (1000 * cpus or demand.cpu_milli, cpus, demand.memory_bytes)
+        charge = (1000 * cpus or shared_milli, cpus, demand.memory_requested)
         pages = tuple([demand.hugepages.get(size, 0) for size in self._sizes])
-        return _MoveItem((*needs, *pages), (*books, *pages), ())
+        return _MoveItem((*size, *pages), (*charge, *pages), ())
 
     def _mover_item(self, a: Allocation) -> _MoveItem:
-        charge = next(iter(a.charges.values()), NO_CHARGE)
+        booked = next(iter(a.charges.values()), NO_CHARGE)
         cpus = len(a.cpus) if a.exclusive else 0
-        own = cpus + len(a.idle_siblings)
+        owned = cpus + len(a.idle_siblings)
         pages = [a.hugepages.get(size, 0) if a.mems else 0 for size in self._sizes]
-        held = [charge.hugepages.get(size, 0) for size in self._sizes]
-        needs = (1000 * cpus or a.cpu_milli, own, a.memory_bytes if a.mems else 0, *pages)
-        books = (charge.cpu_milli, own, charge.memory, *held)
-        gives = (*books[:2], *(0 for _ in books[2:])) if self._running else books
-        return _MoveItem(needs, books, gives, _migrated_bytes(a), next(iter(a.numa_nodes)), a)
+        booked_pages = [booked.hugepages.get(size, 0) for size in self._sizes]
+        size = (1000 * cpus or a.cpu_milli, owned, a.memory_bytes if a.mems else 0, *pages)
+        charge = (booked.cpu_milli, owned, booked.memory, *booked_pages)
+        released = (*charge[:2], *(0 for _ in charge[2:])) if self._running else charge
+        return _MoveItem(size, charge, released, _migrated_bytes(a), next(iter(a.numa_nodes)), a)
 
     def freed_by_node(self) -> dict[int, int]:
         """By NUMA node, CPUs to own that its movers leave there, those with the most first."""
-        found = dict.fromkeys(self._left, 0)
+        freed = dict.fromkeys(self._free, 0)
         for i, items in self._by_id.items():
-            left, most = dict(self._left), self._most
+            amounts, moves = dict(self._free), self._most
             for item in sorted(items, key=lambda m: -m.released[1]):  # then by id, as they are
-                fitting = [j for j, n in left.items() if j != i and item.fits_on(j, n)]
-                if fitting and most:
-                    fullest = min(fitting, key=lambda j: (left[j], j))
-                    left[fullest] = _subtract_amounts(left[fullest], item.charge)
-                    found[i] += item.released[1]
-                    most -= 1
-        return found
+                fitting = [j for j, free in amounts.items() if j != i and item.fits_on(j, free)]
+                if fitting and moves:
+                    fullest = min(fitting, key=lambda j: (amounts[j], j))
+                    amounts[fullest] = _subtract_amounts(amounts[fullest], item.charge)
+                    freed[i] += item.released[1]
+                    moves -= 1
+        return freed
 
     def next_plan(self) -> SearchSteps[_Places | None]:
-        """Where each goes, the newcomer first; None when there are no more plans."""
+        """The NUMA node of each, the newcomer first; None when there are no more plans."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
-            before = self._used
+            work_before = self._used
             self._push_children(siblings)
             for children in self._expand_plan(partial, cost) if partial.pending else ():
                 self._push_children(children)
-            yield _PARTIAL_WORK + self._used - before
+            yield _PARTIAL_WORK + self._used - work_before
             if not partial.pending:
                 return partial.placed
         return None
@@ -698,74 +705,104 @@ class _PlanSearch:
             heappush(self._heap, (child[0], next(self._serial), *child[1:], children))
 
     def _expand_plan(self, p: _PartialPlan, cost: PlanCost) -> Iterator[Iterator[_Child]]:
-        """What can be done next with a partial plan: each way begins with the cheapest."""
-        item, left = p.pending[0], p.free_by_node
-        numa_nodes = [*left] if p.cleared_node is None else [p.cleared_node]
+        """The next steps of a partial plan: each way begins with the cheapest."""
+        item, is_cleared = p.pending[0], p.cleared_node is not None
+        numa_nodes = [*p.free_by_node] if p.cleared_node is None else [p.cleared_node]
         self._used += _LOOK_WORK * len(numa_nodes)
-        fitting = [i for i in numa_nodes if item.fits_on(i, left[i])]
-        if item.mover is not None and p.cleared_node is None and fitting:
-            # The fullest that fits, then the lowest id; or where it was, on other CPUs.
-            fullest = min(fitting, key=lambda i: (left[i], i))
-            for i in (
-                {fullest, item.current_node}
-                if p.fits_unmoved and item.current_node in fitting
-                else {fullest}
-            ):
+        fitting = [i for i in numa_nodes if item.fits_on(i, p.free_by_node[i])]
+        if item.mover is not None and not is_cleared and fitting:
+            for i in self._destinations(p, fitting):
                 yield self._place_item(p, cost, i)
             return
         if p.cleared_node in fitting:
             yield self._place_item(p, cost, p.cleared_node)
         for i in numa_nodes:
-            if i != item.current_node and i in self._given:
-                free = p.fits_unmoved or (
-                    item.mover is None and p.cleared_node is None and i in fitting
-                )
-                yield self._displacements(p, cost, i, free=free)
+            if i != item.current_node and i in self._max_released:
+                fits_newcomer = item.mover is None and not is_cleared and i in fitting
+                yield self._displacements(p, cost, i, fits=p.fits_unmoved or fits_newcomer)
+
+    def _destinations(self, p: _PartialPlan, fitting: Collection[int]) -> set[int]:
+        """The fullest that fits, then the lowest id; or where the mover was, on other CPUs."""
+        fullest = min(fitting, key=lambda i: (p.free_by_node[i], i))
+        current_node = p.pending[0].current_node
+        if p.fits_unmoved and current_node in fitting:
+            return {fullest, current_node}
+        return {fullest}
 
     def _displacements(
-        self, p: _PartialPlan, cost: PlanCost, i: int, *, free: bool
+        self, p: _PartialPlan, cost: PlanCost, i: int, *, fits: bool
     ) -> Iterator[_Child]:
         """Each mover that leaves NUMA node ``i`` for the first that is pending, cheapest first.
 
-        Of those that are alike the first that may be enough.
+        It costs nothing where that one ``fits`` by the sums: the mover may stay, on other CPUs.
         """
-        left, given, rest = p.free_by_node[i], self._given[i], self._most - len(p.displaced_ids)
-        lacking = _subtract_amounts(p.pending[0].needs, left)
-        fewest = next((n for n in range(1, rest + 1) if _covers_needs(lacking, given[n])), 0)
-        movers = (self._by_id if free else self._by_bytes)[i]
-        least = _subtract_amounts(lacking, given[rest - 1])
-        seen = set()
-        for at in range(p.first_mover_index, len(movers) - fewest + 1) if fewest else ():
-            self._used += _LOOK_WORK
-            mover = movers[at]
-            a = mover.mover
-            assert a is not None  # noqa: S101
-            if a.container_id in p.displaced_ids or not _covers_needs(least, mover.released):
-                continue
-            if (alike := mover.equivalence_key(free=free)) in seen:
-                continue
-            seen.add(alike)
-            self._used += _PARTIAL_WORK
-            out = tuple(sorted((*p.displaced_ids, a.container_id)))
-            costs = (cost[0] + (0 if free else mover.bytes), len(out), out)
-            more = 0 if free else sum(m.bytes for m in movers[at + 1 : at + fewest])
+        limits, moves_left = self._max_released[i], self._most - len(p.displaced_ids)
+        lacking = _subtract_amounts(p.pending[0].needs, p.free_by_node[i])
+        fewest = next((n for n in range(1, moves_left + 1) if _covers_needs(lacking, limits[n])), 0)
+        if not fewest:
+            return
+        movers = (self._by_id if fits else self._by_bytes)[i]
+        positions = range(p.first_mover_index, len(movers) - fewest + 1)
+        min_released = _subtract_amounts(lacking, limits[moves_left - 1])
+        for position in self._distinct_movers(p, movers, positions, min_released, fits=fits):
+            mover = movers[position]
+            displaced_ids = tuple(sorted((*p.displaced_ids, mover.container_id)))
+            bytes_so_far = cost[0] + (0 if fits else mover.bytes)
+            following = movers[position + 1 : position + fewest]
+            min_bytes = bytes_so_far + (0 if fits else sum(m.bytes for m in following))
             # The largest first; those that are alike in the order in which they were taken out.
             pending = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
-            without = {**p.free_by_node, i: _add_amounts(left, mover.released)}
-            after = _PartialPlan((p.pending[0], *pending), without, i, at + 1, free, out, p.placed)
-            yield (costs[0] + more, len(p.displaced_ids) + fewest, out), costs, after
+            yield (
+                (min_bytes, len(p.displaced_ids) + fewest, displaced_ids),
+                (bytes_so_far, len(displaced_ids), displaced_ids),
+                _PartialPlan(
+                    (p.pending[0], *pending),
+                    {**p.free_by_node, i: _add_amounts(p.free_by_node[i], mover.released)},
+                    i,
+                    position + 1,
+                    fits,
+                    displaced_ids,
+                    p.placed,
+                ),
+            )
+
+    def _distinct_movers(
+        self,
+        p: _PartialPlan,
+        movers: Sequence[_MoveItem],
+        positions: range,
+        min_released: ResourceVector,
+        *,
+        fits: bool,
+    ) -> Iterator[int]:
+        """Positions of the movers that release enough; of those that are alike the first."""
+        keys = set()
+        for position in positions:
+            self._used += _LOOK_WORK
+            mover = movers[position]
+            if mover.container_id in p.displaced_ids or not _covers_needs(
+                min_released, mover.released
+            ):
+                continue
+            key = mover.equivalence_key(on_same_node=fits)
+            if key not in keys:
+                keys.add(key)
+                self._used += _PARTIAL_WORK
+                yield position
 
     def _place_item(self, p: _PartialPlan, cost: PlanCost, i: int) -> Iterator[_Child]:
         item = p.pending[0]
-        takes = item.released if i == item.current_node else item.charge
-        left = {**p.free_by_node, i: _subtract_amounts(p.free_by_node[i], takes)}
-        moved = p.fits_unmoved and item.mover is not None and i != item.current_node
-        cost = (cost[0] + (item.bytes if moved else 0), *cost[1:])
+        charge = item.released if i == item.current_node else item.charge
+        has_moved = p.fits_unmoved and item.mover is not None and i != item.current_node
+        cost = (cost[0] + (item.bytes if has_moved else 0), *cost[1:])
         return _single_child(
             cost,
             p._replace(
                 pending=p.pending[1:],
-                free_by_node=left,
+                free_by_node={
+                    **p.free_by_node,
+                    i: _subtract_amounts(p.free_by_node[i], charge),
+                },
                 cleared_node=None,
                 first_mover_index=0,
                 placed=(*p.placed, (item, i)),

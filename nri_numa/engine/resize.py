@@ -39,16 +39,16 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
     Resized,
+    UnalignedRejection,
 )
 from nri_numa.engine.desired import DesiredState, answer_to_update, updates_between
-from nri_numa.engine.others import (
-    OverrideGrant,
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
-    keep_or_override_grant,
     parse_foreign_cpuset,
     reclassify_cpuset,
     to_kubelet_allocation,
 )
+from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.explicit import (
     exclusive_list_sharers,
     is_yielding_list,
@@ -72,6 +72,7 @@ from nri_numa.engine.request.demand import (
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGE,
     SMT,
@@ -80,9 +81,9 @@ from nri_numa.model.workload import (
     OnFailure,
     PlacementOptions,
     PodSandbox,
-    Rejection,
     Resources,
     StateChange,
+    container_subject,
 )
 
 RESIZE_RULE_TEXT = "a resize stays in place"
@@ -154,14 +155,13 @@ class _Resize:
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
                 free += lowered_capacity_factor_text(case.machine, numa_nodes)
-                text = (
-                    f"{case.message_subject}: "
-                    f"{shortage_clause('cpu', human_milli(wanted.cpu_milli), free)}"
-                )
+                text = shortage_clause("cpu", human_milli(wanted.cpu_milli), free)
                 text += exclusive_holders_text(case.state, numa_nodes, requests=True)
                 if grows and case.on_failure is OnFailure.REJECT:
-                    return Rejection(reason="NotEnoughCPUs", message=text, rule=RESIZE_RULE_TEXT)
-                self.steps.append(text)
+                    return Rejection(
+                        reason=RejectionReason.NOT_ENOUGH_CPUS, detail=text, rule=RESIZE_RULE_TEXT
+                    )
+                self.steps.append(f"{case.message_subject}: {text}")
                 self.has_shortfall = True
         milli = split_cpu_milli(self._allocated_milli(), numa_nodes, left)
         return self._build_placement(
@@ -180,7 +180,10 @@ class _Resize:
             if not self._may_keep_cpus(taken):
                 return taken
             # Memory is booked at the new size all the same: that is what the container may use.
-            self.steps += (taken.message, f"it keeps what it has, which is {SHORTFALL_TEXT}")
+            self.steps += (
+                f"{self.case.message_subject}: {taken.detail}",
+                f"it keeps what it has, which is {SHORTFALL_TEXT}",
+            )
             self.has_shortfall = True
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
@@ -210,7 +213,7 @@ class _Resize:
         What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
         """
         case, had = self.case, self.prior
-        if case.on_failure is OnFailure.REJECT or why.reason == "UnpaidCPUs":
+        if case.on_failure is OnFailure.REJECT or why.reason is RejectionReason.UNPAID_CPUS:
             return False
         paid = 1000 * len(had.cpus) <= case.demand.cpu_requested_milli
         return had.kind is not ContainerKind.EXCLUSIVE or paid or case.requested.unrequested_cpus
@@ -251,9 +254,8 @@ class _Resize:
         if not isinstance(found, ChosenCPUs):
             where = f"{numa_text(home)}{lowered_capacity_factor_text(machine, home)}"
             return Rejection(
-                reason="NotEnoughCPUs",
-                message=f"{case.message_subject}: "
-                + shortage_clause(
+                reason=RejectionReason.NOT_ENOUGH_CPUS,
+                detail=shortage_clause(
                     "cpu",
                     exclusive_cpu_count_text(count),
                     f"{room} free for exclusive use on {where} for it",
@@ -262,7 +264,7 @@ class _Resize:
                 + exclusive_holders_text(rest, home, requests=True),
                 rule=RESIZE_RULE_TEXT,
             )
-        who = f"{case.message_subject}: cpu: {exclusive_cpu_count_text(count)}"
+        who = f"cpu: {exclusive_cpu_count_text(count)}"
         refused = check_exclusive_limits(case, who, found.cpus, found.idle)
         return found if refused is None else refused
 
@@ -300,8 +302,8 @@ class _Resize:
             else cpu_shortage_text(self.case.machine, refused, None)
         )
         return Rejection(
-            reason="SMTAlignmentError",
-            message=f"{self.case.message_subject}: {why}",
+            reason=RejectionReason.SMT_ALIGNMENT,
+            detail=why,
             rule="smt: full-core gives whole cores only",
         )
 
@@ -331,13 +333,14 @@ class _Resize:
             grows = amount > before
             if have >= amount or not (grows or (self.had_shortfall and amount == before)):
                 continue
-            text = (
-                f"{case.message_subject}: "
-                f"{byte_shortage_clause(what, amount, have, f' on {numa_text(mems)}')}"
-            )
+            text = byte_shortage_clause(what, amount, have, f" on {numa_text(mems)}")
             if grows and case.on_failure is OnFailure.REJECT:
-                return Rejection(reason="NotEnoughMemory", message=text, rule=RESIZE_RULE_TEXT)
-            self.steps.append(text + "; memory nodes of a running container do not change")
+                return Rejection(
+                    reason=RejectionReason.NOT_ENOUGH_MEMORY, detail=text, rule=RESIZE_RULE_TEXT
+                )
+            self.steps.append(
+                f"{case.message_subject}: {text}; memory nodes of a running container do not change"
+            )
             self.has_shortfall = True
         listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
         owned = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
@@ -601,7 +604,8 @@ def resize_to_current_resources(
     requested = machine.resolve_options(pod, container)
     if isinstance(requested, Rejection):
         # It was readable at creation; a rule changed under it. What it has stays valid.
-        return had, replace(trace, decision_steps=(requested.message,))
+        step = f"{container_subject(pod, container)}: {requested.detail}"
+        return had, replace(trace, decision_steps=(step,))
     requested = _with_current_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
@@ -634,8 +638,9 @@ def resize_to_current_resources(
 
 def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
     return Rejected(
-        replace(why, message=f"resize refused: {why.message}"),
-        replace(trace, alignment=why.alignment, rule=why.rule),
+        why,
+        replace(trace, alignment=UnalignedRejection.alignment_of(why), rule=why.rule),
+        is_resize=True,
     )
 
 

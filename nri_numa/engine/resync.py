@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidates
 from nri_numa.engine.admit import admit, unpinned_allocation
-from nri_numa.engine.adopt import ASSIGNED_KEY, adopt_assignment, is_signed
+from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.decision import (
     Decision,
     DecisionTrace,
@@ -31,7 +31,7 @@ from nri_numa.engine.desired import (
     recorded_actual,
     updates_between,
 )
-from nri_numa.engine.others import (
+from nri_numa.engine.foreign_pins import (
     is_shared_pool_cpuset,
     parse_foreign_cpuset,
     reclassify_cpuset,
@@ -61,7 +61,7 @@ from nri_numa.model.workload import (
 _NO_TIME_TEXT = "no time was left yet"
 
 
-def rebuild_node_state(
+def rebuild_node_state(  # noqa: C901 - not cut yet
     machine: NodeModel,
     prior: NodeState,
     pods: PodTable | Iterable[PodSandbox],

@@ -18,7 +18,7 @@ answered group by group and what each of them has now is not stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, TypedDict
 
@@ -449,7 +449,9 @@ class StateBuilder:
 
     def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
-        record = self.pods.get(a.pod_uid) or PodRecord(uid=a.pod_uid, pod_id=a.pod_id)
+        record = self.pods.get(a.pod_uid) or PodRecord(
+            uid=a.pod_uid, pod_id=a.pod_id, containers=frozenset({a.container_id})
+        )
         self._update_sums(a, record, 1)
         self._allocations[a.container_id] = a
         if a.container_id not in record.containers:
@@ -489,24 +491,17 @@ class StateBuilder:
         )
 
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
-        """Count a container in every sum (1), or no more (-1)."""
-        beside = a.exclusive and _is_list_shared_in_pod(self._allocations, record, a)
-        if a.exclusive:
-            if not beside:
-                self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
-        elif a.kind is ContainerKind.LISTED and a.blocks_exclusive:
-            if sign > 0:
-                self._listed[a.container_id] = a.cpus
-            else:
-                del self._listed[a.container_id]
-        if a.idle_siblings:
-            self._idle = self._idle | a.idle_siblings if sign > 0 else self._idle - a.idle_siblings
+        """Add a container to every sum (1), or subtract it (-1)."""
+        is_list_counted = a.exclusive and _is_list_shared_in_pod(self._allocations, record, a)
+        if a.exclusive or a.kind is ContainerKind.LISTED:
+            self._update_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
             bits = a.foreign_cpus.bits
             self._foreign[bits] = self._foreign.get(bits, 0) + sign
             if not self._foreign[bits]:
                 del self._foreign[bits]
-        for numa_node, charge in (charges_without_cpus(a.charges) if beside else a.charges).items():
+        charges = charges_without_cpus(a.charges) if is_list_counted else a.charges
+        for numa_node, charge in charges.items():
             total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
             self._charges[numa_node] = total
             if total == NO_CHARGE:
@@ -524,13 +519,33 @@ class StateBuilder:
             if not members:
                 del self._groups[key]
 
+    def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
+        """Exclusive CPUs with their idle siblings, and CPUs of lists.
+
+        With ``is_list_counted`` another container of its pod owns the same list.
+        """
+        if a.exclusive:
+            if not is_list_counted:
+                self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
+            if a.idle_siblings:
+                idle, siblings = self._idle, a.idle_siblings
+                self._idle = idle | siblings if sign > 0 else idle - siblings
+        elif not a.yields_to_exclusive:
+            if sign > 0:
+                self._listed[a.container_id] = a.cpus
+            else:
+                del self._listed[a.container_id]
+
 
 def _is_list_shared_in_pod(
     allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    others = record.containers - {allocation.container_id}
-    mine = allocation.exclusive_list
-    return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
+    """True if another container of the pod owns the same CPUs."""
+    return any(
+        i in allocations and allocations[i].exclusive_list == allocation.exclusive_list
+        for i in record.containers
+        if i != allocation.container_id
+    )
 
 
 def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
@@ -635,64 +650,85 @@ def check_step_invariants(
     before: NodeState, after: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:
     """Check what one step can break, at a cost that does not grow with the number of containers."""
-    found: list[str] = []
+    violations: list[str] = []
     if not after.pool_bits(topology, settings):
-        found.append("the shared pool is empty")
+        violations.append("the shared pool is empty")
     owned, reserved = after.exclusive.bits, settings.reserved_cpus.bits
     if owned & after.idle_siblings.bits:
-        found.append(
-            f"{cpus_text(after.exclusive & after.idle_siblings, 'is', 'are')} both owned and "
-            "kept idle"
-        )
+        cpus = after.exclusive & after.idle_siblings
+        violations.append(f"{cpus_text(cpus, 'is', 'are')} both owned and kept idle")
     if owned & ~topology.possible.bits:
-        gone = after.exclusive - topology.possible
-        found.append(f"{cpus_text(gone, 'is owned but does', 'are owned but do')} not exist")
-    newly = owned & ~before.exclusive.bits & reserved
-    if newly:
-        taken = cpus_text(CPUSet.from_bits(newly), "was", "were")
-        found.append(f"reserved {taken} given exclusively")
-    return found
+        cpus = after.exclusive - topology.possible
+        violations.append(f"{cpus_text(cpus, 'is owned but does', 'are owned but do')} not exist")
+    new_reserved = owned & ~before.exclusive.bits & reserved
+    if new_reserved:
+        text = cpus_text(CPUSet.from_bits(new_reserved), "was", "were")
+        violations.append(f"reserved {text} given exclusively")
+    return violations
 
 
 def check_invariants(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
     """Check every invariant, over all containers; one sentence for each that does not hold."""
-    found = check_step_invariants(state, state, topology, settings)
-    lists: set[tuple[str, CPUSet]] = set()
-    owned = NO_CPUS
+    sums = build_node_state(state.allocations.values(), state.pods.values())
+    return [
+        *check_step_invariants(state, state, topology, settings),
+        *_check_allocations(state),
+        *_check_ownership(state),
+        *_check_lists(sums),
+        *_check_sums(state, sums),
+        *_check_pod_records(state),
+    ]
+
+
+def _check_allocations(state: NodeState) -> Iterator[str]:
+    """Each allocation is true by itself, and is found by its id and from its pod."""
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
-            found.append(f"{container_id} is filed under another id: {allocation.container_id}")
-        if wrong := find_contradiction(allocation):
-            found.append(f"{allocation.full_name}: {wrong}")
-        if allocation.exclusive and allocation.exclusive_list not in lists:
-            if allocation.cpus & owned:
-                both = cpus_text(allocation.cpus & owned)
-                found.append(f"owned twice: {both} of {allocation.full_name}")
-            owned = owned | allocation.cpus
-        if allocation.exclusive_list is not None:
-            lists.add(allocation.exclusive_list)
+            yield f"{container_id} is filed under another id: {allocation.container_id}"
+        if contradiction := find_contradiction(allocation):
+            yield f"{allocation.full_name}: {contradiction}"
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:
-            found.append(f"{allocation.full_name} is missing from its pod's record")
-    sums = build_node_state(state.allocations.values(), state.pods.values())
+            yield f"{allocation.full_name} is missing from its pod's record"
+
+
+def _check_ownership(state: NodeState) -> Iterator[str]:
+    """No CPU is owned twice; containers of a pod may own one list."""
+    lists: set[tuple[str, CPUSet]] = set()
+    owned = NO_CPUS
+    for _, allocation in sorted(state.allocations.items()):
+        exclusive_list = allocation.exclusive_list
+        if exclusive_list is None or exclusive_list in lists:
+            continue
+        if allocation.cpus & owned:
+            yield f"owned twice: {cpus_text(allocation.cpus & owned)} of {allocation.full_name}"
+        owned = owned | allocation.cpus
+        lists.add(exclusive_list)
+
+
+def _check_lists(sums: NodeState) -> Iterator[str]:
+    """Nobody owns a CPU of a list that blocks exclusive use."""
     for container_id, cpus in sums.listed.items():
-        if cpus & owned:
-            both = f"owned by another container: {cpus_text(cpus & owned)}"
-            found.append(f"listed for {state.allocations[container_id].full_name}, but {both}")
-    for what in (
-        "exclusive",
-        "idle_siblings",
-        "listed",
-        "listed_cpus",
-        "foreign",
-        "charges",
-        "shared_groups",
-    ):
-        counted, real = getattr(state, what), getattr(sums, what)
-        if counted != real:
-            found.append(f"{what}: counted as {counted}, and the allocations add up to {real}")
+        if cpus & sums.exclusive:
+            yield (
+                f"listed for {sums.allocations[container_id].full_name}, but owned by another "
+                f"container: {cpus_text(cpus & sums.exclusive)}"
+            )
+
+
+def _check_sums(state: NodeState, sums: NodeState) -> Iterator[str]:
+    """What is counted step by step is what the allocations add up to."""
+    for field in NodeState.__struct_fields__:
+        if field in ("serial", "allocations", "pods", "kubelet"):
+            continue
+        counted, expected = getattr(state, field), getattr(sums, field)
+        if counted != expected:
+            yield f"{field}: counted as {counted}, and the allocations add up to {expected}"
+
+
+def _check_pod_records(state: NodeState) -> Iterator[str]:
+    """A pod's record names no container that has ended."""
     for uid, record in state.pods.items():
         missing = [i for i in record.containers if i not in state.allocations]
         if missing:
-            found.append(f"pod {uid} remembers containers that are gone: {', '.join(missing)}")
-    return found
+            yield f"pod {uid} remembers containers that are gone: {', '.join(missing)}"

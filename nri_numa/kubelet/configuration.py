@@ -272,6 +272,7 @@ def read_kubelet_config(
     if config == CONFIG_OFF:
         return DiscoveredConfig()
     flags, prefix, running = KubeletFlags(), "", None
+    path, directory = config, config_dir
     if config == CONFIG_AUTO:
         running = _find_kubelet_process(kubelet_root, proc)
         if running is not None:
@@ -279,56 +280,67 @@ def read_kubelet_config(
             path, directory = flags.config, flags.config_dir or config_dir
         else:
             path = os.path.join(kubelet_root, "config.yaml")  # where kubeadm puts it
-            directory = config_dir
             if not os.path.exists(path):
                 return DiscoveredConfig()
-    else:
-        path, directory = config, config_dir
-    from nri_numa import safe_yaml
-
-    documents: list[tuple[str, object]] = []
-    problems: list[str] = []
-    wrong: list[str] = []
-    signature: list[object] = [path, directory, flags.values]
-    drop_ins: list[str] = []
-    if directory:
-        try:
-            # A directory's entries by name, as Go's WalkDir has them.
-            found = _drop_ins(prefix + directory, len(prefix))
-            drop_ins = sorted(found, key=lambda path: path.split("/"))
-        except OSError as error:
-            problems.append(f"{directory}: cannot be read: {error.strerror or error}")
-    if len(drop_ins) > MAX_FILES:
-        problems.append(f"{directory}: has {len(drop_ins)} drop-ins, expected at most {MAX_FILES}")
-    for name in (*((path,) if path else ()), *drop_ins[:MAX_FILES]):
-        try:
-            data, seen = state_files.read_state_file(prefix + name)
-            text = data.decode()
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            wrong.append(f"{name}: cannot be read: {why}")
-            continue
-        signature.append((name, seen))
-        try:
-            documents.append((name, safe_yaml.parse(text)))
-        except ValueError as error:
-            wrong.append(f"{name}: {error}")
-    whole, left_out = merge_documents(documents)
-    problems += [*wrong, *left_out]
-    known = None
+    drop_ins, problems = _list_drop_ins(directory, prefix)
+    names = [path, *drop_ins] if path else drop_ins
+    documents, unreadable, signature = _read_documents(names, prefix)
+    merged, left_out = merge_documents(documents)
+    problems += [*unreadable, *left_out]
+    facts = None
     # Without one of its files it would be another configuration, and no kubelet starts with that.
-    if (whole or flags.values) and not (wrong or left_out):
+    if (merged or flags.values) and not (unreadable or left_out):
         try:
-            known = decode_kubelet_facts(whole, flags.values)
+            facts = decode_kubelet_facts(merged, flags.values)
         except (msgspec.ValidationError, ValueError) as error:
             problems.append(f"{path or 'command line'}: {str(error)[:200]}")
     return DiscoveredConfig(
         path=path or "command line",
-        facts=known,
+        facts=facts,
         problems=tuple(problems),
-        signature=(*signature, *problems),
+        signature=(path, directory, flags.values, *signature, *problems),
         running=running is not None,
     )
+
+
+def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
+    """Paths of the drop-ins, in the kubelet's order, and what is wrong with the directory."""
+    if not directory:
+        return [], []
+    try:
+        # A directory's entries by name, as Go's WalkDir has them.
+        paths = sorted(_drop_ins(prefix + directory, len(prefix)), key=lambda path: path.split("/"))
+    except OSError as error:
+        return [], [f"{directory}: cannot be read: {error.strerror or error}"]
+    if len(paths) > MAX_FILES:
+        problem = f"{directory}: has {len(paths)} drop-ins, expected at most {MAX_FILES}"
+        return paths[:MAX_FILES], [problem]
+    return paths, []
+
+
+def _read_documents(
+    names: Iterable[str], prefix: str
+) -> tuple[list[tuple[str, object]], list[str], list[object]]:
+    """Documents by file, what is wrong with others, and the signature of each file that is read."""
+    from nri_numa import safe_yaml
+
+    documents: list[tuple[str, object]] = []
+    problems: list[str] = []
+    signature: list[object] = []
+    for name in names:
+        try:
+            data, file_signature = state_files.read_state_file(prefix + name)
+            text = data.decode()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problems.append(f"{name}: cannot be read: {why}")
+            continue
+        signature.append((name, file_signature))
+        try:
+            documents.append((name, safe_yaml.parse(text)))
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    return documents, problems, signature
 
 
 def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import msgspec
-
 from nri_numa.machine.tree import PCI_DIR, Tree
+from nri_numa.model.machine import PCIDevice
 
 PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 """``domain:bus:slot.function`` as sysfs writes it, in lower case."""
@@ -32,23 +31,6 @@ _DEVICES_DIR: Final = "sys/devices"
 _PCI_ROOT_PATTERN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _PCI_ID_PATTERN: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
 _NUMA_ID_PATTERN: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
-
-
-class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device.
-
-    Attributes:
-        address: of PCI.
-        kind: what people call it.
-        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not known.
-        numa_node: None where the kernel knows none.
-    """
-
-    address: str
-    kind: str
-    vendor: str = ""
-    device: str = ""
-    numa_node: int | None = None
 
 
 def kind_of_class(code: str | None) -> str:

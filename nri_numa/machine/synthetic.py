@@ -229,6 +229,37 @@ def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict
         f"{_NODE_DIR}/has_memory": f"{topology.memory_nodes}\n",
         f"{_NODE_DIR}/has_cpu": f"{topology.cpu_nodes}\n",
     }
+    files |= _cpu_files(topology)
+    if topology.allowed != topology.online:
+        files["proc/self/status"] = f"Name:\tnri-numa\nCpus_allowed_list:\t{topology.allowed}\n"
+    for tier in {n.tier for n in topology.numa_nodes.values()} - {None}:
+        nodes = NUMASet(i for i, n in topology.numa_nodes.items() if n.tier == tier)
+        files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
+    total_kib = free_kib = reclaimable_kib = 0
+    for i, numa_node in topology.numa_nodes.items():
+        reading = None if memory is None else memory.numa_nodes.get(i)
+        if reading is None:
+            pages_bytes = sum(numa_node.hugepages.values())
+            reading = NUMAMemory(
+                total_bytes=numa_node.memory_bytes,
+                free_bytes=max(numa_node.memory_bytes - pages_bytes, 0),
+                reclaimable_bytes=0,
+                free_hugepages=numa_node.hugepages,
+            )
+        files |= _numa_node_files(topology, numa_node, reading)
+        total_kib += numa_node.memory_bytes // 1024
+        free_kib += reading.free_bytes // 1024
+        reclaimable_kib += reading.reclaimable_bytes // 1024
+    files["proc/meminfo"] = (
+        f"MemTotal: {total_kib:>14} kB\nMemFree: {free_kib:>14} kB\n"
+        f"Active(file): {0:>14} kB\nInactive(file): {reclaimable_kib:>14} kB\n"
+        f"SReclaimable: {0:>14} kB\n"
+    )
+    return files
+
+
+def _cpu_files(topology: Topology) -> dict[str, str]:
+    files: dict[str, str] = {}
     for i in topology.present - topology.online:
         files[f"{_CPU_DIR}/cpu{i}/online"] = "0\n"  # nothing else is left of an offline CPU
     for core in topology.cores.values():
@@ -245,29 +276,19 @@ def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict
         cpus = CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
         if cpus:
             files[f"sys/devices/{directory}/cpus"] = f"{cpus}\n"
-    if topology.allowed != topology.online:
-        files["proc/self/status"] = f"Name:\tnri-numa\nCpus_allowed_list:\t{topology.allowed}\n"
-    for tier in {n.tier for n in topology.numa_nodes.values()} - {None}:
-        nodes = NUMASet(i for i, n in topology.numa_nodes.items() if n.tier == tier)
-        files[f"sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
-    total_kib = free_kib = reclaimable_kib = 0
-    for i, numa_node in topology.numa_nodes.items():
-        reading = None if memory is None else memory.numa_nodes.get(i)
-        if reading is None:
-            taken = sum(numa_node.hugepages.values())
-            reading = NUMAMemory(
-                total_bytes=numa_node.memory_bytes,
-                free_bytes=max(numa_node.memory_bytes - taken, 0),
-                reclaimable_bytes=0,
-                free_hugepages=numa_node.hugepages,
-            )
-        directory = f"{_NODE_DIR}/node{i}"
-        files[f"{directory}/cpulist"] = f"{numa_node.cpus}\n"
-        files[f"{directory}/distance"] = (
-            " ".join(str(numa_node.distances[other]) for other in topology.numa_ids) + "\n"
-        )
-        files[f"{directory}/meminfo"] = "".join(
-            f"Node {i} {name}: {value // 1024:>14} kB\n"
+    return files
+
+
+def _numa_node_files(
+    topology: Topology, numa_node: NUMANode, reading: NUMAMemory
+) -> dict[str, str]:
+    directory = f"{_NODE_DIR}/node{numa_node.id}"
+    distances = " ".join(str(numa_node.distances[other]) for other in topology.numa_ids)
+    files = {
+        f"{directory}/cpulist": f"{numa_node.cpus}\n",
+        f"{directory}/distance": f"{distances}\n",
+        f"{directory}/meminfo": "".join(
+            f"Node {numa_node.id} {name}: {value // 1024:>14} kB\n"
             for name, value in (
                 ("MemTotal", numa_node.memory_bytes),
                 ("MemFree", reading.free_bytes),
@@ -275,22 +296,14 @@ def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict
                 ("Inactive(file)", reading.reclaimable_bytes),
                 ("SReclaimable", 0),
             )
-        )
-        for home in numa_node.initiators:
-            files[f"{directory}/access1/initiators/node{home}"] = ""
-        for size, allocated in numa_node.hugepages.items():
-            pages = f"{directory}/hugepages/hugepages-{size // 1024}kB"
-            files[f"{pages}/nr_hugepages"] = f"{allocated // size}\n"
-            free = reading.free_hugepages.get(size, 0)
-            files[f"{pages}/free_hugepages"] = f"{free // size}\n"
-        total_kib += numa_node.memory_bytes // 1024
-        free_kib += reading.free_bytes // 1024
-        reclaimable_kib += reading.reclaimable_bytes // 1024
-    files["proc/meminfo"] = (
-        f"MemTotal: {total_kib:>14} kB\nMemFree: {free_kib:>14} kB\n"
-        f"Active(file): {0:>14} kB\nInactive(file): {reclaimable_kib:>14} kB\n"
-        f"SReclaimable: {0:>14} kB\n"
-    )
+        ),
+    }
+    for initiator in numa_node.initiators:
+        files[f"{directory}/access1/initiators/node{initiator}"] = ""
+    for size, allocated in numa_node.hugepages.items():
+        pages = f"{directory}/hugepages/hugepages-{size // 1024}kB"
+        files[f"{pages}/nr_hugepages"] = f"{allocated // size}\n"
+        files[f"{pages}/free_hugepages"] = f"{reading.free_hugepages.get(size, 0) // size}\n"
     return files
 
 

@@ -11,14 +11,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 
-if TYPE_CHECKING:
-    from nri_numa.machine.pci import PCIDevice
+
+class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One device.
+
+    Attributes:
+        address: of PCI.
+        kind: what people call it.
+        vendor, device: ids of PCI, four hexadecimal digits; empty where they are not known.
+        numa_node: None where the kernel knows none.
+    """
+
+    address: str
+    kind: str
+    vendor: str = ""
+    device: str = ""
+    numa_node: int | None = None
 
 
 class CoreKind(StrEnum):

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-
-if TYPE_CHECKING:
-    from nri_numa.engine.align.policies import Alignment
 
 
 class MemoryPolicy(StrEnum):
@@ -404,6 +401,43 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
     by_node: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
+class SourceKind(StrEnum):
+    """Who said what a key of a container's placement is."""
+
+    ANNOTATION = "annotation"
+    RULE = "rule"
+    DEFAULT = "default"
+    SLOTS = "slots"
+    CLAIM = "claim"
+    STATIC_CPUS = "static-cpus"
+    KUBELET_GRANT = "kubelet-grant"
+
+
+class OptionSource(msgspec.Struct, frozen=True):
+    """Where a key's value came from.
+
+    Attributes:
+        name: of the annotation, the rule's number, or what is held of slots or of a claim.
+        is_for_container: the annotation names the container, and is not for its whole pod.
+    """
+
+    kind: SourceKind
+    name: str = ""
+    is_for_container: bool = False
+
+    @property
+    def text(self) -> str:
+        """``annotation numa.kubernetes.io/policy``, ``rule 2``, ``default``."""
+        if self.kind in (SourceKind.ANNOTATION, SourceKind.RULE):
+            return f"{self.kind} {self.name}"
+        return self.name or self.kind.value
+
+
+DEFAULT_SOURCE: Final = OptionSource(SourceKind.DEFAULT)
+KUBELET_GRANT_SOURCE: Final = OptionSource(SourceKind.KUBELET_GRANT, "the kubelet's grant")
+STATIC_CPUS_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "staticCPUs")
+
+
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one container wants, after annotations, rules and defaults were put together.
 
@@ -418,8 +452,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
         list_is_pods: ``numacpu`` is given for its whole pod, not for this container.
         cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
-        sources: key to where its value came from (``annotation numa.kubernetes.io/policy``,
-            ``rule 2``, ``default``), for explanations.
+        sources: by key, where its value came from; without keys that nobody set.
         slots: what the kubelet gave it of the extended resource; None where that is nothing.
         scheduled_nodes: NUMA nodes that the scheduler held for it; see
         `nri_numa.engine.request.annotations`.
@@ -438,7 +471,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     movable: bool = False
     explicit_keys: frozenset[str] = frozenset()
-    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
+    sources: Mapping[str, OptionSource] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     unrequested_cpus: bool = False
     reserved_cpus: bool = False
@@ -449,6 +482,14 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     list_is_pods: bool = False
     slots: Slots | None = None
     scheduled_nodes: NUMASet = NO_NUMA_NODES
+
+    def source_text(self, key: str) -> str:
+        """Where a key's value came from, for people."""
+        return self.sources.get(key, DEFAULT_SOURCE).text
+
+    def is_from_annotation(self, key: str) -> bool:
+        """Say whether a key's value comes from an annotation, not from the operator."""
+        return self.sources.get(key, DEFAULT_SOURCE).kind is SourceKind.ANNOTATION
 
     @property
     def is_unpinned(self) -> bool:
@@ -568,27 +609,6 @@ class PodTable:
         if pod is None:
             pod = self._made[pod_id] = self._make(pod_id)
         return pod
-
-
-class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found wrong with a request, or what there is too little of.
-
-    Attributes:
-        reason: CamelCase, from a bounded set; metric label and first word of the message.
-        message: one line for the pod's author, with pod and container: the thing, its value and
-            what was expected, or what was needed, what there was, and which rule said no.
-        key, value, source: the annotation, rule or default that cannot be read or granted, as it
-            was given; empty where a number or a shortage is refused.
-    """
-
-    reason: str
-    message: str
-    rule: str
-    key: str = ""
-    value: str = ""
-    source: str = ""
-    allows_best_effort: bool = False
-    alignment: Alignment | None = None
 
 
 class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):

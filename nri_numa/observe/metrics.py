@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.engine.others import shown_kind
+from nri_numa.engine.foreign_pins import shown_kind
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.observe import logs
 from nri_numa.text import escape_unprintable

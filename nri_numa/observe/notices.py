@@ -46,6 +46,15 @@ class NoticeKind(StrEnum):
     UNDONE = "undone"
 
 
+class NoticeReason(StrEnum):
+    """Why it is said, where no container was rejected; empty where the kind says everything."""
+
+    NONE = ""
+    PARTLY_MOVED = "PartlyMoved"
+    REPAIRS_ABANDONED = "GivenUp"
+    REJECTED_RUNNING = "RefusedRunning"
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
     """Something that happened to a container, once or again and again."""
 
@@ -109,7 +118,7 @@ class NoticeLog:
         pod: str,
         pod_uid: str,
         container: str,
-        reason: str = "",
+        reason: str = NoticeReason.NONE,
     ) -> Notice:
         """Something happened; within `MERGE_WINDOW_S` seconds of the same it is counted there."""
         key, at = (pod_uid, container, what, reason), self._now()
@@ -144,7 +153,7 @@ class NoticeLog:
         return notice
 
     def add_for_allocation(
-        self, one: Allocation, what: str, message: str, *, reason: str = ""
+        self, one: Allocation, what: str, message: str, *, reason: str = NoticeReason.NONE
     ) -> Notice:
         """`add` for a container with an allocation."""
         return self.add_notice(

@@ -16,6 +16,7 @@ from zlib import error as zlib_error
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDemand
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.explain.explanation import ExplanationInput, StoredExplanation, basis_of
@@ -37,7 +38,7 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _encode_set(value: object) -> str | None:
-    # What is no set is the distance of a problem, which the machine knows.
+    # What is no set is the distance of a request, which the machine knows.
     return str(value) if isinstance(value, NUMASet) else None
 
 
@@ -66,11 +67,13 @@ def unpack_trace(
     version wrote the trace, and this one does not know its form.
     """
 
-    def decode_set(kind: type, value: Any) -> object:
+    def decode_value(kind: type, value: Any) -> object:
+        if kind is HintProvider:
+            return msgspec.convert(value, ResourceDemand | DeviceDemand, dec_hook=decode_value)
         return NUMASet.parse(value) if kind is NUMASet else distance
 
     try:
-        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=decode_set)
+        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=decode_value)
     except (msgspec.MsgspecError, zlib_error):
         return StoredExplanation(*who, None, None)
     return StoredExplanation(*who, packed.basis, packed.alignment)

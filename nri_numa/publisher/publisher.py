@@ -167,11 +167,43 @@ class Publisher:
         self._api = KubeAPI(
             publish.credentials, "nri-numa-publish", wall=wall, skewed=self._on_clock_skew
         )
-        # What is written, the most important first.
+        self._bound_changed = asyncio.Event()
+        outputs = self._create_outputs(config, node)
+        self._handover_file, self._handed = config.offline_capacity.file, ""
+        self._writer = Writer(
+            self._api,
+            outputs,
+            self.metrics,
+            "publish",
+            rate=publish.rate,
+            burst=REQUEST_BURST,
+            clock=time.monotonic,
+            jitter=jitter,
+        )
+        self._writer.written, self._writer.again = self._on_written, self._schedule_recheck
+        self.queue, self._wake = self._writer.queue, self._writer.wake
+        self._zones_turn = asyncio.Lock()
+        self._instance, self._number, self._serial = "", 0, -1
+        self._machine_read = self._number_known = self._counted = False
+        self._agent_problem = "the agent was not asked yet"
+        self._unlisted_said = False
+        self._skew_said = False
+        self._address = split_address(publish.address)
+        self.probes = RouteServer(
+            self._address[0] if self._address else "",
+            version=__version__,
+            metrics=self.metrics.render_metrics,
+            not_ready=lambda: self.problem,
+        )
+        for output in outputs:
+            self._update_output_metrics(output)
+
+    def _create_outputs(self, config: AgentConfig, node: str) -> list[Output]:
+        """What is written, the most important first, and what reads for it."""
+        publish, prefix = config.publish, config.annotation_prefix
         self._topology = self._node = self._pods = self._capacity = self._numatopology = None
         self._slices = self._claims = self._events = self._handover = self._bound = None
         self._spans: SpanSender | None = None
-        self._bound_changed = asyncio.Event()
         if publish.node_resource_topology:
             force = publish.node_resource_topology_force
             validity = parse_duration(publish.node_resource_topology_validity)
@@ -182,7 +214,7 @@ class Publisher:
                 validity=validity,
                 touch=publish.node_resource_topology_touch,
             )
-            self._topology.renew_validity(wall())
+            self._topology.renew_validity(self._wall())
         if publish.node_annotations or publish.node_labels:
             self._node = NodeMetadataOutput(
                 node, prefix, annotations=publish.node_annotations, labels=publish.node_labels
@@ -214,35 +246,7 @@ class Publisher:
             *(self._topology, self._node, self._pods, self._capacity, self._numatopology),
             *(self._slices, self._events, self._handover),
         )
-        outputs: list[Output] = [one for one in possible if one is not None]
-        self._handover_file, self._handed = config.offline_capacity.file, ""
-        self._writer = Writer(
-            self._api,
-            outputs,
-            self.metrics,
-            "publish",
-            rate=publish.rate,
-            burst=REQUEST_BURST,
-            clock=time.monotonic,
-            jitter=jitter,
-        )
-        self._writer.written, self._writer.again = self._on_written, self._schedule_recheck
-        self.queue, self._wake = self._writer.queue, self._writer.wake
-        self._zones_turn = asyncio.Lock()
-        self._instance, self._number, self._serial = "", 0, -1
-        self._machine_read = self._number_known = self._counted = False
-        self._agent_problem = "the agent was not asked yet"
-        self._unlisted_said = False
-        self._skew_said = False
-        self._address = split_address(publish.address)
-        self.probes = RouteServer(
-            self._address[0] if self._address else "",
-            version=__version__,
-            metrics=self.metrics.render_metrics,
-            not_ready=lambda: self.problem,
-        )
-        for output in outputs:
-            self._update_output_metrics(output)
+        return [output for output in possible if output is not None]
 
     @property
     def problem(self) -> str:

@@ -77,23 +77,9 @@ class Binder:
 
     async def _bind_pod(self, binding: BindingArgs) -> str:
         deadline = asyncio.get_running_loop().time() + self._timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._api.refresh_credentials()
-                request = self._reader.cached_request(binding.uid)
-                if request is None:
-                    request = self._reader.read_pod_request(
-                        await self._api.request_json("GET", _binding_path(binding))
-                    )
-                    if request.uid != binding.uid:
-                        pod = f"{binding.namespace}/{binding.name}"
-                        return f"pod {pod} is another one by now"
-                if not request.is_unconstrained:
-                    await self._pods.read_node(binding.node)
-        except KubeError as error:
-            return str(error)[:500]
-        except TimeoutError:
-            return _API_TIMEOUT_TEXT
+        request = await self._read_request(binding, deadline)
+        if isinstance(request, str):
+            return request
         annotations: dict[str, str] = {}
         earlier = self._nodes.assumed_pods.get(binding.uid)
         if not request.is_unconstrained:
@@ -117,6 +103,27 @@ class Binder:
             pod, placed = f"{binding.namespace}/{binding.name}", annotations.get(self._annotation)
             log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
         return problem
+
+    async def _read_request(self, binding: BindingArgs, deadline: float) -> PodRequest | str:
+        """What the pod asks for, once its node's pods are read; or why it cannot be bound."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._api.refresh_credentials()
+                request = self._reader.cached_request(binding.uid)
+                if request is None:
+                    request = self._reader.read_pod_request(
+                        await self._api.request_json("GET", _binding_path(binding))
+                    )
+                    if request.uid != binding.uid:
+                        pod = f"{binding.namespace}/{binding.name}"
+                        return f"pod {pod} is another one by now"
+                if not request.is_unconstrained:
+                    await self._pods.read_node(binding.node)
+        except KubeError as error:
+            return str(error)[:500]
+        except TimeoutError:
+            return _API_TIMEOUT_TEXT
+        return request
 
     def _assume_pod(
         self, request: PodRequest, binding: BindingArgs, annotations: dict[str, str]

@@ -22,11 +22,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
+from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand, Unit
 from nri_numa.engine.align.policies import (
     AlignmentRequest,
     align_demands,
-    amount_text,
     numa_node_count_text,
 )
 from nri_numa.engine.place.computed import strategy_keys
@@ -138,13 +137,13 @@ class Unfit(Struct, frozen=True, gc=False):
     Attributes:
         need: what is needed and where: ``needs 12 exclusive CPUs on one NUMA node``; the whole
             reason without ``unit``.
-        unit: of ``best_amount``, as `nri_numa.engine.align.policies.amount_text` knows it.
+        unit: of ``best_amount``.
         best_amount: the most that is free there, or that there is at all.
         unresolvable: waiting does not help: an empty node has too little.
     """
 
     need: str
-    unit: str = ""
+    unit: Unit | None = None
     best_amount: int = 0
     unresolvable: bool = False
 
@@ -155,13 +154,11 @@ class Unfit(Struct, frozen=True, gc=False):
 
     def reason_text(self, most: int) -> str:
         """The reason for all nodes of a class; ``most`` is the most of any of them."""
-        if not self.unit:
+        unit = self.unit
+        if unit is None:
             return self.need
-        amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
-        use = " for exclusive use" if self.unit == "cpus" else ""
-        return (
-            f"{self.need}; {'most there is' if self.unresolvable else f'most free{use}'}: {amount}"
-        )
+        label = "most there is" if self.unresolvable else f"most free{unit.use_text}"
+        return f"{self.need}; {label}: {unit.number_text(most)}"
 
 
 Verdict = Fit | Unfit
@@ -279,7 +276,7 @@ def _fit_all(
     if not used:
         return Fit(room, request)
     if most is not None and (cpus := sum(room.free_counts.exclusive) - sum(free.exclusive)) > most:
-        return Unfit(f"needs {count_text(cpus, 'exclusive CPU')}", "cpus", most)
+        return Unfit(f"needs {count_text(cpus, 'exclusive CPU')}", Unit.CPUS, most)
     # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
     left, factor = 1000, 1000
     memory, capacity = (
@@ -374,11 +371,11 @@ def _align_nodes(
     order = [place for _, place in sorted(_rank_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
         ResourceDemand(
-            resource=name if unit in ("bytes", "devices") else "cpu",
+            resource=name,
             need=least,
             capacity=dict(zip(ids, capacity, strict=True)),
             free_amounts=dict(zip(ids, free, strict=True)),
-            joint_key="memory" if unit == "bytes" else None,
+            joint_key="memory" if unit is Unit.BYTES else None,
             unit=unit,
         )
         for (name, unit), (least, free, capacity) in zip(
@@ -407,7 +404,7 @@ def _align_nodes(
     chosen = everywhere if found.affinity is None else room.positions_of(found.affinity)
     for (_, unit), (least, free, _) in zip(_resource_units(request), asks, strict=True):
         # CPU time is shared: what is short makes it slow, and nothing is refused.
-        if unit == "millicpu" or sum(free[place] for place in chosen) >= least:
+        if unit is Unit.MILLI_CPUS or sum(free[place] for place in chosen) >= least:
             continue
         if policy in STRICT_POLICIES or sum(free) < least:
             return needs.unfit_reason(asks)
@@ -464,7 +461,7 @@ class _Requirements(Struct, frozen=True, gc=False):
 
     enforced: tuple[bool, ...]
     width: int | None
-    texts: tuple[tuple[str, str, int] | None, ...]
+    texts: tuple[tuple[str, Unit, int] | None, ...]
     joint_unfit: Unfit
     capacity_unfit: Unfit | None
     is_unresolvable: bool = False
@@ -495,12 +492,12 @@ def _resolve_requirements(
     restricted = request.policy is Policy.RESTRICTED
     strict = restricted and request.on_failure is not OnFailure.BEST_EFFORT
     never, whats, limit = None, [], "one NUMA node"
-    texts: list[tuple[str, str, int] | None] = []
+    texts: list[tuple[str, Unit, int] | None] = []
     for (name, unit), (least, capacity) in zip(_resource_units(request), asked, strict=True):
         texts.append(None)
-        if unit == "millicpu" and not request.shared_milli:
+        if unit is Unit.MILLI_CPUS and not request.shared_milli:
             continue
-        what = _request_text(name, least, request.exclusive_cpus)
+        what = _request_text(name, unit, least, request.exclusive_cpus)
         whats.append(what)
         need, width = f"needs {what}", len(capacity)
         if single or restricted:
@@ -517,7 +514,9 @@ def _resolve_requirements(
     ]
     together = " and ".join(whats) or "a place to run"
     found = _Requirements(
-        enforced=tuple([strict or unit != "millicpu" for _, unit in _resource_units(request)]),
+        enforced=tuple(
+            [strict or unit is not Unit.MILLI_CPUS for _, unit in _resource_units(request)]
+        ),
         width=max(widths, default=None),
         texts=tuple(texts),
         joint_unfit=Unfit(f"needs {together} on {limit}; each is free, but not together"),
@@ -533,24 +532,20 @@ def _required_node_count(capacity: Column, least: int, *, poorest: bool = False)
     return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
-def _resource_units(request: ContainerRequest) -> list[tuple[str, str]]:
+def _resource_units(request: ContainerRequest) -> list[tuple[str, Unit]]:
     """Name and unit of what it asks, as `_resource_rows` lists it."""
-    cpu = "cpus" if request.exclusive_cpus else "millicpu"
     units = [
-        (name, "devices" if EXTENDED_RESOURCE_MARK in name else "bytes")
+        (name, Unit.DEVICES if EXTENDED_RESOURCE_MARK in name else Unit.BYTES)
         for name, _ in request.amounts
     ]
-    return [(cpu, cpu), *units]
+    return [("cpu", Unit.CPUS if request.exclusive_cpus else Unit.MILLI_CPUS), *units]
 
 
-def _request_text(name: str, amount: int, exclusive: int) -> str:
-    """What is asked for of one resource: ``12 exclusive CPUs``."""
-    if name == "millicpu":
-        return amount_text(amount, name)
-    if EXTENDED_RESOURCE_MARK in name:
-        return f"{amount} {name}"
-    if name != "cpus":
-        return f"{amount_text(amount, 'bytes')} of {name}"
+def _request_text(name: str, unit: Unit, amount: int, exclusive: int) -> str:
+    """Amount requested of one resource: ``12 exclusive CPUs``."""
+    if unit is not Unit.CPUS:
+        noun = {Unit.DEVICES: f" {name}", Unit.BYTES: f" of {name}"}.get(unit, "")
+        return unit.amount_text(amount) + noun
     idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""
     return count_text(exclusive, "exclusive CPU") + idle
 

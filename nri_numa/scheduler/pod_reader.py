@@ -20,7 +20,6 @@ from nri_numa.engine.place.memory import (
 from nri_numa.engine.pod_admission import MAX_EXPECTED_CONTAINERS
 from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
-    is_from_annotation,
     parse_scheduled_nodes,
     resolve_placement_options,
 )
@@ -34,6 +33,7 @@ from nri_numa.engine.request.demand import (
 from nri_numa.engine.state import NO_CHARGE, Charge
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
 from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
@@ -46,7 +46,6 @@ from nri_numa.model.workload import (
     PodSandbox,
     Policy,
     QoSClass,
-    Rejection,
     Scope,
 )
 from nri_numa.scheduler.pod_request import (
@@ -178,7 +177,7 @@ class PodReader:
             )
             requested = with_static_cpus(settings, sandbox, container, requested)
             if isinstance(requested, Rejection):
-                return _invalid_request(request, requested, sandbox, container)
+                return _invalid_request(request, requested)
             whole = _static_policy_cpus(sandbox, container, whole_milli)
             if whole:
                 kubelets.append(_kubelet_request(container, ends, memory, whole, one.devices))
@@ -186,15 +185,12 @@ class PodReader:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * whole))
             # Whole CPUs a kubelet may pin, and what it pins is left to it.
             if not whole and _is_mempolicy_unpinned(requested):
-                names = f"pod {sandbox.full_name}, container {container.name}"
-                return _invalid_request(
-                    request, unpinned_memory_policy_rejection(requested, names), sandbox, container
-                )
+                return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
             found = compute_demand(sandbox, container, requested, 0, allocated)
             if isinstance(found, Rejection):
-                return _invalid_request(request, found, sandbox, container)
+                return _invalid_request(request, found)
             scopes.add(requested.scope)
             amounts = _memory_demand(sandbox.qos, memory, found)
             asks = _container_request(container, ends, requested, found, amounts)
@@ -225,14 +221,9 @@ class PodReader:
         )
 
 
-def _invalid_request(
-    request: PodRequest, refusal: Rejection, pod: PodSandbox, container: Container
-) -> PodRequest:
+def _invalid_request(request: PodRequest, refusal: Rejection) -> PodRequest:
     """A request with the refusal without the names, so that replicas have one text."""
-    names = f"pod {pod.full_name}, container {container.name}: "
-    return replace(
-        request, invalid_reason=refusal.message.removeprefix(names), has_placement_request=True
-    )
+    return replace(request, invalid_reason=refusal.detail, has_placement_request=True)
 
 
 def _is_mempolicy_unpinned(requested: PlacementOptions) -> bool:
@@ -242,7 +233,7 @@ def _is_mempolicy_unpinned(requested: PlacementOptions) -> bool:
         requested.mempolicy.needs_nodes
         and (requested.is_unpinned or listed)
         and requested.on_failure is not OnFailure.UNPINNED
-        and is_from_annotation(requested, MEMPOLICY_KEY)
+        and requested.is_from_annotation(MEMPOLICY_KEY)
     )
 
 

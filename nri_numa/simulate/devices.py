@@ -26,9 +26,9 @@ import yaml
 from nri_numa import safe_yaml
 from nri_numa.devices.lookup import DeviceHints, build_hints
 from nri_numa.devices.sysfs import LocatedDevice
-from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
+from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
-from nri_numa.model.machine import Topology, numa_text
+from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownDevices
 from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role
@@ -62,27 +62,10 @@ def read_inventory(
         ManifestError: with every mistake.
     """
     problems: list[str] = []
-    text = ""
-    try:
-        text = text_of(path, MAX_INVENTORY_BYTES)
-        documents = [one for one in parse_all(text) if one is not None]
-    except OSError as error:
-        raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
-        raise _inventory_error(path, safe_yaml.problem_of(error, text)) from error
-    if len(documents) != 1:
-        has = f"has {len(documents)} documents" if documents else "is empty"
-        raise _inventory_error(
-            path, f"{has}, expected one mapping of resources to lists of devices"
-        )
-    top = DocumentNode(path, "", documents[0], problems)
-    if isinstance(top.value, Mapping) and "kind" in top.value:
-        raise _inventory_error(
-            path, "has a kind, as manifests have, expected a mapping of resources to devices"
-        )
-    there, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
+    top = DocumentNode(path, "", _read_inventory_document(path), problems)
+    numa_nodes, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
     inventory: dict[str, tuple[Device, ...]] = {}
-    for name, place in top.as_mapping(required=True).items():
+    for name, node in top.as_mapping(required=True).items():
         if name == counted:
             top.add_problem(
                 f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
@@ -92,19 +75,41 @@ def read_inventory(
                 f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu"
             )
         else:
-            found: dict[str, Device] = {}
-            for entry in place.as_list("one device", required=True):
-                for device in _read_devices(entry, there, by_address):
-                    if device.id in found:
+            devices: dict[str, Device] = {}
+            for entry in node.as_list("one device", required=True):
+                for device in _read_devices(entry, numa_nodes, by_address):
+                    if device.id in devices:
                         entry.add_problem(f"lists {device.id} again, expected each {name} once")
-                    found[device.id] = device
-            inventory[name] = tuple(found.values())
+                    devices[device.id] = device
+            inventory[name] = tuple(devices.values())
     count = sum(map(len, inventory.values()))
     if count > MAX_INVENTORY_DEVICES:
         top.add_problem(f"has {count} devices, expected at most {MAX_INVENTORY_DEVICES}")
     if problems:
         raise ManifestError(tuple(problems))
     return inventory
+
+
+def _read_inventory_document(path: str) -> object:
+    """The only document of the file."""
+    text = ""
+    try:
+        text = text_of(path, MAX_INVENTORY_BYTES)
+        documents = [one for one in parse_all(text) if one is not None]
+    except OSError as error:
+        raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise _inventory_error(path, safe_yaml.problem_of(error, text)) from error
+    if len(documents) != 1:
+        count = f"has {len(documents)} documents" if documents else "is empty"
+        raise _inventory_error(
+            path, f"{count}, expected one mapping of resources to lists of devices"
+        )
+    if isinstance(documents[0], Mapping) and "kind" in documents[0]:
+        raise _inventory_error(
+            path, "has a kind, as manifests have, expected a mapping of resources to devices"
+        )
+    return documents[0]
 
 
 def _inventory_error(path: str, what: str) -> ManifestError:
@@ -129,17 +134,7 @@ def _read_devices(
     elif not isinstance(value, Mapping):
         place.add_expectation_problem(_DEVICE_FORMS_TEXT)
     elif set(value) == {"pci"}:
-        number = _parse_word(value["pci"], "04d").lower()  # YAML takes 8086 for a number
-        vendor, _, device = number.partition(":")
-        if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):
-            place["pci"].add_expectation_problem(
-                "a PCI vendor, or vendor and device, such as 10de or 8086:154c"
-            )
-            return
-        chosen = [o for o in pci.values() if o.vendor == vendor and device in ("", o.device)]
-        if not chosen:
-            place["pci"].add_expectation_problem("ids of PCI devices that this machine has")
-        for one in chosen:
+        for one in _devices_with_pci_ids(place["pci"], value["pci"], pci):
             yield from _device_from_pci(place["pci"], one, there)
     elif set(value) == {"id", "numaNodes"}:
         id = _parse_word(value["id"])  # ids of many plugins are numbers
@@ -154,6 +149,23 @@ def _read_devices(
     else:
         strange = ", ".join(str(key)[:40] for key in value) or "no keys"
         place.add_problem(f"has {strange}; expected {_DEVICE_FORMS_TEXT}")
+
+
+def _devices_with_pci_ids(
+    place: DocumentNode, value: object, pci: Mapping[str, PCIDevice]
+) -> list[PCIDevice]:
+    """Devices of a vendor, or of a vendor and device."""
+    number = _parse_word(value, "04d").lower()  # YAML takes 8086 for a number
+    vendor, _, device = number.partition(":")
+    if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):
+        place.add_expectation_problem(
+            "a PCI vendor, or vendor and device, such as 10de or 8086:154c"
+        )
+        return []
+    devices = [o for o in pci.values() if o.vendor == vendor and device in ("", o.device)]
+    if not devices:
+        place.add_expectation_problem("ids of PCI devices that this machine has")
+    return devices
 
 
 def _parse_word(value: object, form: str = "") -> str:

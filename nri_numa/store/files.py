@@ -6,7 +6,7 @@ descriptor that is used afterwards, so nothing can be put in their place in betw
 
 The key is made once and lives as long as the directory: on ``/run``, until the next boot, as
 containers do. Where it is lost, the annotations of older containers are believed only as far as
-their pods could be given the same today (`nri_numa.engine.adopt`).
+their pods could be given the same today (`nri_numa.engine.assigned`).
 """
 
 from __future__ import annotations

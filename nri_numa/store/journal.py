@@ -101,61 +101,67 @@ def parse_journal(data: bytes) -> JournalContents:
     Nothing counts without the first line, and nothing after very much damage. Line by line, so
     that rubbish takes no more memory than its bytes.
     """
-    found = JournalContents()
+    contents = JournalContents()
     expected, number, end = 1, 0, -1
     while end < len(data):
         start, number = end + 1, number + 1
         line_end = data.find(b"\n", start)
-        last = line_end < 0
-        end = len(data) if last else line_end
+        is_last = line_end < 0
+        end = len(data) if is_last else line_end
         line = data[start:end]
-        if last and not line:
+        if (is_last and not line) or (number == 2 and not contents.head):
             break
-        if number == 2 and not found.head:
+        if len(contents.problems) >= _MAX_DAMAGE:
+            contents.problems.append(f"everything from line {number} on is not read")
             break
-        if len(found.problems) >= _MAX_DAMAGE:
-            found.problems.append(f"everything from line {number} on is not read")
+        version = FORMAT_VERSION_PATTERN.match(line) if number == 1 else None
+        if version and int(version[1]) > JOURNAL_FORMAT:
+            contents.newer = int(version[1])
             break
-        if (
-            number == 1
-            and (version := FORMAT_VERSION_PATTERN.match(line))
-            and int(version[1]) > JOURNAL_FORMAT
-        ):
-            found.newer = int(version[1])
-            break
-        match = _FRAME_PATTERN.match(line)
-        payload = b"" if match is None else line[match.end() :]
-        if (
-            match is None
-            or len(payload) != int(match[3])
-            or crc32(payload, crc32(line[: match.start(4)])) != int(match[4], 16)
-        ):
-            if last:
-                found.torn = len(line)
+        frame = _check_frame(line)
+        if frame is None:
+            if is_last:
+                contents.torn = len(line)
             else:
-                found.problems.append(f"line {number} is damaged")
+                contents.problems.append(f"line {number} is damaged")
             continue
+        sequence, payload = frame
         try:
             record = _decode_line(payload)
         except _DECODE_ERRORS as error:
-            found.problems.append(f"line {number} is intact but is no record: {error}")
+            contents.problems.append(f"line {number} is intact but is no record: {error}")
             continue
-        sequence = int(match[2])
-        if sequence != expected and found.records and not found.problems:
-            found.problems.append(f"line {number} has number {sequence} instead of {expected}")
+        if sequence != expected and contents.records and not contents.problems:
+            contents.problems.append(f"line {number} has number {sequence} instead of {expected}")
         expected = sequence + 1
-        found.records += 1
+        contents.records += 1
         if record.head is not None:
-            found.head, found.written_at = record.head, record.written_at
-        found.raw |= record.updates
+            contents.head, contents.written_at = record.head, record.written_at
+        contents.raw |= record.updates
         for key in record.delete:
-            found.raw.pop(key, None)
-    for key, raw in found.raw.items():
+            contents.raw.pop(key, None)
+    _decode_entries(contents)
+    return contents
+
+
+def _check_frame(line: bytes) -> tuple[int, bytes] | None:
+    """Number and payload of an intact line."""
+    match = _FRAME_PATTERN.match(line)
+    if match is None:
+        return None
+    payload = line[match.end() :]
+    if len(payload) != int(match[3]):
+        return None
+    checksum = crc32(payload, crc32(line[: match.start(4)]))
+    return (int(match[2]), payload) if checksum == int(match[4], 16) else None
+
+
+def _decode_entries(contents: JournalContents) -> None:
+    for key, raw in contents.raw.items():
         try:
-            found.entries[key] = _decode_document(raw)
+            contents.entries[key] = _decode_document(raw)
         except _DECODE_ERRORS as error:
-            found.problems.append(f"the entry of container {key} is left out: {error}")
-    return found
+            contents.problems.append(f"the entry of container {key} is left out: {error}")
 
 
 # --- Documents of containers and pods ---

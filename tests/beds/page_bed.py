@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from nri_numa.agent.serving import ProcessInfo
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import NodeModel
-from nri_numa.machine.pci import PCIDevice
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nri_numa.machine.pci import PCIDevice
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Partition, PartitionKind
+from nri_numa.model.machine import Partition, PartitionKind, PCIDevice
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.browser.test_page import label, visit

@@ -16,6 +16,7 @@ from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
+from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
@@ -109,61 +110,61 @@ def _old_runtime(world: World) -> None:
 
 SINGLE = {"policy": "single-numa-node"}
 
-REFUSALS: dict[str, Callable[[], Rejected]] = {
-    "InvalidAnnotation": lambda: refuse({"policy": "single-node"}),
-    "TopologyAffinityError": lambda: refuse(SINGLE, cpus=12, memory=4),
-    "NotEnoughCPUs": lambda: refuse(
+REFUSALS: dict[R, Callable[[], Rejected]] = {
+    R.INVALID_ANNOTATION: lambda: refuse({"policy": "single-node"}),
+    R.TOPOLOGY_AFFINITY: lambda: refuse(SINGLE, cpus=12, memory=4),
+    R.NOT_ENOUGH_CPUS: lambda: refuse(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),
-    "NotEnoughMemory": lambda: refuse(
+    R.NOT_ENOUGH_MEMORY: lambda: refuse(
         {"numamem": "0"}, cpus=2, memory=12, reading=MeasuredFree(memory={0: 5 * GIB, 1: 15 * GIB})
     ),
-    "SMTAlignmentError": lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
-    "SharedPoolEmpty": lambda: refuse({"cpus": "exclusive"}, cpus=16),
-    "SharedPoolFloor": lambda: refuse(
+    R.SMT_ALIGNMENT: lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
+    R.SHARED_POOL_EMPTY: lambda: refuse({"cpus": "exclusive"}, cpus=16),
+    R.SHARED_POOL_FLOOR: lambda: refuse(
         {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_KEEPING
     ),
-    "QuotaExceeded": lambda: refuse(
+    R.QUOTA_EXCEEDED: lambda: refuse(
         {"numacpu": "0-8"}, before=_listed, settings=Settings(permissions=(_UNPAID,))
     ),
-    "NotPermitted": lambda: refuse(
+    R.NOT_PERMITTED: lambda: refuse(
         {"cpus": "exclusive"}, cpus=2, settings=Settings(permissions=(_SHARED_ONLY,))
     ),
-    "UnpaidCPUs": lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
-    "FractionalCPUs": lambda: refuse({"cpus": "exclusive"}, cpus=1.5),
-    "NoCPUs": lambda: refuse({"cpus": "exclusive"}),
-    "UnknownCPUs": lambda: refuse({"cpus": "exclusive"}, shares=262_144),
-    "InvalidSlots": lambda: refuse({}, cpus=2, slots="cpu-2,cpu-3"),
-    "SlotsConflict": lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
-    "SlotsMismatch": lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
-    "ClaimNotPrepared": lambda: refuse(
+    R.UNPAID_CPUS: lambda: refuse({"numacpu": "2-5", "cpus": "exclusive"}, cpus=1),
+    R.FRACTIONAL_CPUS: lambda: refuse({"cpus": "exclusive"}, cpus=1.5),
+    R.NO_CPUS: lambda: refuse({"cpus": "exclusive"}),
+    R.UNKNOWN_CPUS: lambda: refuse({"cpus": "exclusive"}, shares=262_144),
+    R.INVALID_SLOTS: lambda: refuse({}, cpus=2, slots="cpu-2,cpu-3"),
+    R.SLOTS_CONFLICT: lambda: refuse({"numacpu": "2-3"}, cpus=2, slots="slot-0,slot-1"),
+    R.SLOTS_MISMATCH: lambda: refuse({}, cpus=1.5, slots="slot-0,slot-1"),
+    R.CLAIM_NOT_PREPARED: lambda: refuse(
         {},
         cpus=2,
         slots=f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {_UID} is not prepared on this node",
     ),
-    "ClaimInUse": lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
-    "UnknownCPU": lambda: refuse({"numacpu": "14-17"}),
-    "CPUOffline": lambda: refuse({"numacpu": "4-7"}, topology=machine(offline=CPUSet([5]))),
-    "CPUNotAllowed": lambda: refuse(
+    R.CLAIM_IN_USE: lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
+    R.UNKNOWN_CPU: lambda: refuse({"numacpu": "14-17"}),
+    R.CPU_OFFLINE: lambda: refuse({"numacpu": "4-7"}, topology=machine(offline=CPUSet([5]))),
+    R.CPU_NOT_ALLOWED: lambda: refuse(
         {"numacpu": "3-4"}, topology=machine(allowed=CPUSet([0, 1, 2, 3]))
     ),
-    "CPUReserved": lambda: refuse(
+    R.CPU_RESERVED: lambda: refuse(
         {"numacpu": "0-1"}, cpus=2, settings=Settings(reserved_cpus=CPUSet([0, 8]))
     ),
-    "CPUOwned": lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
-    "KubeletPinned": lambda: refuse(
+    R.CPU_OWNED: lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
+    R.KUBELET_PINNED: lambda: refuse(
         {"numacpu": "2-3"}, cpus=2, before=lambda world: world.kubelet({("web", "app"): "4-5"})
     ),
-    "CPUListed": lambda: refuse({"numacpu": "2-4", "cpus": "exclusive"}, cpus=3, before=_listed),
-    "UnknownNUMANode": lambda: refuse({"numamem": "2"}),
-    "NUMANodeNotAllowed": lambda: refuse(
+    R.CPU_LISTED: lambda: refuse({"numacpu": "2-4", "cpus": "exclusive"}, cpus=3, before=_listed),
+    R.UNKNOWN_NUMA_NODE: lambda: refuse({"numamem": "2"}),
+    R.NUMA_NODE_NOT_ALLOWED: lambda: refuse(
         {"numamem": "1"}, topology=replace(machine(), withheld_memory=NUMASet([1]))
     ),
-    "MemoryPolicyUnsupported": lambda: refuse(
+    R.MEMORY_POLICY_UNSUPPORTED: lambda: refuse(
         {"numamem": "0", "mempolicy": "interleave"}, before=_old_runtime
     ),
-    "MemoryPolicyWithoutNodes": lambda: refuse({"mempolicy": "bind"}),
-    "NUMANodeWithoutMemory": _bare_node,
+    R.MEMORY_POLICY_WITHOUT_NODES: lambda: refuse({"mempolicy": "bind"}),
+    R.NUMA_NODE_WITHOUT_MEMORY: _bare_node,
 }
 """By reason, how to come by one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
@@ -61,7 +61,7 @@ def _quantity(random: Random, name: str, nodes: list[int]) -> ResourceDemand:
     )
 
 
-def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
+def _memory(random: Random, nodes: list[int], share: str) -> list[HintProvider]:
     """Several memory types judged together, with the kubelet's groups."""
     left = nodes[:]
     random.shuffle(left)
@@ -76,7 +76,7 @@ def _memory(random: Random, nodes: list[int], share: str) -> list[HintDemand]:
             assigned += members
     if random.random() < 0.2:
         del groups[random.choice(list(groups))]
-    demands: list[HintDemand] = []
+    demands: list[HintProvider] = []
     for name in ("memory", "hugepages-2Mi", "hugepages-1Gi")[: random.choice((1, 2, 2, 3))]:
         base = _quantity(random, name, nodes)
         demands.append(
@@ -129,7 +129,7 @@ def random_case(
     """One problem; the same for the same state of ``random``."""
     size = random.choice(sizes)
     nodes = sorted(random.sample(range(size + random.choice((0, 0, 1, 4))), size))
-    demands: list[HintDemand] = []
+    demands: list[HintProvider] = []
     wanted = random.choice((0, 1, 2, 2, 3, 3, 4, 5, 6))
     kinds = random.choice(("mixed", "mixed", "quantities"))
     while len(demands) < wanted:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDemand
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 
@@ -101,7 +101,7 @@ def _device_hints(demand: DeviceDemand, numa_ids: Sequence[int]) -> HintList | N
     return [(mask, len(mask) == least) for mask in found]
 
 
-def hints_of(demands: Sequence[HintDemand], numa_ids: NUMASet) -> list[HintList]:
+def hints_of(demands: Sequence[HintProvider], numa_ids: NUMASet) -> list[HintList]:
     """One list for each resource, as the merge sees them after nil and empty were read."""
     machine = list(numa_ids)
     lists: list[HintList] = []

@@ -13,13 +13,13 @@ from typing import Final
 
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import DeniedAction, Permission, Rule, Settings
 from nri_numa.model.workload import (
     Container,
     PlacementOptions,
     PodSandbox,
     QoSClass,
-    Rejection,
     Resources,
 )
 from tests.beds.recorded import write_down
@@ -167,9 +167,9 @@ def told(kind: str) -> Iterator[str]:
         yield f"{number} {pod.qos} {pod.namespace} {_short(repr(dict(pod.annotations)))}"
         yield f"    {_asked(settings)} {_wants(made)}".rstrip()
         found = with_slots(settings, pod, made, resolve_placement_options(settings, pod, made))
-        yield f"    {_answer(found)}"
+        yield f"    {_answer(pod, found)}"
         if isinstance(found, PlacementOptions):
-            yield f"    {_answer(compute_demand(pod, made, found, CAPACITY))}"
+            yield f"    {_answer(pod, compute_demand(pod, made, found, CAPACITY))}"
 
 
 def _short(text: str) -> str:
@@ -208,10 +208,11 @@ RECORDED_NAMES: Final = {
 """Names in the recorded files, by field."""
 
 
-def _answer(found: object) -> str:
+def _answer(pod: PodSandbox, found: object) -> str:
     """All that is not as it is where nothing is asked for."""
     if isinstance(found, Rejection):
-        return f"refused: {found.reason}: {found.message} | {found.rule} | {found.key}"
+        who = f"pod {pod.full_name}, container main"
+        return f"refused: {found.reason}: {who}: {found.detail} | {found.rule} | {found.key}"
     slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
     words = []
     for name in slots:
@@ -219,6 +220,8 @@ def _answer(found: object) -> str:
         if isinstance(value, frozenset):
             value = sorted(value)
         if value not in (None, (), "", [], {}):
+            if name == "sources":
+                value = {key: source.text for key, source in value.items()}
             text = str(value).replace("busy_intervals=", "busy=")
             words.append(f"{RECORDED_NAMES.get(name, name)}={_short(text)}")
     return " ".join(words)

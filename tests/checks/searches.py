@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
@@ -47,7 +47,7 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> AlignmentRequest:
     """Several resources that are wanted on more than one NUMA node of a machine in use."""
     size = random.choice(sizes)
     nodes = list(range(size))
-    demands: list[HintDemand] = []
+    demands: list[HintProvider] = []
     share = random.choice((None, "memory"))
     for name in ("cpu", "memory", "hugepages-1Gi", "gpu")[: random.choice((1, 2, 2, 3, 4))]:
         capacity = {i: random.choice((4, 4, 4, 8)) for i in nodes}

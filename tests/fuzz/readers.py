@@ -24,7 +24,8 @@ from nri_numa.kubelet.state_files import (
     decode_cpu_grants,
     decode_memory_grants,
 )
-from nri_numa.model.workload import NO_GRANTS, Rejection
+from nri_numa.model.reasons import Rejection
+from nri_numa.model.workload import NO_GRANTS
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
 from nri_numa.simulate.manifests import ManifestError, read_text
@@ -60,8 +61,8 @@ class SlotIds(Target):
             self.settings, of, made, resolve_placement_options(self.settings, of, made)
         )
         if isinstance(requested, Rejection):
-            assert "\n" not in requested.message
-            assert len(requested.message) < 3000
+            assert "\n" not in requested.detail
+            assert len(requested.detail) < 3000
             return requested.reason
         return f"{requested.cpus} {requested.slots is not None}"
 

@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.adopt import sign_document
+from nri_numa.engine.assigned import sign_document
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.state import NodeState
@@ -34,7 +34,8 @@ from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.workload import PlacementOptions, QoSClass, Rejection, Resources, StateChange
+from nri_numa.model.reasons import Rejection
+from nri_numa.model.workload import PlacementOptions, QoSClass, Resources, StateChange
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event

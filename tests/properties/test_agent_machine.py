@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nri_numa.engine.adopt import is_signed
+from nri_numa.engine.assigned import is_signed
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState

@@ -15,6 +15,7 @@ from nri_numa.engine.request.annotations import (
     resolve_placement_options,
 )
 from nri_numa.engine.request.demand import Demand, compute_demand
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Container,
@@ -23,7 +24,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     QoSClass,
-    Rejection,
     Resources,
 )
 from tests.checks.requested import GOOD
@@ -64,7 +64,7 @@ def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
     assert asked(dict(reversed(annotations.items()))) == found
     if isinstance(found, Rejection):
         assert found.value in annotations.values()
-        assert found.message.startswith("pod shop/web, container main: ")
+        assert found.detail.isprintable()
 
 
 @given(levels, levels, levels.filter(lambda one: not check_option_level(one)))
@@ -84,8 +84,8 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     # What is left does not contradict itself.
     heard = {}
     for key, source in found.sources.items():
-        level = mine if source.endswith(".main") else defaults
-        heard[key] = everybodys[key] if source == f"annotation {PREFIX}/{key}" else level[key]
+        level = mine if source.is_for_container else defaults
+        heard[key] = everybodys[key] if source.text == f"annotation {PREFIX}/{key}" else level[key]
     assert check_option_level(heard) == []
 
 
@@ -136,7 +136,7 @@ def test_no_resources_make_the_demand_fail_and_nothing_negative_is_needed(
         pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", qos=qos)
         found = compute_demand(pod, container, requested, capacity or 0)
         if isinstance(found, Rejection):
-            assert "expected " in found.message
+            assert "expected " in found.detail
             continue
         assert isinstance(found, Demand)
         assert found.exclusive_cpus * 1000 == found.cpu_milli > 0

@@ -258,4 +258,4 @@ def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
     world.agent.update_topology(replace(world.agent.machine, settings=both))
     refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
     assert isinstance(refused, Rejected)
-    assert "(capacity factor 0: drained)" in refused.rejection.message
+    assert "(capacity factor 0: drained)" in refused.message

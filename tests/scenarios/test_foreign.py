@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from nri_numa.agent.view import StateSnapshot
-from nri_numa.engine.others import foreign_pinned_cpus
+from nri_numa.engine.foreign_pins import foreign_pinned_cpus
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
-from nri_numa.engine.others import shown_kind
+from nri_numa.engine.foreign_pins import shown_kind
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.state import PENDING_POD_RESERVATION_TEXT
 from nri_numa.machine.cgroups import CgroupReader

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.explain.explanation import explain_allocation
-from nri_numa.engine.others import shown_kind
+from nri_numa.engine.foreign_pins import shown_kind
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import release
-from nri_numa.engine.adopt import is_signed, sign_document
+from nri_numa.engine.assigned import is_signed, sign_document
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology

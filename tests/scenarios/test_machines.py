@@ -16,8 +16,9 @@ from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
+from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import PlacementOptions, QoSClass, Rejection, Resources
+from nri_numa.model.workload import PlacementOptions, QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 from tests.machines.named import write_tree

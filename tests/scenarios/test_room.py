@@ -18,7 +18,7 @@ from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
-from nri_numa.engine.adopt import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import Admitted, MeasuredFree, Rejected
 from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves, restore_headroom
 from nri_numa.engine.state import ContainerKind, NodeState, check_invariants

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import yaml
 
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.topology_reader import decode_topology
-from tests.checks.docs_refusals import REFUSALS
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run
 from tests.unit.scheduler.objects import PREFIX, topology
@@ -348,11 +346,9 @@ def test_only_where_waiting_helps_a_start_is_promised(
     assert ("Waiting does not help" in done.stdout) == (not waits)
 
 
-def test_only_reasons_that_there_are_cannot_be_waited_for() -> None:
-    # Beside the program, as what it imports is.
-    sys.path.insert(0, str(kubectl_plugin.SOURCES))
-    why = module("kubectl_numa_why")
-    assert REFUSALS.keys() >= why.PERMANENT_REASONS
+def test_what_a_rejected_container_waits_for_is_known_of_every_reason() -> None:
+    """``python -m tools.docs_regions`` brings it up to date."""
+    assert kubectl_plugin.REASONS.read_text() == kubectl_plugin.reasons()
 
 
 def test_a_claim_that_the_node_refuses_is_a_refusal(run: Run, world: dict[str, Any]) -> None:

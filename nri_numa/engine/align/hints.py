@@ -1,9 +1,10 @@
 """Which NUMA masks suit each resource, and the one that suits them all: hints and their merge.
 
-A *demand* states the facts: how much is needed, what each NUMA node could give when empty
-(capacity) and what it can give now (available). It stands for a list of the kubelet's *hints*
-without spelling the list out: a mask of NUMA nodes is a hint when it covers the need with what is
-available, and a *preferred* one when it is also no wider than an empty machine would have required.
+A *hint provider* states the facts of one resource: how much is needed, what each NUMA node could
+give when empty (capacity) and what it can give now (free). It stands for a list of the kubelet's
+*hints* without spelling the list out: a mask of NUMA nodes is a hint when it covers the need with
+what is free, and a *preferred* one when it is also no wider than an empty machine would have
+required.
 
 The two kinds of empty answer of the kubelet's hint providers stay apart everywhere:
 
@@ -33,13 +34,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 from itertools import combinations, compress, groupby
 from operator import mul
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
+from nri_numa.model.machine import human_cpus, human_milli
 from nri_numa.model.workload import DeviceRequest
+from nri_numa.text import human_bytes
 
 EXACT_MERGE_MAX_NODES = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""
@@ -61,15 +67,15 @@ def all_numa_masks(machine: int) -> list[int]:
     return masks
 
 
-def sum_by_cpu_node(near: Mapping[int, NUMASet], amounts: AmountsByNode) -> AmountsByNode:
-    """What each NUMA node by itself has of a resource, with what serves it (`near`)."""
-    if not near:
+def sum_by_cpu_node(attached: Mapping[int, NUMASet], amounts: AmountsByNode) -> AmountsByNode:
+    """Amounts by NUMA node with CPUs, each with what is attached to it."""
+    if not attached:
         return amounts
-    found = {i: amount for i, amount in amounts.items() if i not in near}
-    for i, served in near.items():
+    totals = {i: amount for i, amount in amounts.items() if i not in attached}
+    for i, served in attached.items():
         for home in served:
-            found[home] = found.get(home, 0) + max(0, amounts.get(i, 0))
-    return found
+            totals[home] = totals.get(home, 0) + max(0, amounts.get(i, 0))
+    return totals
 
 
 def _mask_of_nodes(numa_nodes: Iterable[int]) -> int:
@@ -97,8 +103,8 @@ class SearchBudget:
 
         Twice the limit and one such search is the most that a merge can take.
         """
-        left = SEARCH_STEP_LIMIT - self.used
-        return self.used + (max(left // 2, _MIN_SEARCH_STEPS) if left > -SEARCH_STEP_LIMIT else 0)
+        steps = SEARCH_STEP_LIMIT - self.used
+        return self.used + (max(steps // 2, _MIN_SEARCH_STEPS) if steps > -SEARCH_STEP_LIMIT else 0)
 
 
 class MaskOrder:
@@ -116,16 +122,16 @@ class MaskOrder:
         self.by_value = rank is None
         self.nodes = sorted(numa_nodes)
         if rank is not None:
-            last = max(rank.values(), default=0) + 1
+            last_rank = max(rank.values(), default=0) + 1
             # Order: rank, then number.
-            self.nodes.sort(key={**dict.fromkeys(self.nodes, last), **rank}.__getitem__)
-        self._place = {i: place for place, i in enumerate(self.nodes)}
+            self.nodes.sort(key={**dict.fromkeys(self.nodes, last_rank), **rank}.__getitem__)
+        self._place = {i: position for position, i in enumerate(self.nodes)}
 
     def sort_key(self, mask: int) -> tuple[int, ...]:
         """Sort key; only to be compared between masks of one width."""
-        places = [self._place[i] for i in ids_of(mask)]
-        places.sort(reverse=self.by_value)
-        return tuple(places)
+        positions = [self._place[i] for i in ids_of(mask)]
+        positions.sort(reverse=self.by_value)
+        return tuple(positions)
 
     def nodes_of(self, mask: int) -> list[int]:
         """The NUMA nodes of a mask, in order."""
@@ -168,23 +174,23 @@ class DistanceSums:
         return self._apart[mask]
 
     def added_distance(self, mask: int, i: int) -> int:
-        """What one NUMA node adds to the total of a mask without it."""
+        """Distance that one NUMA node adds to the total of a mask without it."""
         return self.round_trip(i, i) + sum(self.round_trip(i, j) for j in ids_of(mask))
 
     def total_distance(self, mask: int) -> int:
         """Sum over all ordered pairs of the mask."""
-        found = self._totals.get(mask)
-        if found is None:
+        total = self._totals.get(mask)
+        if total is None:
             members = list(ids_of(mask))
             pairs = [self.round_trip(i, j) for i, j in combinations(members, 2)]
-            found = sum(pairs) + sum([self.round_trip(i, i) for i in members])
+            total = sum(pairs) + sum([self.round_trip(i, i) for i in members])
             if not mask >> EXACT_MERGE_MAX_NODES:  # so many at most, whatever the machine has
-                self._totals[mask] = found
-        return found
+                self._totals[mask] = total
+        return total
 
 
 class ResourceNeed(msgspec.Struct, frozen=True):
-    """What a mask must have enough of.
+    """One amount that a mask must have.
 
     Attributes:
         amounts: by NUMA node, what it has by itself; positive ones.
@@ -200,15 +206,15 @@ class ResourceNeed(msgspec.Struct, frozen=True):
     def of_parts(cls, need: int, parts: Sequence[tuple[int, int]]) -> ResourceNeed:
         """A quantity whose parts belong to one or several NUMA nodes."""
         amounts: dict[int, int] = {}
-        several = False
+        has_joint_parts = False
         for nodes, amount in parts:
-            several = several or bool(nodes & (nodes - 1))
+            has_joint_parts = has_joint_parts or bool(nodes & (nodes - 1))
             for i in ids_of(nodes):
                 amounts[i] = amounts.get(i, 0) + amount
-        return cls(need, amounts, tuple(parts) if several else None)
+        return cls(need, amounts, tuple(parts) if has_joint_parts else None)
 
     def amount_in(self, mask: int) -> int:
-        """What a mask has."""
+        """Amount on a mask."""
         if self.parts is not None:
             return sum([amount for nodes, amount in self.parts if nodes & mask])
         return sum([amount for i, amount in self.amounts.items() if mask >> i & 1])
@@ -223,7 +229,7 @@ class ResourceNeed(msgspec.Struct, frozen=True):
 
 
 class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mask is made of (``allowed_mask``), holds (``required``), has enough of, must be."""
+    """The NUMA nodes that a mask may and must have, the amounts it must have, and the rest."""
 
     allowed_mask: int
     quantities: tuple[ResourceNeed, ...]
@@ -242,23 +248,23 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
 
     def min_width(self) -> int:
         """A width below which no mask can do: for each quantity, the number of largest parts."""
-        least = max(1, self.required.bit_count())
+        min_width = max(1, self.required.bit_count())
         for q in self.quantities:
-            have = width = 0
+            amount_sum = width = 0
             for amount in sorted(
                 (a for i, a in q.amounts.items() if self.allowed_mask >> i & 1), reverse=True
             ):
-                if have >= q.need:
+                if amount_sum >= q.need:
                     break
-                have += amount
+                amount_sum += amount
                 width += 1
-            if have < q.need:
+            if amount_sum < q.need:
                 return self.allowed_mask.bit_count() + 1
-            least = max(least, width)
-        return least
+            min_width = max(min_width, width)
+        return min_width
 
     def best_mask_of_width(
-        self, width: int, order: MaskOrder, distances: DistanceSums | None, steps: SearchBudget
+        self, width: int, order: MaskOrder, distances: DistanceSums | None, budget: SearchBudget
     ) -> int | None:
         """The best mask of exactly ``width`` NUMA nodes; None when there is none.
 
@@ -269,32 +275,32 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
                 order.nodes_of(self.allowed_mask & ~self.required),
                 self.required.bit_count(),
             )
-            return self._search_mask(nodes, width - choose, distances, steps)
-        found = [
+            return self._search_mask(nodes, width - choose, distances, budget)
+        masks = [
             m for m in self._sufficient_masks() if m.bit_count() == width and self._is_acceptable(m)
         ]
-        return select_mask(found, order, distances) if found else None
+        return select_mask(masks, order, distances) if masks else None
 
     def narrowest_mask(
         self,
         order: MaskOrder,
         distances: DistanceSums | None,
-        steps: SearchBudget,
-        at_least: int = 1,
+        budget: SearchBudget,
+        min_width: int = 1,
     ) -> int | None:
         """The best of the masks of the least width."""
         if len(order.nodes) <= EXACT_MERGE_MAX_NODES:
-            found = sorted(self._sufficient_masks(), key=int.bit_count)
-            for _, masks in groupby(found, key=int.bit_count):
+            sufficient_masks = sorted(self._sufficient_masks(), key=int.bit_count)
+            for _, masks in groupby(sufficient_masks, key=int.bit_count):
                 suiting = [m for m in masks if self._is_acceptable(m)]
                 if suiting:
                     return select_mask(suiting, order, distances)
             return None
-        for width in range(max(at_least, self.min_width()), self.allowed_mask.bit_count() + 1):
-            mask = self.best_mask_of_width(width, order, distances, steps)
+        for width in range(max(min_width, self.min_width()), self.allowed_mask.bit_count() + 1):
+            mask = self.best_mask_of_width(width, order, distances, budget)
             if mask is not None:
                 return mask
-            if steps.used > SEARCH_STEP_LIMIT:
+            if budget.used > SEARCH_STEP_LIMIT:
                 break
         return (
             self.allowed_mask
@@ -308,10 +314,8 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
 
     def _sufficient_masks(self) -> list[int]:
         """Every mask that has enough, all of them counted at once."""
-        masks, enough = (
-            all_numa_masks(self.allowed_mask),
-            [True] * (1 << self.allowed_mask.bit_count()),
-        )
+        masks = all_numa_masks(self.allowed_mask)
+        flags = [True] * len(masks)
         for q in self.quantities:
             sums = [0]
             if q.parts is None:
@@ -321,11 +325,11 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 sums = [q.amount_in(m) for m in masks]
             need = q.need
-            enough = [e and total >= need for e, total in zip(enough, sums, strict=True)]
-        return [m for m in compress(masks, enough) if m]
+            flags = [flag and total >= need for flag, total in zip(flags, sums, strict=True)]
+        return [m for m in compress(masks, flags) if m]
 
-    def _search_mask(
-        self, nodes: list[int], choose: int, distances: DistanceSums | None, steps: SearchBudget
+    def _search_mask(  # noqa: C901 - mathematics, held to an oracle
+        self, nodes: list[int], choose: int, distances: DistanceSums | None, budget: SearchBudget
     ) -> int | None:
         """A close mask on a machine with too many to look at each.
 
@@ -334,58 +338,59 @@ class MaskRequirement(msgspec.Struct, frozen=True, kw_only=True):
         """
         weights = [q.amounts for q in self.quantities]
         lacks = [q.need - q.amount_in(self.required) for q in self.quantities]
-        until = steps.next_search_step_limit()
-        best: int | None = None
-        nearest = 0
-        apart = distances.min_distance(nodes) if distances else 0
+        limit = budget.next_search_step_limit()
+        best_mask: int | None = None
+        best_sum = 0
+        pair_sum = distances.min_distance(nodes) if distances else 0
 
         def extend_mask(
-            rest: list[int],
+            rest_nodes: list[int],
             choose: int,
             mask: int,
             lacks: list[int],
-            far: int,
-            adds: AmountsByNode,
+            mask_sum: int,
+            node_sums: AmountsByNode,
         ) -> None:
-            nonlocal best, nearest
+            nonlocal best_mask, best_sum
             if not choose:
                 if self.satisfied_by(mask):
-                    best, nearest = mask, far
+                    best_mask, best_sum = mask, mask_sum
                 return
             for lack, w in zip(lacks, weights, strict=True):
-                if lack > 0 and lack > sum(sorted([w.get(i, 0) for i in rest])[-choose:]):
+                if lack > 0 and lack > sum(sorted([w.get(i, 0) for i in rest_nodes])[-choose:]):
                     return
             if distances is not None:
-                rest = sorted(rest, key=adds.__getitem__)  # stable: then by the order
-            for n, i in enumerate(rest[: len(rest) - choose + 1]):
-                if best is not None:
+                rest_nodes = sorted(rest_nodes, key=node_sums.__getitem__)  # stable: by the order
+            for n, i in enumerate(rest_nodes[: len(rest_nodes) - choose + 1]):
+                if best_mask is not None:
                     # What the nearest of the rest add, were they as near to one another as any.
-                    least = sum([adds[j] for j in rest[n : n + choose]])
-                    if far + least + apart * choose * (choose - 1) // 2 >= nearest:
+                    min_sum = sum([node_sums[j] for j in rest_nodes[n : n + choose]])
+                    if mask_sum + min_sum + pair_sum * choose * (choose - 1) // 2 >= best_sum:
                         return
-                if steps.used >= until:
-                    steps.exact = False
+                if budget.used >= limit:
+                    budget.exact = False
                     return
-                steps.used += 1
-                beyond = rest[n + 1 :]
-                after = [lack - w.get(i, 0) for lack, w in zip(lacks, weights, strict=True)]
-                further = adds
+                budget.used += 1
+                next_nodes = rest_nodes[n + 1 :]
+                next_lacks = [lack - w.get(i, 0) for lack, w in zip(lacks, weights, strict=True)]
+                next_sums = node_sums
                 if distances is not None:
-                    further = {j: adds[j] + distances.round_trip(i, j) for j in beyond}
-                extend_mask(beyond, choose - 1, mask | 1 << i, after, far + adds[i], further)
+                    next_sums = {j: node_sums[j] + distances.round_trip(i, j) for j in next_nodes}
+                next_sum = mask_sum + node_sums[i]
+                extend_mask(next_nodes, choose - 1, mask | 1 << i, next_lacks, next_sum, next_sums)
 
-        first = {i: distances.added_distance(self.required, i) if distances else 0 for i in nodes}
+        sums = {i: distances.added_distance(self.required, i) if distances else 0 for i in nodes}
         if choose >= 0 and not self.required & ~self.allowed_mask:
-            extend_mask(nodes, choose, self.required, lacks, 0, first)
-        return best
+            extend_mask(nodes, choose, self.required, lacks, 0, sums)
+        return best_mask
 
 
 def select_mask(masks: Sequence[int], order: MaskOrder, distances: DistanceSums | None) -> int:
     """The best of some masks of one width: least distance, then the tie-break."""
     if distances is not None and len(masks) > 1:
         totals = [distances.total_distance(m) for m in masks]
-        least = min(totals)
-        masks = [m for m, total in zip(masks, totals, strict=True) if total == least]
+        min_distance = min(totals)
+        masks = [m for m, total in zip(masks, totals, strict=True) if total == min_distance]
     return masks[0] if len(masks) == 1 else min(masks, key=order.sort_key)
 
 
@@ -424,7 +429,7 @@ class Hints:
 
     @property
     def max_preferred_sockets(self) -> int:
-        """How many sockets a preferred mask may touch; 0 without that rule.
+        """Number of sockets a preferred mask may touch; 0 without that rule.
 
         The kubelet divides the machine's counts; fewer NUMA nodes than sockets switches it off.
         """
@@ -459,7 +464,7 @@ class Hints:
         return self.prefers_width(mask) and self.contains_mask(mask)
 
     def mask_requirement(self) -> MaskRequirement:
-        """What a mask must be to be a hint."""
+        """Requirement for a mask to be a hint."""
         return MaskRequirement(
             allowed_mask=self.universe,
             quantities=self.quantities,
@@ -471,8 +476,120 @@ class Hints:
         """Say whether there is any hint with a mask."""
         if self.single_node_mask or self.groups is None:
             return bool(self.single_node_mask) or self.contains_mask(self.universe)
-        apart = self.universe & ~_mask_of_nodes(self.groups)
-        return any(map(self.contains_mask, [apart, *self.groups.values()]))
+        ungrouped = self.universe & ~_mask_of_nodes(self.groups)
+        return any(map(self.contains_mask, [ungrouped, *self.groups.values()]))
+
+
+class Unit(StrEnum):
+    """The unit of a resource's amounts, and how they read."""
+
+    CPUS = "cpus"
+    MILLI_CPUS = "millicpu"
+    BYTES = "bytes"
+    DEVICES = "devices"
+    NUMBER = ""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Unit:
+        """Show amounts of a later version's unit, in what that version stored, as numbers."""
+        return cls.NUMBER
+
+    def amount_text(self, amount: int, *, free: bool = False) -> str:
+        """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
+        if self in _MILLI_BY_UNIT:
+            return human_milli(_MILLI_BY_UNIT[self] * amount)
+        return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
+
+    def number_text(self, amount: int, *, free: bool = False) -> str:
+        """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
+        if self in _MILLI_BY_UNIT:
+            return human_cpus(_MILLI_BY_UNIT[self] * amount)
+        return self.amount_text(amount, free=free)
+
+    @property
+    def use_text(self) -> str:
+        """Clause after a free amount: `` for exclusive use``; CPUs to share may be more."""
+        return " for exclusive use" if self is Unit.CPUS else ""
+
+    def free_text(self, amount: int) -> str:
+        """``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
+        return f"{self.amount_text(amount, free=True)} free{self.use_text}"
+
+
+_MILLI_BY_UNIT = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
+
+
+class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):
+    """The amount of a resource on one NUMA node: free, and on an empty machine."""
+
+    numa_node: int
+    free: int
+    capacity: int
+    is_sufficient: bool = msgspec.field(name="enough")
+
+
+class ObstacleKind(IntEnum):
+    """Kinds of obstacles, in the order in which an alignment reports them."""
+
+    CAPACITY = 0
+    FREE = 1
+    DEVICES = 2
+    SPREAD = 3
+
+
+class Obstacle(NamedTuple):
+    """The reason why no mask suits a resource; the text ends a clause."""
+
+    kind: ObstacleKind
+    text: str
+
+
+@runtime_checkable
+class HintProvider(Protocol):
+    """One resource of a request: its hints, and the amounts that explain them.
+
+    The kubelet's ``HintProvider`` (``pkg/kubelet/cm/topologymanager``) without ``Allocate``, which
+    is the business of `nri_numa.engine.place`.
+    """
+
+    @property
+    def resource(self) -> str:
+        """Name of the resource: ``cpu``, ``hugepages-2Mi``, ``example.com/gpu``."""
+
+    @property
+    def need(self) -> int:
+        """Amount needed; without a positive one any placement suits."""
+
+    @property
+    def amount_unit(self) -> Unit:
+        """Unit of all amounts, for texts."""
+
+    @property
+    def joint_key(self) -> str | None:
+        """Key of the providers, all of one class, that share a list of hints; None shares none."""
+
+    def topology_hints(
+        self, machine: int, joint_providers: Sequence[Self], budget: SearchBudget
+    ) -> Hints:
+        """The hints on a machine's NUMA nodes, the same list for all of ``joint_providers``."""
+
+    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+        """Amount by NUMA node, for texts."""
+
+    def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int | None:
+        """Amount that the richest ``width`` of some NUMA nodes have, now or on an empty machine.
+
+        None where the amounts of NUMA nodes do not add up.
+        """
+
+    def confined_to(self, numa_nodes: NUMASet) -> Self:
+        """Return the provider with hints near listed memory; itself where that changes nothing."""
+
+    def no_hint_text(self) -> str:
+        """Say, as the end of a clause, why any placement suits although something is needed."""
+
+    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+        """Say why no mask suits."""
 
 
 class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -491,12 +608,11 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             may hold a node with assignments only if it is that node's group.
         joint_key: demands with the same key are judged together: a mask suits all or none of them,
             and they have one preferred width, as the memory types of the kubelet do.
-        unit: for texts: ``bytes``, ``cpus``, ``millicpu``, or empty for a plain number; None is
-            ``bytes`` for memory and huge pages and a plain number for the rest.
+        unit: for texts; None is `Unit.BYTES` for memory and huge pages and `Unit.NUMBER` for the
+            rest.
         assigned: NUMA nodes with assignments, for the group rule.
         attached: NUMA nodes in ``capacity`` that are no part of masks themselves (memory without
-            CPUs)
-            to those that they serve: they count for a mask that holds any of these.
+            CPUs) to those that they serve: they count for a mask that holds any of these.
         empty_is_nil: when no mask suits, answer *no wish* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
     """
@@ -512,70 +628,119 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attached: Mapping[int, NUMASet] = msgspec.field(default_factory=dict)
     joint_key: str | None = None
     empty_is_nil: bool = False
-    unit: str | None = None
+    unit: Unit | None = None
+
+    @property
+    def amount_unit(self) -> Unit:
+        """Unit of all amounts."""
+        if self.unit is not None:
+            return self.unit
+        return Unit.BYTES if self.resource.startswith(("memory", "hugepages")) else Unit.NUMBER
 
     def resource_need(self, amounts: AmountsByNode, universe: int) -> ResourceNeed:
         """The need against some amounts."""
-        own = {i: v for i, v in amounts.items() if v > 0 and i >= 0 and universe >> i & 1}
+        own_amounts = {i: v for i, v in amounts.items() if v > 0 and i >= 0 and universe >> i & 1}
         if not self.attached:
-            return ResourceNeed(self.need, own)
-        parts = [(1 << i, amount) for i, amount in own.items()]
+            return ResourceNeed(self.need, own_amounts)
+        parts = [(1 << i, amount) for i, amount in own_amounts.items()]
         for i, served in self.attached.items():
             if (amount := amounts.get(i, 0)) > 0 and (mask := served.bits & universe):
                 parts.append((mask, amount))
         return ResourceNeed.of_parts(self.need, parts)
 
-    def compute_hints(
-        self, machine: int, among: Sequence[HintDemand], steps: SearchBudget
+    def topology_hints(
+        self, machine: int, joint_providers: Sequence[ResourceDemand], budget: SearchBudget
     ) -> Hints:
-        """Masks with enough available; preferred are those of the width that capacity needs."""
-        demands = [d for d in among if isinstance(d, ResourceDemand)]
+        """Masks with enough free; preferred are those of the width that capacity needs."""
         universe, required = machine, 0
-        for d in demands:
+        for d in joint_providers:
             universe &= _mask_of_nodes(d.capacity)
             required |= d.required.bits
-        free = tuple([d.resource_need(d.free_amounts, universe) for d in demands])
-        capacity = tuple([d.resource_need(d.capacity, universe) for d in demands])
-        found = Hints(
+        resource_needs = tuple([d.resource_need(d.free_amounts, universe) for d in joint_providers])
+        capacity = tuple([d.resource_need(d.capacity, universe) for d in joint_providers])
+        hints = Hints(
             universe=universe,
             required=required,
-            single_node_mask=_sufficient_nodes(universe, free, required),
-            quantities=free,
-            width=_preferred_width(universe, capacity, steps),
+            single_node_mask=_sufficient_nodes(universe, resource_needs, required),
+            quantities=resource_needs,
+            width=_preferred_width(universe, capacity, budget),
         )
         # Demands that share a list share its group rule: the first that states one.
-        for d in demands:
+        for d in joint_providers:
             if d.groups is not None:
                 groups = {i: g.bits for i, g in d.groups.items() if universe >> i & 1}
-                found.single_node_mask &= ~_mask_of_nodes(
+                hints.single_node_mask &= ~_mask_of_nodes(
                     i for i, g in groups.items() if g & (g - 1)
                 )
                 # A NUMA node with assignments and no group is a group of its own.
-                found.groups = {i: groups.get(i, 1 << i) for i in d.assigned if universe >> i & 1}
+                hints.groups = {i: groups.get(i, 1 << i) for i in d.assigned if universe >> i & 1}
                 break
         if self.sockets is not None:
-            by_socket: dict[int, int] = {}
-            for i, socket in self.sockets.items():
-                if universe >> i & 1:
-                    by_socket[socket] = by_socket.get(socket, 0) | 1 << i
-            found.sockets = tuple(by_socket.values())
-        if not found.has_mask():
-            found.nil = any(d.empty_is_nil for d in demands)
-        return found
+            hints.sockets = self._socket_masks(self.sockets, universe)
+        if not hints.has_mask():
+            hints.nil = any(d.empty_is_nil for d in joint_providers)
+        return hints
 
-    def free_and_capacity(self, numa_ids: NUMASet) -> Iterable[tuple[int, int, int]]:
+    @staticmethod
+    def _socket_masks(sockets: Mapping[int, int], universe: int) -> tuple[int, ...]:
+        masks: dict[int, int] = {}
+        for i, socket in sockets.items():
+            if universe >> i & 1:
+                masks[socket] = masks.get(socket, 0) | 1 << i
+        return tuple(masks.values())
+
+    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """NUMA nodes without CPUs that serve others stand there for themselves."""
         return [
-            (i, max(0, self.free_amounts.get(i, 0)), self.capacity[i])
+            NodeAmount(
+                i,
+                free_amount := max(0, self.free_amounts.get(i, 0)),
+                capacity,
+                free_amount >= self.need,
+            )
             for i in numa_ids | NUMASet(self.attached)
-            if i in self.capacity
+            if (capacity := self.capacity.get(i)) is not None
         ]
 
-    def shortage_clause(self) -> str:
-        """Enough is free, and not together."""
-        if self.groups is not None:
-            return "its NUMA nodes are tied to groups of other containers"
-        return "not together with what is held already or judged with it"
+    def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int:
+        """Sum of the richest NUMA nodes, each with the memory that serves it."""
+        amounts = self.capacity if empty else self.free_amounts
+        by_node = sum_by_cpu_node(self.attached, amounts)
+        return sum(sorted((max(0, by_node.get(i, 0)) for i in numa_ids), reverse=True)[:width])
+
+    def confined_to(self, numa_nodes: NUMASet) -> ResourceDemand:
+        """No wider than on an empty machine: inside, or all of ``numa_nodes`` and more."""
+        if sum(self.capacity.get(i, 0) for i in numa_nodes) < self.need:
+            return replace(self, required=self.required | numa_nodes)
+        inside = {i: amount for i, amount in self.free_amounts.items() if i in numa_nodes}
+        return replace(self, free_amounts=inside)
+
+    def no_hint_text(self) -> str:
+        """The kubelet's memory manager answers so, see ``empty_is_nil``."""
+        return "which no mask has; left to the allocation to refuse"
+
+    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+        """The machine has too little, too little is free, or it is not together."""
+        unit, capacity, free_amount = self.amount_unit, 0, 0
+        for node in amounts:
+            capacity, free_amount = capacity + node.capacity, free_amount + node.free
+        if capacity < self.need:
+            text = (
+                f"this machine has {unit.number_text(capacity, free=True)} for containers"
+                if self.resource == "cpu"
+                else "all NUMA nodes that may serve it have "
+                f"{unit.amount_text(capacity, free=True)}"
+            )
+            return Obstacle(ObstacleKind.CAPACITY, text)
+        free_text = unit.free_text(free_amount)
+        if free_amount < self.need:
+            return Obstacle(ObstacleKind.FREE, f"{free_text} on all NUMA nodes together")
+        rule = (
+            "not together with what is held already or judged with it"
+            if self.groups is None
+            else "its NUMA nodes are tied to groups of other containers"
+        )
+        return Obstacle(ObstacleKind.SPREAD, f"{free_text}, but {rule}")
 
 
 class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -599,10 +764,15 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The number of devices asked for."""
         return self.request.count
 
-    def compute_hints(
-        self, machine: int, among: Sequence[HintDemand], steps: SearchBudget
+    @property
+    def amount_unit(self) -> Unit:
+        """Devices are a number, named by their resource."""
+        return Unit.NUMBER
+
+    def topology_hints(
+        self, machine: int, joint_providers: Sequence[DeviceDemand], budget: SearchBudget
     ) -> Hints:
-        """Masks with enough of the devices."""
+        """Masks with enough of the devices; devices share no list."""
         by_id = {d.id: d.numa_nodes for d in self.request.devices}
         counts: dict[int, int] = {}
         for numa_nodes in by_id.values():
@@ -611,34 +781,41 @@ class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 counts[nodes] = counts.get(nodes, 0) + 1
         if not counts or len(by_id) < self.need:
             return Hints(nil=not counts)
-        free = (ResourceNeed.of_parts(self.need, list(counts.items())),)
-        width = _preferred_width(machine, free, steps)
-        found = Hints(
+        resource_needs = (ResourceNeed.of_parts(self.need, list(counts.items())),)
+        hints = Hints(
             universe=machine,
-            single_node_mask=_sufficient_nodes(machine, free),
-            quantities=free,
-            width=width,
+            single_node_mask=_sufficient_nodes(machine, resource_needs),
+            quantities=resource_needs,
+            width=_preferred_width(machine, resource_needs, budget),
         )
-        if not found.has_mask():
-            found.nil = False
-        return found
+        if not hints.has_mask():
+            hints.nil = False
+        return hints
 
-    def free_and_capacity(self, numa_ids: NUMASet) -> Iterable[tuple[int, int, int]]:
+    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
         """All devices are the container's, so they are free for it."""
-        on = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
-        return [(i, count, count) for i, count in on]
+        counts = [(i, sum(1 for d in self.request.devices if i in d.numa_nodes)) for i in numa_ids]
+        return [NodeAmount(i, count, count, count >= self.need) for i, count in counts]
 
-    def shortage_clause(self) -> str:
+    def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> None:
+        """A device on two NUMA nodes counts once."""
+
+    def confined_to(self, numa_nodes: NUMASet) -> DeviceDemand:
+        """Devices are where they are."""
+        return self
+
+    def no_hint_text(self) -> str:
+        """Nobody knows where they are."""
+        return "of devices that belong to no NUMA node"
+
+    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
         """Without a NUMA node, or too few at all."""
-        known = len(self.request.devices)
-        if known < self.need:
-            return f"more than the {known} there are"
-        placed = sum(1 for d in self.request.devices if d.numa_nodes)
-        return f"but only {placed} of {known} devices say which NUMA node they belong to"
-
-
-HintDemand = ResourceDemand | DeviceDemand
-"""The kinds of demands: each says by itself which hints it has, and how texts tell of it."""
+        count = len(self.request.devices)
+        if count < self.need:
+            return Obstacle(ObstacleKind.DEVICES, f"more than the {count} there are")
+        located_count = sum(1 for d in self.request.devices if d.numa_nodes)
+        text = f"but only {located_count} of {count} devices say which NUMA node they belong to"
+        return Obstacle(ObstacleKind.DEVICES, text)
 
 
 def _sufficient_nodes(universe: int, quantities: Iterable[ResourceNeed], required: int = 0) -> int:
@@ -650,7 +827,9 @@ def _sufficient_nodes(universe: int, quantities: Iterable[ResourceNeed], require
     return universe
 
 
-def _preferred_width(universe: int, capacity: tuple[ResourceNeed, ...], steps: SearchBudget) -> int:
+def _preferred_width(
+    universe: int, capacity: tuple[ResourceNeed, ...], budget: SearchBudget
+) -> int:
     """The least width at which an empty machine has enough on some mask; else all of it."""
     if _sufficient_nodes(universe, capacity):
         return 1
@@ -659,48 +838,49 @@ def _preferred_width(universe: int, capacity: tuple[ResourceNeed, ...], steps: S
         return min(cover.min_width(), universe.bit_count())
     if universe.bit_count() <= EXACT_MERGE_MAX_NODES:
         return min(map(int.bit_count, cover.satisfying_masks()), default=universe.bit_count())
-    mask = cover.narrowest_mask(MaskOrder(ids_of(universe)), None, steps, at_least=2)
+    mask = cover.narrowest_mask(MaskOrder(ids_of(universe)), None, budget, min_width=2)
     return (universe if mask is None else mask).bit_count()
 
 
 def compute_hints(
-    demands: Sequence[HintDemand],
+    providers: Sequence[HintProvider],
     numa_ids: NUMASet,
-    steps: SearchBudget,
+    budget: SearchBudget,
     *,
     one_width: bool = False,
 ) -> list[Hints]:
-    """The hints of each demand, in order; demands that share a list share the object.
+    """The hints of each provider, in order; providers that share a list share the object.
 
     With ``one_width`` the width that the neediest of them needs on an empty machine is preferred by
     all, instead of each one's own, as the kubelet has it.
     """
     machine = numa_ids.bits
-    shared: dict[str, Hints] = {}
-    found: list[Hints] = []
-    for demand in demands:
-        if demand.need <= 0:
+    shared_hints: dict[str, Hints] = {}
+    hint_lists: list[Hints] = []
+    for provider in providers:
+        key = provider.joint_key
+        if provider.need <= 0:
             hints = Hints(nil=True)
-        elif demand.joint_key is None:
-            hints = demand.compute_hints(machine, [demand], steps)
-        elif demand.joint_key in shared:
-            hints = shared[demand.joint_key]
+        elif key is None:
+            hints = provider.topology_hints(machine, [provider], budget)
+        elif key in shared_hints:
+            hints = shared_hints[key]
         else:
-            among = [d for d in demands if d.joint_key == demand.joint_key and d.need > 0]
-            hints = shared[demand.joint_key] = demand.compute_hints(machine, among, steps)
-        found.append(hints)
+            joint_providers = [p for p in providers if p.joint_key == key and p.need > 0]
+            hints = shared_hints[key] = provider.topology_hints(machine, joint_providers, budget)
+        hint_lists.append(hints)
     if one_width:
-        width = max((f.width for f in found), default=0)
-        for hints in found:
+        width = max((f.width for f in hint_lists), default=0)
+        for hints in hint_lists:
             hints.width = width
-    return found
+    return hint_lists
 
 
 # --- the merge ------------------------------------------------------------------------------------
 
 
 class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
-    """What is merged: the hints of every resource, the machine's NUMA nodes, and the order."""
+    """The hints of every resource, the machine's NUMA nodes, and the order to merge them in."""
 
     hint_lists: Sequence[Hints]
     all_nodes_mask: int
@@ -727,11 +907,13 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
             return self.all_nodes_mask, False
         # Order: the class of the result; one width has one class.
         width = min({m.bit_count() for m in masks}, key=lambda w: unpreferred_rank(w, neediest))
-        among = [m for m in masks if m.bit_count() == width]
-        return select_mask(among, self.order, self.distances), False
+        narrowest_masks = [m for m in masks if m.bit_count() == width]
+        return select_mask(narrowest_masks, self.order, self.distances), False
 
-    def preferred_mask(self, but: frozenset[int] = frozenset()) -> int | None:
-        """The best mask that every list prefers, None when there is none; without those in ``but``.
+    def preferred_mask(  # noqa: C901 - mathematics, held to an oracle
+        self, excluded: frozenset[int] = frozenset()
+    ) -> int | None:
+        """The best mask that every list prefers, but for the excluded ones; None without one.
 
         Preferred masks of a list have one width, with socket alignment several.
         """
@@ -740,33 +922,35 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
             if f.nil is False:
                 return None
         if not lists:
-            return None if self.all_nodes_mask in but else self.all_nodes_mask
+            return None if self.all_nodes_mask in excluded else self.all_nodes_mask
         widths = {f.width for f in lists if not (f.sockets and f.max_preferred_sockets)}
         if len(widths) > 1:
             return None
         if self.single or widths <= {1}:
-            alone = self.all_nodes_mask
+            single_nodes = self.all_nodes_mask
             for f in lists:
-                alone &= f.single_node_mask
-            ones = [i for i in self.order.nodes if alone >> i & 1]
+                single_nodes &= f.single_node_mask
+            node_ids = [i for i in self.order.nodes if single_nodes >> i & 1]
             for f in lists:
                 if f.width != 1:
-                    ones = [i for i in ones if f.prefers_width(1 << i)]
-            if but:
-                ones = [i for i in ones if 1 << i not in but]
-            if ones:
+                    node_ids = [i for i in node_ids if f.prefers_width(1 << i)]
+            if excluded:
+                node_ids = [i for i in node_ids if 1 << i not in excluded]
+            if node_ids:
                 # Masks of one NUMA node have the order of the NUMA nodes.
-                far = [self.distances.self_distance(i) for i in ones] if self.distances else [0]
-                return 1 << ones[far.index(min(far))]
-        plain = not but and all(f.groups is None and not f.sockets for f in lists)
+                self_distances = (
+                    [self.distances.self_distance(i) for i in node_ids] if self.distances else [0]
+                )
+                return 1 << node_ids[self_distances.index(min(self_distances))]
+        is_plain = not excluded and all(f.groups is None and not f.sockets for f in lists)
 
         def accept(mask: int) -> bool:
-            return mask not in but and all(
+            return mask not in excluded and all(
                 f.prefers_width(mask) and f.allows_mask_by_group_rule(mask) for f in lists
             )
 
         cover = self._merged_requirement(
-            lists, None if plain else accept
+            lists, None if is_plain else accept
         )  # of plain ones the width decides
         for width in () if self.single else widths or range(2, cover.allowed_mask.bit_count() + 1):
             mask = cover.best_mask_of_width(width, self.order, self.distances, self.budget)
@@ -786,9 +970,9 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
         ways = [1] * len(masks)
         for hints in self.hint_lists:
             if hints.nil is None:  # without a mask it intersects nothing away
-                found = set(hints.mask_requirement().satisfying_masks())
-                neediest = max(neediest, min(m.bit_count() for m in found))
-                counts = [1 if m in found else 0 for m in masks]
+                hint_masks = set(hints.mask_requirement().satisfying_masks())
+                neediest = max(neediest, min(m.bit_count() for m in hint_masks))
+                counts = [1 if m in hint_masks else 0 for m in masks]
                 ways = list(map(mul, ways, _sum_over_supersets(counts, 1)))
         ways = _sum_over_supersets(ways, -1)
         return [m for m, count in zip(masks, ways, strict=True) if m and count], neediest
@@ -796,12 +980,12 @@ class HintMerge(msgspec.Struct, frozen=True, kw_only=True):
     def _merged_requirement(
         self, lists: Sequence[Hints], accept: Callable[[int], bool] | None
     ) -> MaskRequirement:
-        within, required = self.all_nodes_mask, 0
+        allowed_mask, required = self.all_nodes_mask, 0
         for f in lists:
-            within &= f.universe
+            allowed_mask &= f.universe
             required |= f.required
         return MaskRequirement(
-            allowed_mask=within,
+            allowed_mask=allowed_mask,
             quantities=tuple([q for f in lists for q in f.quantities]),
             required=required,
             accept=accept,

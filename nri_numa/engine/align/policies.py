@@ -1,4 +1,4 @@
-"""The Topology Manager's policies: from demands to one NUMA mask and a verdict.
+"""The Topology Manager's policies: from hint providers to one NUMA mask and a verdict.
 
 ================  =========================================  ======================================
 policy            hints used                                 admits
@@ -27,22 +27,20 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
     EXACT_MERGE_MAX_NODES,
-    AmountsByNode,
-    DeviceDemand,
     DistanceSums,
     Hint,
-    HintDemand,
     HintMerge,
+    HintProvider,
     Hints,
     MaskOrder,
-    ResourceDemand,
+    NodeAmount,
     SearchBudget,
+    Unit,
     compute_hints,
-    sum_by_cpu_node,
     unpreferred_rank,
 )
 from nri_numa.model.cpuset import NUMASet, ids_of
-from nri_numa.model.machine import count_text, human_milli, numa_text
+from nri_numa.model.machine import count_text, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
@@ -54,7 +52,7 @@ _MAX_LISTED_NUMA_NODES = 8
 
 
 class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
-    """What is merged, kept so that a result can be explained later.
+    """Hint providers, and how to merge their hints; kept so that a result can be explained later.
 
     Attributes:
         prefer_closest: of equally wide masks the one with the least average distance is best, the
@@ -64,7 +62,7 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
             the kubelet wants each to need that many NUMA nodes.
     """
 
-    demands: tuple[HintDemand, ...]
+    demands: tuple[HintProvider, ...]
     numa_ids: NUMASet
     policy: Policy
     distance: Callable[[int, int], int]
@@ -73,14 +71,14 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
     one_width: bool = False
 
     def build_merge(self, distances: DistanceSums | None = None) -> HintMerge:
-        """The hints of each demand, with fresh steps to look for a mask.
+        """The hints of each provider, with a fresh budget to look for a mask.
 
         Who merges often for one machine hands in its distances.
         """
-        single, steps = self.policy is Policy.SINGLE_NUMA_NODE, SearchBudget()
+        single, budget = self.policy is Policy.SINGLE_NUMA_NODE, SearchBudget()
         return HintMerge(
             hint_lists=compute_hints(
-                self.demands, self.numa_ids, steps, one_width=self.one_width and not single
+                self.demands, self.numa_ids, budget, one_width=self.one_width and not single
             ),
             all_nodes_mask=self.numa_ids.bits,
             order=MaskOrder(self.numa_ids, self.rank),
@@ -90,29 +88,20 @@ class AlignmentRequest(msgspec.Struct, frozen=True, dict=True):
                 else None
             ),
             single=single,
-            budget=steps,
+            budget=budget,
         )
 
 
 class HintState(StrEnum):
-    """What a resource answered."""
+    """Kind of answer of a hint provider."""
 
     NO_HINT = "no wish"
     IMPOSSIBLE = "impossible"
     MASKS = "masks"
 
 
-class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):
-    """What one NUMA node has of a resource."""
-
-    numa_node: int
-    free: int
-    capacity: int
-    is_sufficient: bool = msgspec.field(name="enough")
-
-
 class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one resource asked and which masks suit it; explanations say it as it is here.
+    """Need of one resource and the masks that suit it; explanations show it as it is here.
 
     Attributes:
         preferred_width: NUMA nodes an empty machine would need; 0 without masks.
@@ -122,7 +111,7 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     resource: str
     need: int = msgspec.field(name="needed")
-    unit: str
+    unit: Unit
     state: HintState = msgspec.field(name="wish")
     preferred_width: int = msgspec.field(default=0, name="idealNumaNodes")
     narrowest_width: int = msgspec.field(default=0, name="neededNumaNodes")
@@ -148,48 +137,22 @@ class RejectedMask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     text: str
 
 
-def unit_of(demand: HintDemand) -> str:
-    """The unit of a demand's quantities."""
-    if demand.unit is not None:
-        return demand.unit
-    return "bytes" if demand.resource.startswith(("memory", "hugepages")) else ""
-
-
-def amount_text(amount: int, unit: str, *, free: bool = False) -> str:
-    """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
-    if unit in ("millicpu", "cpus"):
-        return human_milli(amount if unit == "millicpu" else 1000 * amount)
-    return human_bytes(amount, free=free) if unit == "bytes" else str(amount)
-
-
-def _free_amount_text(amount: int, unit: str) -> str:
-    """``1.5 GiB free``, ``2 CPUs free for exclusive use``: CPUs to share may be more."""
-    use = " for exclusive use" if unit == "cpus" else ""
-    return f"{amount_text(amount, unit, free=True)} free{use}"
-
-
-def _capacity_text(amount: int, unit: str) -> str:
-    """CPUs of a machine beside those that are needed."""
-    return amount_text(amount, unit, free=True).removesuffix("s").removesuffix(" CPU")
-
-
 def numa_node_count_text(count: int) -> str:
     """``1 NUMA node``, ``2 NUMA nodes``."""
     return count_text(count, "NUMA node")
 
 
-def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
+def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: Unit) -> str:
     """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
-        f"NUMA node {n.numa_node}: {_capacity_text(n.free, unit)} of "
-        f"{_free_amount_text(n.capacity, unit)}"
+        f"NUMA node {n.numa_node}: {unit.number_text(n.free, free=True)} of "
+        f"{unit.free_text(n.capacity)}"
         for n in numa_nodes[:_MAX_LISTED_NUMA_NODES]
     ]
-    rest = numa_nodes[_MAX_LISTED_NUMA_NODES:]
-    if rest:
-        parts.append(
-            f"{len(rest)} more with at most {_free_amount_text(max(n.free for n in rest), unit)}"
-        )
+    unlisted = numa_nodes[_MAX_LISTED_NUMA_NODES:]
+    if unlisted:
+        max_free = unit.free_text(max(n.free for n in unlisted))
+        parts.append(f"{len(unlisted)} more with at most {max_free}")
     return "; ".join(parts)
 
 
@@ -201,19 +164,19 @@ def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None
     if len(merge.order.nodes) > EXACT_MERGE_MAX_NODES:
         mask = hints.mask_requirement().narrowest_mask(merge.order, None, merge.budget)
         return [] if mask is None else [mask], None, None, _any_nodes_suffice(hints, mask or 0)
-    found = hints.mask_requirement().satisfying_masks()
-    found.sort(key=int.bit_count)
-    least, widest = found[0].bit_count(), found[:MAX_SAMPLE_MASKS][-1].bit_count()
-    narrowest = sum(1 for m in found if m.bit_count() == least)
-    every = narrowest == comb(hints.universe.bit_count(), least) > 1
-    some = [m for m in found if m.bit_count() <= widest]
+    masks = hints.mask_requirement().satisfying_masks()
+    masks.sort(key=int.bit_count)
+    min_width, max_width = masks[0].bit_count(), masks[:MAX_SAMPLE_MASKS][-1].bit_count()
+    narrowest_count = sum(1 for m in masks if m.bit_count() == min_width)
+    all_sets_fit = narrowest_count == comb(hints.universe.bit_count(), min_width) > 1
+    samples = [m for m in masks if m.bit_count() <= max_width]
     # Order: width, then the tie-break.
-    some.sort(key=lambda m: (m.bit_count(), merge.order.sort_key(m)))
-    return some[:MAX_SAMPLE_MASKS], len(found), narrowest, every
+    samples.sort(key=lambda m: (m.bit_count(), merge.order.sort_key(m)))
+    return samples[:MAX_SAMPLE_MASKS], len(masks), narrowest_count, all_sets_fit
 
 
 def _any_nodes_suffice(hints: Hints, mask: int) -> bool:
-    """Whether even the poorest NUMA nodes, as many as the mask has, would do."""
+    """Check if even the poorest NUMA nodes, as many as the mask has, would do."""
     width = mask.bit_count()
     poorest = [
         sorted(q.amounts.get(i, 0) for i in ids_of(hints.universe)) for q in hints.quantities
@@ -230,76 +193,62 @@ def _any_nodes_suffice(hints: Hints, mask: int) -> bool:
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
-def numa_node_sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
+def numa_node_sets_text(sets: Sequence[str], all_sets_fit: bool, count: int | None) -> str:
     """``any two of them``, ``NUMA nodes 0-1 or 0,2``, ``… or 20 other sets``."""
     if not sets:
         return "other NUMA nodes"
     width = len(NUMASet.parse(sets[0]))
-    if every:
+    if all_sets_fit:
         return f"any {_NUMBER_WORDS[width] if width < len(_NUMBER_WORDS) else width} of them"
-    same = [s for s in sets if len(NUMASet.parse(s)) == width]
-    more = (count or 0) - len(same)
-    others = f" or {count_text(more, 'other set')}" if more > 0 else ""
-    many = "s" if width > 1 or len(same) > 1 else ""
-    return f"NUMA node{many} {' or '.join(same)}{others}"
+    narrowest = [s for s in sets if len(NUMASet.parse(s)) == width]
+    unlisted = (count or 0) - len(narrowest)
+    unlisted_text = f" or {count_text(unlisted, 'other set')}" if unlisted > 0 else ""
+    plural = "s" if width > 1 or len(narrowest) > 1 else ""
+    return f"NUMA node{plural} {' or '.join(narrowest)}{unlisted_text}"
 
 
-def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
-    what = summary.resource
-    need = amount_text(demand.need, summary.unit)
+def _summary_text(summary: ResourceSummary, provider: HintProvider) -> str:
+    need = f"{summary.resource}: {summary.unit.amount_text(provider.need)}"
     if summary.state is HintState.NO_HINT:
-        if demand.need <= 0:
-            return f"{what}: {need} asked for, so any place suits"
-        if isinstance(demand, DeviceDemand):
-            return f"{what}: {need} needed, of devices that belong to no NUMA node"
-        return f"{what}: {need} needed, which no mask has; left to the allocation to refuse"
-    free = free_by_node_text(summary.numa_nodes, summary.unit)
+        if provider.need <= 0:
+            return f"{need} asked for, so any place suits"
+        return f"{need} needed, {provider.no_hint_text()}"
+    free_text = free_by_node_text(summary.numa_nodes, summary.unit)
     if summary.state is HintState.IMPOSSIBLE:
-        return f"{what}: {need} needed, {shortage_text(summary, demand)} ({free})"
-    now = numa_node_count_text(summary.narrowest_width)
+        return f"{need} needed, {provider.obstacle(summary.numa_nodes).text} ({free_text})"
+    nodes_text = numa_node_count_text(summary.narrowest_width)
     if summary.narrowest_width == summary.preferred_width:
-        return f"{what}: {need} needed, fits on {now} ({free})"
+        return f"{need} needed, fits on {nodes_text} ({free_text})"
     return (
-        f"{what}: {need} needed, on an empty machine "
+        f"{need} needed, on an empty machine "
         f"{numa_node_count_text(summary.preferred_width)} would "
-        f"do, now it takes {now} ({free})"
+        f"do, now it takes {nodes_text} ({free_text})"
     )
 
 
-def shortage_text(summary: ResourceSummary, demand: HintDemand) -> str:
-    """Why no mask suits, as the end of a clause."""
-    unit = summary.unit
-    capacity = sum(n.capacity for n in summary.numa_nodes)
-    free = sum(n.free for n in summary.numa_nodes)
-    if isinstance(demand, DeviceDemand):
-        return demand.shortage_clause()
-    if capacity < demand.need:
-        if demand.resource == "cpu":
-            return f"this machine has {_capacity_text(capacity, unit)} for containers"
-        return f"all NUMA nodes that may serve it have {amount_text(capacity, unit, free=True)}"
-    if free < demand.need:
-        return f"{_free_amount_text(free, unit)} on all NUMA nodes together"
-    return f"{_free_amount_text(free, unit)}, but {demand.shortage_clause()}"
-
-
-def _rejected_mask(mask: int, preferred: bool, why: tuple[str, str]) -> RejectedMask:
+def _rejected_mask(mask: int, preferred: bool, ranking: tuple[str, str]) -> RejectedMask:
     affinity = NUMASet.from_bits(mask)
-    return RejectedMask(affinity=affinity, preferred=preferred, separated_by=why[0], text=why[1])
+    separated_by, text = ranking
+    return RejectedMask(
+        affinity=affinity, preferred=preferred, separated_by=separated_by, text=text
+    )
 
 
 def _explain_ranking(winner: int, loser: int, neediest: int, merge: HintMerge) -> tuple[str, str]:
-    """What separates two masks of which both, or neither, are preferred."""
-    wide, narrow, distances = loser.bit_count(), winner.bit_count(), merge.distances
-    if wide != narrow:
-        if wide < neediest:
-            needs = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
-            return "width", f"it is narrower than {needs}"
-        return "width", f"it takes {numa_node_count_text(wide)} instead of {narrow}"
+    """Name what separates two masks of which both, or neither, are preferred; and say it."""
+    loser_width, winner_width, distances = loser.bit_count(), winner.bit_count(), merge.distances
+    if loser_width != winner_width:
+        if loser_width < neediest:
+            min_width = f"the {numa_node_count_text(neediest)} that the neediest resource takes"
+            return "width", f"it is narrower than {min_width}"
+        return "width", f"it takes {numa_node_count_text(loser_width)} instead of {winner_width}"
     if distances is not None and distances.total_distance(winner) != distances.total_distance(
         loser
     ):
-        far, near = (distances.total_distance(mask) / wide**2 for mask in (loser, winner))
-        average = f"average distance {far:g} instead of {near:g}"
+        loser_average, winner_average = (
+            distances.total_distance(mask) / loser_width**2 for mask in (loser, winner)
+        )
+        average = f"average distance {loser_average:g} instead of {winner_average:g}"
         return "distance", f"its NUMA nodes are farther apart: {average}"
     if merge.order.by_value:
         return "id", "its NUMA nodes have higher numbers"
@@ -311,7 +260,7 @@ DIFFERENT_WIDTHS_TEXT: Final = "different numbers of NUMA nodes needed"
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """Why not.
+    """The resource, or the several, that did not fit, as a clause.
 
     Attributes:
         width_conflict: no state of the machine would help, see `DIFFERENT_WIDTHS_TEXT`.
@@ -325,123 +274,104 @@ class Shortage(msgspec.Struct, frozen=True):
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
-def shortage_clause(resource: str, need: str, have: str) -> str:
+def shortage_clause(resource: str, need: str, available: str) -> str:
     """The first clause of a refusal: ``memory: 4 GiB needed, 3 GiB free on NUMA node 0``."""
-    return f"{resource}: {need} needed, {have}"
+    return f"{resource}: {need} needed, {available}"
 
 
-def byte_shortage_clause(resource: str, need: int, have: int, where: str) -> str:
-    """The same of memory or huge pages; ``where`` goes on after ``3 GiB free``."""
+def byte_shortage_clause(resource: str, need: int, free: int, nodes_text: str) -> str:
+    """The same of memory or huge pages; ``nodes_text`` goes on after ``3 GiB free``."""
     return shortage_clause(
-        resource, human_bytes(need), f"{human_bytes(have, free=True)} free{where}"
+        resource, human_bytes(need), f"{human_bytes(free, free=True)} free{nodes_text}"
     )
 
 
-_ResourceEntry = tuple[ResourceSummary, Hints, HintDemand]
+_ResourceEntry = tuple[ResourceSummary, Hints, HintProvider]
 
 
-def _shortage_severity(summary: ResourceSummary, demand: HintDemand) -> int:
-    if not isinstance(demand, ResourceDemand):
-        return 2
-    if sum(n.capacity for n in summary.numa_nodes) < demand.need:
-        return 0
-    return 1 if sum(n.free for n in summary.numa_nodes) < demand.need else 3
-
-
-def _find_narrowing_shortage(
+def _narrowing_shortage(
     group: Sequence[_ResourceEntry], problem: AlignmentRequest, order: MaskOrder, width: int
 ) -> Shortage:
-    """One list of hints is nowhere as narrow as it should be: whose fault that is."""
-    for summary, _, demand in group:
-        if not isinstance(demand, ResourceDemand):
+    """Find whose fault it is that a list of hints has no mask of ``width`` NUMA nodes."""
+    single = problem.policy is Policy.SINGLE_NUMA_NODE
+    for summary, _, provider in group:
+        max_free = provider.max_amount_on(problem.numa_ids, width, empty=False)
+        if max_free is None or max_free >= provider.need:
             continue
-        free = _max_amount_on(demand, demand.free_amounts, problem.numa_ids, width)
-        if free >= demand.need:
-            continue
-        text = _over_capacity_text(summary, demand, problem, width)
-        text = (
-            text
-            or f"at most {_free_amount_text(free, summary.unit)} on {_numa_node_width_text(width)}"
+        text = _over_capacity_text(summary, provider, problem, width) or (
+            f"at most {summary.unit.free_text(max_free)} on {_numa_node_width_text(width)}"
         )
-        if problem.policy is not Policy.SINGLE_NUMA_NODE:
-            would = numa_node_count_text(summary.preferred_width)
-            now = summary.narrowest_width
-            text += f": on an empty machine {would} would do, now it takes {now}"
+        if not single:
+            empty_text = numa_node_count_text(summary.preferred_width)
+            text += f": on an empty machine {empty_text} would do, now it takes "
+            text += str(summary.narrowest_width)
         return _single_shortage(summary, text)
     if len(group) > 1:
         return _no_common_nodes_shortage(group, problem, order)
     summary = group[0][0]
-    if problem.policy is not Policy.SINGLE_NUMA_NODE:
+    if not single:
         return Shortage(summary.text)
-    most = max((n.free for n in summary.numa_nodes), default=0)
-    # There is enough of it, as was entries at above: groups of NUMA nodes keep it from there.
-    have = f"at most {_free_amount_text(most, summary.unit)} on one NUMA node"
-    return _single_shortage(summary, f"{have}, which is tied to others by the kubelet's rules")
+    max_free = max((n.free for n in summary.numa_nodes), default=0)
+    # NUMA nodes have enough, see above: groups of them keep it from there.
+    free_text = f"at most {summary.unit.free_text(max_free)} on one NUMA node"
+    return _single_shortage(summary, f"{free_text}, which is tied to others by the kubelet's rules")
 
 
 def _over_capacity_text(
-    summary: ResourceSummary, demand: HintDemand, problem: AlignmentRequest, width: int
+    summary: ResourceSummary, provider: HintProvider, problem: AlignmentRequest, width: int
 ) -> str:
-    """That no ``width`` NUMA nodes have that much, however empty; else empty.
+    """Say that no ``width`` NUMA nodes have that much, however empty; else empty.
 
-    Where the whole machine has not, `shortage_text` says so.
+    Where the whole machine has not, the provider's obstacle says so.
     """
-    if not isinstance(demand, ResourceDemand):
+    capacity = provider.max_amount_on(problem.numa_ids, width, empty=True)
+    if capacity is None or capacity >= provider.need:
         return ""
-    capacity = _max_amount_on(demand, demand.capacity, problem.numa_ids, width)
-    if capacity >= demand.need or sum(n.capacity for n in summary.numa_nodes) < demand.need:
+    if sum(n.capacity for n in summary.numa_nodes) < provider.need:
         return ""
-    have = amount_text(capacity, summary.unit, free=True)
-    return f"more than the {have} of any {_numa_node_width_text(width)}"
+    capacity_text = summary.unit.amount_text(capacity, free=True)
+    return f"more than the {capacity_text} of any {_numa_node_width_text(width)}"
 
 
 def _numa_node_width_text(width: int) -> str:
     return "one NUMA node" if width == 1 else f"{width} NUMA nodes"
 
 
-def _max_amount_on(
-    demand: ResourceDemand, amounts: AmountsByNode, numa_ids: NUMASet, width: int
-) -> int:
-    """What the richest ``width`` NUMA nodes have."""
-    found = sum_by_cpu_node(demand.attached, amounts)
-    return sum(sorted((max(0, found.get(i, 0)) for i in numa_ids), reverse=True)[:width])
-
-
 def _no_common_nodes_shortage(
     entries: Sequence[_ResourceEntry], problem: AlignmentRequest, order: MaskOrder
 ) -> Shortage:
-    """Each has a place, and they have none in common."""
+    """Say that each resource has a place, and that they have none in common."""
     names = " and ".join(s.resource for s, _, _ in entries)
     lists = [id(f) for _, f, _ in entries]
-    each = ", ".join(
+    places = ", ".join(
         f"{_need_text(s)} on "
         + (
-            _resource_nodes_text(d, problem.numa_ids)
-            if isinstance(d, ResourceDemand) and lists.count(id(f)) > 1
+            _resource_nodes_text(p, problem.numa_ids)
+            if lists.count(id(f)) > 1
             else _preferred_nodes_text(s, f, problem, order)
         )
-        for s, f, d in entries
+        for s, f, p in entries
     )
-    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {each}")
+    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {places}")
 
 
-def _resource_nodes_text(demand: ResourceDemand, numa_ids: NUMASet) -> str:
-    """Where a resource fits that is judged together with others."""
-    free = sum_by_cpu_node(demand.attached, demand.free_amounts)
-    alone = NUMASet(i for i in numa_ids if free.get(i, 0) >= demand.need)
-    if alone:
-        return numa_text(alone)
-    widths = range(2, len(numa_ids))
-    enough = (
-        w for w in widths if _max_amount_on(demand, demand.free_amounts, numa_ids, w) >= demand.need
-    )
-    return numa_node_count_text(next(enough, len(numa_ids)))
+def _resource_nodes_text(provider: HintProvider, numa_ids: NUMASet) -> str:
+    """NUMA nodes, or how many, that one resource fits on whose list others share."""
+
+    def suffices(nodes: NUMASet, width: int) -> bool:
+        return (provider.max_amount_on(nodes, width, empty=False) or 0) >= provider.need
+
+    single_nodes = NUMASet(i for i in numa_ids if suffices(NUMASet([i]), 1))
+    if single_nodes:
+        return numa_text(single_nodes)
+    widths = (width for width in range(2, len(numa_ids)) if suffices(numa_ids, width))
+    return numa_node_count_text(next(widths, len(numa_ids)))
 
 
 def _preferred_nodes_text(
     summary: ResourceSummary, hints: Hints, problem: AlignmentRequest, order: MaskOrder
 ) -> str:
-    """Where one resource could go by itself."""
+    """NUMA nodes that one resource would prefer by itself."""
     if hints.width == 1 or problem.policy is Policy.SINGLE_NUMA_NODE:
         return numa_text(NUMASet(i for i in order.nodes if hints.prefers_mask(1 << i)))
     preferred = [h.affinity for h in summary.hints if h.preferred]
@@ -452,20 +382,28 @@ def _preferred_nodes_text(
 
 def _need_text(summary: ResourceSummary) -> str:
     text = _quantity_text(summary.need, summary.unit)
-    return text if summary.unit else f"{text} {summary.resource}"
+    return f"{text} {summary.resource}" if summary.unit is Unit.NUMBER else text
 
 
-def _quantity_text(need: int, unit: str) -> str:
+def _quantity_text(need: int, unit: Unit) -> str:
     """A need; only exclusive CPUs are counted as whole ones."""
-    return count_text(need, "exclusive CPU") if unit == "cpus" else amount_text(need, unit)
+    return count_text(need, "exclusive CPU") if unit is Unit.CPUS else unit.amount_text(need)
 
 
-def _single_shortage(summary: ResourceSummary, have: str) -> Shortage:
+def _single_shortage(summary: ResourceSummary, available: str) -> Shortage:
     need = _quantity_text(summary.need, summary.unit)
     return Shortage(
-        shortage_clause(summary.resource, need, have),
+        shortage_clause(summary.resource, need, available),
         free_by_node_text(summary.numa_nodes, summary.unit),
     )
+
+
+def _width_conflict_shortage(summaries: Sequence[ResourceSummary]) -> Shortage:
+    widths = ", ".join(
+        f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}" for s in summaries
+    )
+    names = " and ".join(s.resource for s in summaries)
+    return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {widths}", width_conflict=True)
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -490,7 +428,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def reason_text(self) -> str:
-        """Why it came out so, in one sentence without a full stop."""
+        """The reason for the outcome, in one sentence without a full stop."""
         affinity = self.affinity
         if not self.preferred:
             text = str(self.shortage)
@@ -504,54 +442,46 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shortage(self) -> Shortage:
-        """Which resource, or which several, kept it from being a preferred one."""
+        """The resource, or the several, that kept it from being a preferred one."""
         problem = self.problem
         merge = problem.build_merge()
         entries = list(zip(self.resource_summaries, merge.hint_lists, problem.demands, strict=True))
-        impossible = [one for one in entries if one[0].state is HintState.IMPOSSIBLE]
+        impossible = [
+            (provider.obstacle(summary.numa_nodes), summary, provider)
+            for summary, _, provider in entries
+            if summary.state is HintState.IMPOSSIBLE
+        ]
         if impossible:
-            # What the machine lacks comes before what is not free, and that before what is both but
-            # not together; then in the order of the demands.
-            summary, _, demand = min(impossible, key=lambda one: _shortage_severity(one[0], one[2]))
-            excess = _over_capacity_text(summary, demand, problem, 1) if merge.single else ""
-            return _single_shortage(summary, excess or shortage_text(summary, demand))
-        hinting = [one for one in entries if one[0].state is HintState.MASKS]
-        order = merge.order
+            # Order: kind of obstacle, then as the providers are.
+            obstacle, summary, provider = min(impossible, key=lambda entry: entry[0].kind)
+            excess = _over_capacity_text(summary, provider, problem, 1) if merge.single else ""
+            return _single_shortage(summary, excess or obstacle.text)
+        hinting = [entry for entry in entries if entry[0].state is HintState.MASKS]
         for _, hints, _ in hinting:
             if replace(merge, hint_lists=[hints], distances=None).preferred_mask() is None:
+                group = [entry for entry in hinting if entry[1] is hints]
                 width = 1 if merge.single else hints.width
-                return _find_narrowing_shortage(
-                    [one for one in hinting if one[1] is hints], problem, order, width
-                )
-        widths = {s.preferred_width for s, _, _ in hinting}
-        if not merge.single and len(widths) > 1:
-            each = ", ".join(
-                f"{_need_text(s)} on {numa_node_count_text(s.preferred_width)}"
-                for s, _, _ in hinting
-            )
-            names = " and ".join(s.resource for s, _, _ in hinting)
-            return Shortage(f"{names}: {DIFFERENT_WIDTHS_TEXT}: {each}", width_conflict=True)
-        return _no_common_nodes_shortage(hinting, problem, order)
+                return _narrowing_shortage(group, problem, merge.order, width)
+        if not merge.single and len({s.preferred_width for s, _, _ in hinting}) > 1:
+            return _width_conflict_shortage([s for s, _, _ in hinting])
+        return _no_common_nodes_shortage(hinting, problem, merge.order)
 
     @cached_property
     def resource_summaries(self) -> tuple[ResourceSummary, ...]:
-        """What each resource asked and which NUMA masks suit it, in the order of the demands."""
+        """The need of each resource and the masks that suit it, in the order of the providers."""
         problem = self.problem
         merge = problem.build_merge()
-        found: list[ResourceSummary] = []
-        for demand, hints in zip(problem.demands, merge.hint_lists, strict=True):
+        summaries: list[ResourceSummary] = []
+        for provider, hints in zip(problem.demands, merge.hint_lists, strict=True):
             summary = ResourceSummary(
-                resource=demand.resource,
-                need=demand.need,
-                unit=unit_of(demand),
+                resource=provider.resource,
+                need=provider.need,
+                unit=provider.amount_unit,
                 state=HintState.NO_HINT if hints.nil else HintState.IMPOSSIBLE,
-                numa_nodes=[
-                    NodeAmount(i, free, capacity, free >= demand.need)
-                    for i, free, capacity in demand.free_and_capacity(problem.numa_ids)
-                ],
+                numa_nodes=provider.amounts(problem.numa_ids),
             )
             if hints.nil is None:
-                masks, count, narrowest, every = _sample_masks(hints, merge)
+                masks, count, narrowest_count, all_sets_fit = _sample_masks(hints, merge)
                 summary = replace(
                     summary,
                     state=HintState.MASKS,
@@ -559,11 +489,11 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                     narrowest_width=masks[0].bit_count() if masks else 0,
                     hints=[Hint(NUMASet.from_bits(m), hints.prefers_mask(m)) for m in masks],
                     hint_count=count,
-                    narrowest_count=narrowest,
-                    all_sets_fit=every,
+                    narrowest_count=narrowest_count,
+                    all_sets_fit=all_sets_fit,
                 )
-            found.append(replace(summary, text=_summary_text(summary, demand)))
-        return tuple(found)
+            summaries.append(replace(summary, text=_summary_text(summary, provider)))
+        return tuple(summaries)
 
     @cached_property
     def rejected_masks(self) -> tuple[RejectedMask, ...]:
@@ -574,46 +504,54 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         problem, preferred = self.problem, self.preferred
         merge = problem.build_merge()
         winner = problem.numa_ids.bits if self.affinity is None else self.affinity.bits
-        order, distances = merge.order, merge.distances
-        found: list[RejectedMask] = []
-        seen = {winner}
-        while preferred and len(found) < MAX_SAMPLE_MASKS:
-            mask = merge.preferred_mask(frozenset(seen))
+        rejected: list[RejectedMask] = []
+        told_masks = {winner}
+        while preferred and len(rejected) < MAX_SAMPLE_MASKS:
+            mask = merge.preferred_mask(frozenset(told_masks))
             if mask is None:
                 break
-            seen.add(mask)
-            found.append(_rejected_mask(mask, True, _explain_ranking(winner, mask, 0, merge)))
+            told_masks.add(mask)
+            rejected.append(_rejected_mask(mask, True, _explain_ranking(winner, mask, 0, merge)))
         if (
-            len(found) < MAX_SAMPLE_MASKS
+            len(rejected) < MAX_SAMPLE_MASKS
             and len(problem.numa_ids) <= EXACT_MERGE_MAX_NODES
             and not merge.single
             and any(f.nil is None for f in merge.hint_lists)
         ):
             masks, neediest = merge.reachable_masks()
-            # Order: as the merge compares results that are not preferred.
-            rest = sorted(
-                (m for m in masks if m not in seen),
-                key=lambda m: (
-                    unpreferred_rank(m.bit_count(), neediest),
-                    0 if distances is None else distances.total_distance(m),
-                    order.sort_key(m),
-                ),
+            unpreferred = _sort_unpreferred(
+                [m for m in masks if m not in told_masks], neediest, merge
             )
-            wide = "it is wider than an empty machine would need, or resources would differ on it"
-            for mask in rest[: MAX_SAMPLE_MASKS - len(found)]:
-                why = (
-                    ("preferred", wide)
+            wide_text = (
+                "it is wider than an empty machine would need, or resources would differ on it"
+            )
+            for mask in unpreferred[: MAX_SAMPLE_MASKS - len(rejected)]:
+                ranking = (
+                    ("preferred", wide_text)
                     if preferred
                     else _explain_ranking(winner, mask, neediest, merge)
                 )
-                found.append(_rejected_mask(mask, False, why))
-        return tuple(found)
+                rejected.append(_rejected_mask(mask, False, ranking))
+        return tuple(rejected)
+
+
+def _sort_unpreferred(masks: list[int], neediest: int, merge: HintMerge) -> list[int]:
+    """Order: as the merge compares results that are not preferred."""
+    distances = merge.distances
+    return sorted(
+        masks,
+        key=lambda m: (
+            unpreferred_rank(m.bit_count(), neediest),
+            0 if distances is None else distances.total_distance(m),
+            merge.order.sort_key(m),
+        ),
+    )
 
 
 def align_demands(problem: AlignmentRequest, distances: DistanceSums | None = None) -> Alignment:
-    """Merge what the demands prefer and judge it by the policy.
+    """Merge what the hint providers prefer and judge it by the policy.
 
-    The result does not depend on the order of the demands.
+    The result does not depend on the order of the providers.
     """
     merge = problem.build_merge(distances)
     mask, preferred = merge.best_affinity()

@@ -19,7 +19,7 @@ import msgspec
 
 from nri_numa.engine.align.policies import Alignment, RejectedMask, ResourceSummary
 from nri_numa.engine.decision import DecisionTrace
-from nri_numa.engine.others import RESERVATION_KIND
+from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.model.workload import MemoryPolicy, PlacementOptions, QoSClass, Scope
@@ -240,7 +240,9 @@ def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]
     }
     sources = requested.sources
     return {
-        key: (str(v), sources[key]) for key, v in values.items() if key in sources and v is not None
+        key: (str(v), sources[key].text)
+        for key, v in values.items()
+        if key in sources and v is not None
     }
 
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nri_numa.engine.align.policies import amount_text, numa_node_sets_text
+from nri_numa.engine.align.hints import Unit
+from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
     REFUSED_OUTCOME,
     UNPINNED_OUTCOME,
     WIDENED_OUTCOME,
     ExplanationDocument,
 )
-from nri_numa.engine.others import RESERVATION_KIND
+from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
@@ -141,59 +142,79 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
 
 
 def _outcome_sentences(document: ExplanationDocument) -> Iterator[str]:
-    outcome, summary = document["outcome"], document["summary"]
     if actual := document.get("actual"):
         yield _to_sentence(f"Not so at present: {actual}")
-    if outcome == REFUSED_OUTCOME:
-        refusal = document["refusal"]
-        yield _to_sentence(f"Refused ({refusal['reason']}): {_strip_subject(document, summary)}")
-        if refusal["rule"]:
-            yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
-        if document.get("otherVersion"):
-            yield f"{_OTHER_VERSION_TEXT}."
+    if document["outcome"] == REFUSED_OUTCOME:
+        yield from _refusal_sentences(document)
         return
     result = document["result"]
-    kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
+    kind = result["kind"]
     if kind == RESERVATION_KIND:
-        has = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
-        has += [f"memory of {numa_text(mems)}"] if mems else []
-        yield f"It does not run, and has {join_words(has)}, {summary}."
+        yield _reservation_sentence(document)
         return
     if kind == "foreign":
-        yield _to_sentence(f"It is left alone: {summary}")
+        yield _to_sentence(f"It is left alone: {document['summary']}")
     elif kind == "unbound":
-        if outcome == UNPINNED_OUTCOME:
-            why = summary.removeprefix("not pinned: ")
-            yield f"It could not be pinned as asked ({why}), and was started without being pinned."
-        else:
-            yield _to_sentence(f"It is {summary}")
-        if cpus:
-            yield f"It runs on {cpus_text(cpus)}, which no container has for itself."
-        if mems:
-            yield f"Its memory comes from {numa_text(mems)}."
+        yield from _unpinned_sentences(document)
     else:
-        alone = "exclusive " if kind == "exclusive" else ""
-        what = ", shared with others" if kind == "shared" else ""
-        memory = f", with memory of {numa_text(mems)}" if mems else ""
-        yield f"It runs on {alone}{cpus_text(cpus)}{what}{memory}."
-        if result["idle"]:
-            yield (
-                f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
-                "runs on its cores."
-            )
-        if SHORTFALL_TEXT in summary:
-            yield "It has less than it asks for since it was resized: no more was free there."
-        elif outcome == WIDENED_OUTCOME:
-            yield "This is a wider place than ideal."
-        elif kind != "explicit":
-            yield _PREFERRED_TEXT
+        yield from _pinned_sentences(document)
     if mode := result.get("mempolicy"):
-        what = _OPTION_VALUE_TEXTS["mempolicy", mode]
-        yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
+        text = _OPTION_VALUE_TEXTS["mempolicy", mode]
+        yield f"The runtime was asked to start it with the memory policy {mode}: {text}."
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
     elif not document["traced"] and kind not in ("unbound", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
+
+
+def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
+    refusal, message = document["refusal"], _strip_subject(document, document["summary"])
+    yield _to_sentence(f"Refused ({refusal['reason']}): {message}")
+    if refusal["rule"]:
+        yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
+    if document.get("otherVersion"):
+        yield f"{_OTHER_VERSION_TEXT}."
+
+
+def _reservation_sentence(document: ExplanationDocument) -> str:
+    result = document["result"]
+    cpus, mems = result["cpus"], result["mems"]
+    parts = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
+    parts += [f"memory of {numa_text(mems)}"] if mems else []
+    return f"It does not run, and has {join_words(parts)}, {document['summary']}."
+
+
+def _unpinned_sentences(document: ExplanationDocument) -> Iterator[str]:
+    summary, result = document["summary"], document["result"]
+    if document["outcome"] == UNPINNED_OUTCOME:
+        why = summary.removeprefix("not pinned: ")
+        yield f"It could not be pinned as asked ({why}), and was started without being pinned."
+    else:
+        yield _to_sentence(f"It is {summary}")
+    if result["cpus"]:
+        yield f"It runs on {cpus_text(result['cpus'])}, which no container has for itself."
+    if result["mems"]:
+        yield f"Its memory comes from {numa_text(result['mems'])}."
+
+
+def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
+    result = document["result"]
+    kind = result["kind"]
+    cpus = f"{'exclusive ' if kind == 'exclusive' else ''}{cpus_text(result['cpus'])}"
+    sharing = ", shared with others" if kind == "shared" else ""
+    memory = f", with memory of {numa_text(result['mems'])}" if result["mems"] else ""
+    yield f"It runs on {cpus}{sharing}{memory}."
+    if result["idle"]:
+        yield (
+            f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
+            "runs on its cores."
+        )
+    if SHORTFALL_TEXT in document["summary"]:
+        yield "It has less than it asks for since it was resized: no more was free there."
+    elif document["outcome"] == WIDENED_OUTCOME:
+        yield "This is a wider place than ideal."
+    elif kind != "explicit":
+        yield _PREFERRED_TEXT
 
 
 def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -255,7 +276,7 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     if demand is None:
         return
-    cpus = amount_text(demand["cpuMilli"], "millicpu")
+    cpus = Unit.MILLI_CPUS.amount_text(demand["cpuMilli"])
     if demand["cpuFrom"] == "limit":
         yield f"{cpus}: its CPU limit."
     elif demand["cpuFrom"] == "request":
@@ -267,7 +288,7 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         if own := demand["exclusiveCpus"]:
             whose = "It is exclusive" if own == 1 else "They are exclusive"
         yield f"{whose}, because {demand['why']}."
-    memory = amount_text(demand["memoryBytes"], "bytes")
+    memory = Unit.BYTES.amount_text(demand["memoryBytes"])
     if demand["memoryFrom"] == "limit":
         yield f"{memory} of memory: its memory limit."
     elif demand["memoryFrom"] == "request":
@@ -276,7 +297,7 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     else:
         yield "It has no memory limit, and no memory request that the runtime reports."
     for pages in demand["hugePages"]:
-        amount, size = (amount_text(pages[key], "bytes") for key in ("bytes", "sizeBytes"))
+        amount, size = (Unit.BYTES.amount_text(pages[key]) for key in ("bytes", "sizeBytes"))
         yield f"{amount} in huge pages of {size}: its limit."
     for note in demand["notes"]:
         yield _to_sentence(note)
@@ -353,16 +374,18 @@ def _demand_text(demand: Mapping[str, Any], bind: str) -> str:
     if own:
         parts.append(count_text(own, "exclusive CPU"))
     elif milli:
-        parts.append(f"{amount_text(milli, 'millicpu')} to share")
+        parts.append(f"{Unit.MILLI_CPUS.amount_text(milli)} to share")
     if bind != "cpu":
         if demand["memoryBytes"]:
-            parts.append(amount_text(demand["memoryBytes"], "bytes"))
-        parts += [f"{amount_text(p['bytes'], 'bytes')} in huge pages" for p in demand["hugePages"]]
+            parts.append(Unit.BYTES.amount_text(demand["memoryBytes"]))
+        parts += [
+            f"{Unit.BYTES.amount_text(p['bytes'])} in huge pages" for p in demand["hugePages"]
+        ]
     return join_words(parts) if parts else "a place to run"
 
 
 def _hint_sentence(resource: Mapping[str, Any]) -> str:
-    need = amount_text(resource["needed"], resource["unit"])
+    need = Unit(resource["unit"]).amount_text(resource["needed"])
     if resource["wish"] == "no wish":
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
@@ -386,10 +409,10 @@ def _hint_sentence(resource: Mapping[str, Any]) -> str:
 def _shortage_sentence(resource: Mapping[str, Any]) -> str:
     """Need against have of a resource that no set of NUMA nodes has."""
     free, capacity = (sum(n[key] for n in resource["numaNodes"]) for key in ("free", "capacity"))
-    all_of_it = amount_text(capacity, resource["unit"])
+    all_of_it = Unit(resource["unit"]).amount_text(capacity)
     if capacity < resource["needed"]:
         return f"and all NUMA nodes together have {all_of_it}"
-    left = amount_text(free, resource["unit"], free=True)
+    left = Unit(resource["unit"]).amount_text(free, free=True)
     have = f"{left} of {all_of_it} free on all NUMA nodes together"
     return have if free < resource["needed"] else f"{have}, but not beside what else it needs"
 
@@ -404,7 +427,7 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: boo
         if r["wish"] == "no wish" or (pool_refuses and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
-            less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
+            less = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"
             by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{less}")
     alike: dict[str, list[int]] = {}
     for i in sorted(by_node):
@@ -424,7 +447,7 @@ def _rejected_mask_sentence(document: ExplanationDocument, one: Mapping[str, Any
         for r in document["resources"]:
             for n in r["numaNodes"]:
                 if str(n["numaNode"]) == loser and not n["enough"]:
-                    need = amount_text(r["needed"], r["unit"])
+                    need = Unit(r["unit"]).amount_text(r["needed"])
                     return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
     if one["separatedBy"] == "rank":
@@ -461,8 +484,8 @@ def _usage_by_resource(document: ExplanationDocument, numa_node: str) -> list[tu
 
 def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    free = amount_text(n["free"], resource["unit"], free=True)
-    capacity = amount_text(n["capacity"], resource["unit"])
+    free = Unit(resource["unit"]).amount_text(n["free"], free=True)
+    capacity = Unit(resource["unit"]).amount_text(n["capacity"])
     if free.partition(" ")[2] == capacity.partition(" ")[2]:
         free = free.partition(" ")[0]
     name = resource["resource"]
@@ -471,9 +494,9 @@ def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) ->
 
 
 def _amounts_text(one: Mapping[str, Any]) -> str:
-    parts = [amount_text(one["cpuMilli"], "millicpu")]
+    parts = [Unit.MILLI_CPUS.amount_text(one["cpuMilli"])]
     if "memoryBytes" in one:
-        parts.append(amount_text(one["memoryBytes"], "bytes", free=True) + " of memory")
+        parts.append(Unit.BYTES.amount_text(one["memoryBytes"], free=True) + " of memory")
     return join_words(parts)
 
 

@@ -41,8 +41,14 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     classify_sibling_loads,
 )
-from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
-from nri_numa.engine.others import (
+from nri_numa.engine.decision import (
+    NodeModel,
+    Placement,
+    PlacementRequest,
+    UnalignedRejection,
+    tier_text,
+)
+from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     yielding_list_cpus,
@@ -53,31 +59,32 @@ from nri_numa.engine.place.explicit import (
     unattached_memory_warnings,
 )
 from nri_numa.engine.place.memory import (
+    MemoryTable,
     bytes_by_type,
     charge_nodes,
     cpu_nodes_near,
     kubelet_memory_grant,
     memory_groups_text,
     rank_nodes_by_distance,
-    restrict_cpu_demand_to_nodes,
     widen_for_memory,
 )
 from nri_numa.engine.place.needs import (
     FreeResources,
-    affinity_message,
-    cpu_hints,
+    affinity_text,
+    cpu_provider,
     cpu_shortage_text,
     device_nodes_first,
     device_step_sentences,
+    excluded_memory_text,
     exclusive_cpu_count_text,
     exclusive_mode_text,
     free_resources,
     free_resources_text,
+    hint_providers,
     kubelet_memory_shortage_text,
     memory_shortage_text,
     needed_text,
     pod_demand,
-    resource_demands,
     smt_misaligned_text,
     unused_memory_nodes_text,
 )
@@ -90,17 +97,16 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Policy,
     QoSClass,
-    Rejection,
     Scope,
     Strategy,
 )
-from nri_numa.text import human_bytes
 
 USED_FRACTION_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
@@ -146,9 +152,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
     placed = case.requested.scheduled_nodes.bits
     former = table.previous_cpus.bits
-    beside_devices: Collection[int] = ()
-    if case.reading is not None and not (case.container.devices or case.container.pod_devices):
-        beside_devices = [i for i, free in case.reading.devices.items() if free]
+    beside_devices = _nodes_with_unused_devices(case)
     short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
     keys = [
         (
@@ -166,6 +170,13 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     ]
     keys.sort()
     return {key[-1]: place for place, key in enumerate(keys)}
+
+
+def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
+    """NUMA nodes with free devices, for a container that has none; else nothing."""
+    if case.reading is None or case.container.devices or case.container.pod_devices:
+        return ()
+    return [i for i, count in case.reading.devices.items() if count]
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
@@ -241,44 +252,17 @@ def check_pod_affinity(
     sum. Memory and CPUs of its own are checked where they are taken. Policies that are not strict
     always let it.
     """
-    machine, demand, policy = case.machine, case.demand, case.policy
-    affinity = record.affinity or NO_NUMA_NODES
-    here = numa_text(affinity)
-    near_list = None if table.listed_mems is None else cpu_nodes_near(machine, table.listed_mems)
-    wrong = few = ""
-    if policy is Policy.SINGLE_NUMA_NODE and len(affinity) > 1:
-        wrong = "which is not one NUMA node"
-    elif policy is Policy.RESTRICTED and not record.affinity_is_preferred:
-        wrong = "which is wider than an empty machine would need"
-    elif policy in STRICT_POLICIES and not _is_nested_with_listed_nodes(near_list, affinity):
-        wrong = f"which is not where numamem {table.listed_mems} is"
-    elif (
-        policy is Policy.RESTRICTED
-        and case.uses_kubelet_rules
-        and demand.exclusive_cpus
-        and not _is_preferred_affinity(case, table, affinity)
-    ):
-        # Its first container had a fraction, so these CPUs were not known then.
-        wrong = "more NUMA nodes than its CPUs need on an empty machine"
-    elif policy is Policy.RESTRICTED and case.uses_kubelet_rules and demand.exclusive_cpus:
-        # They may come from all of its sockets, and would have had to fit there beforehand.
-        has = union_cpus(case.state.allocations[i].cpus for i in record.containers)
-        back = len(has & machine.topology.cpus_of(affinity)) - len(has)
-        have = back + sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
-        if have < demand.exclusive_cpus:
-            need = exclusive_cpu_count_text(demand.exclusive_cpus)
-            few = shortage_clause("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
-    elif policy in STRICT_POLICIES and not demand.exclusive_cpus and not case.uses_kubelet_rules:
-        have = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
-        if have < demand.cpu_milli:
-            few = shortage_clause(
-                "cpu", human_milli(demand.cpu_milli), f"{human_milli(have)} free on {here}"
-            )
-    if wrong or few:
-        first = few or f"policy {policy}: its pod was placed on {here}, {wrong}"
+    policy, affinity = case.policy, record.affinity or NO_NUMA_NODES
+    if policy not in STRICT_POLICIES:
+        return None
+    misfit = _pod_affinity_misfit(case, table, record, affinity)
+    shortage = "" if misfit else _pod_affinity_shortage(case, table, record, affinity)
+    if misfit or shortage:
+        here = numa_text(affinity)
+        first = shortage or f"policy {policy}: its pod was placed on {here}, {misfit}"
         return Rejection(
-            reason="TopologyAffinityError",
-            message=f"{case.message_subject}: {first}; it needs "
+            reason=RejectionReason.TOPOLOGY_AFFINITY,
+            detail=f"{first}; it needs "
             f"{needed_text(case)} where its pod was placed (policy {policy}, scope pod); "
             f"free: {free_resources_text(case, table)}",
             rule=f"policy {policy} keeps every container of the pod where the pod was placed",
@@ -287,17 +271,76 @@ def check_pod_affinity(
     return None
 
 
-def _is_nested_with_listed_nodes(near_list: NUMASet | None, affinity: NUMASet) -> bool:
-    return near_list is None or affinity <= near_list or near_list <= affinity
+def _has_kubelet_cpus(case: PlacementRequest) -> bool:
+    """True for exclusive CPUs by the kubelet's rules, which may come from whole sockets."""
+    return case.uses_kubelet_rules and case.demand.exclusive_cpus > 0
+
+
+def _pod_affinity_misfit(
+    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
+) -> str:
+    """Say what the policy has against the pod's NUMA nodes, however much is free there."""
+    restricted = case.policy is Policy.RESTRICTED
+    misfits = (
+        (not restricted and len(affinity) > 1, "which is not one NUMA node"),
+        (
+            restricted and not record.affinity_is_preferred,
+            "which is wider than an empty machine would need",
+        ),
+        (
+            not _is_nested_with_listed_nodes(case, table, affinity),
+            f"which is not where numamem {table.listed_mems} is",
+        ),
+        (
+            # Its first container had a fraction, so these CPUs were not known then.
+            restricted
+            and _has_kubelet_cpus(case)
+            and not _is_preferred_affinity(case, table, affinity),
+            "more NUMA nodes than its CPUs need on an empty machine",
+        ),
+    )
+    return next((text for is_misfit, text in misfits if is_misfit), "")
+
+
+def _pod_affinity_shortage(
+    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
+) -> str:
+    """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
+    demand, here = case.demand, numa_text(affinity)
+    if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
+        # They may come from all of its sockets, and would have had to fit there beforehand.
+        held = union_cpus(case.state.allocations[i].cpus for i in record.containers)
+        free_count = len(held & case.machine.topology.cpus_of(affinity)) - len(held)
+        free_count += sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
+        if free_count < demand.exclusive_cpus:
+            need = exclusive_cpu_count_text(demand.exclusive_cpus)
+            free_text = f"{max(0, free_count)} free for exclusive use on {here}"
+            return shortage_clause("cpu", need, free_text)
+    elif not (demand.exclusive_cpus or case.uses_kubelet_rules):
+        milli = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
+        if milli < demand.cpu_milli:
+            free_text = f"{human_milli(milli)} free on {here}"
+            return shortage_clause("cpu", human_milli(demand.cpu_milli), free_text)
+    return ""
+
+
+def _is_nested_with_listed_nodes(
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet
+) -> bool:
+    """True without listed memory, and if the CPUs near it are inside the affinity, or around it."""
+    if table.listed_mems is None:
+        return True
+    near_list = cpu_nodes_near(case.machine, table.listed_mems)
+    return affinity <= near_list or near_list <= affinity
 
 
 def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> bool:
-    """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
-    whole = replace(case, demand=pod_demand(case.pod, case.demand))
-    cpus = cpu_hints(whole, table)
-    return compute_hints(cpus, case.machine.alignable_nodes, SearchBudget())[0].prefers_width(
-        affinity.bits
+    """True if the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
+    pod_case = replace(case, demand=pod_demand(case.pod, case.demand))
+    (hints,) = compute_hints(
+        [cpu_provider(pod_case, table)], case.machine.alignable_nodes, SearchBudget()
     )
+    return hints.prefers_width(affinity.bits)
 
 
 def memory_rejection(
@@ -305,9 +348,9 @@ def memory_rejection(
 ) -> Rejection:
     """Say which memory is short on the memory nodes ``mems``."""
     lacking = memory_shortage_text(case.demand, table, mems, f"on {numa_text(mems)}")
-    return Rejection(
-        reason="NotEnoughMemory",
-        message=f"{case.message_subject}: {lacking} (policy {case.policy}); "
+    return UnalignedRejection(
+        reason=RejectionReason.NOT_ENOUGH_MEMORY,
+        detail=f"{lacking} (policy {case.policy}); "
         f"free: {free_resources_text(case, table)}{unused_memory_nodes_text(case, table)}",
         rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
         allows_best_effort=True,
@@ -326,100 +369,112 @@ def choose_memory(
     policy finds too little.
     """
     machine, demand = case.machine, case.demand
-    topology, usable = machine.topology, machine.memory_nodes
-    serving = machine.memory_only_nodes.attached_to(numa_nodes)
-    mems = numa_nodes & usable
+    topology, usable_nodes = machine.topology, machine.memory_nodes
+    attached_nodes = machine.memory_only_nodes.attached_to(numa_nodes)
+    mems = numa_nodes & usable_nodes
     if not mems:
-        mems = memory_nodes_for(topology, numa_nodes, serving or usable)
+        mems = memory_nodes_for(topology, numa_nodes, attached_nodes or usable_nodes)
     needs: list[tuple[int, AmountsByNode]] = []
     if demand.memory_bytes:
         needs.append((demand.memory_bytes, table.free_memory))
     needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items() if n]
-    near = widen_for_memory(mems, needs, topology.distance, serving)
-    if near is not None:
-        return near, False, _memory_only_note(machine, near, numa_nodes)
+    near_mems = widen_for_memory(mems, needs, topology.distance, attached_nodes)
+    if near_mems is not None:
+        return near_mems, False, _memory_only_note(machine, near_mems, numa_nodes)
     if case.policy in STRICT_POLICIES:
         return None
-    wider = widen_for_memory(mems, needs, topology.distance, usable)
-    if wider is not None:
-        return wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
-    outside = machine.memory_only_nodes.excluded
-    lacking = memory_shortage_text(demand, table, usable, "on all NUMA nodes that may be used")
-    if not outside:
-        # Nothing holds it: a pin would only bring the OOM killer sooner.
-        return usable, True, (f"{lacking}: its memory may come from all of them",)
-    amount = sum(topology.numa_nodes[i].memory_bytes for i in outside)
-    step = (
-        f"its memory is not pinned: {lacking}, and {tier_text(topology, outside)} with "
-        f"{human_bytes(amount)} {inflect_for_ids(outside, 'is', 'are')} not allowed "
-        "(memoryOnlyNodes, "
-        "memoryTiers)"
+    wide_mems = widen_for_memory(mems, needs, topology.distance, usable_nodes)
+    if wide_mems is not None:
+        step = f"memory widened from {numa_text(mems)} to {wide_mems} so that it fits"
+        return wide_mems, True, (step,)
+    excluded = machine.memory_only_nodes.excluded
+    lacking = memory_shortage_text(
+        demand, table, usable_nodes, "on all NUMA nodes that may be used"
     )
+    if not excluded:
+        # Nothing holds it: a pin would only bring the OOM killer sooner.
+        return usable_nodes, True, (f"{lacking}: its memory may come from all of them",)
+    step = f"its memory is not pinned: {lacking}, and {excluded_memory_text(topology, excluded)}"
     return NO_NUMA_NODES, True, (step,)
 
 
 def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
-    near = machine.memory_only_nodes.attached
-    alone = mems & NUMASet(near) if near else NO_NUMA_NODES
-    if not alone:
+    attached = mems & NUMASet(machine.memory_only_nodes.attached)
+    if not attached:
         return ()
-    serve = f"{tier_text(machine.topology, alone)} {inflect_for_ids(alone, 'serves', 'serve')}"
-    return (f"{serve} {numa_text(numa_nodes)}",)
+    verb = inflect_for_ids(attached, "serves", "serve")
+    return (f"{tier_text(machine.topology, attached)} {verb} {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
     """Memory nodes for CPUs on ``numa_nodes``: their own, or the nearest when they have none."""
-    own = numa_nodes & usable
-    if own or not usable:
-        return own
+    own_nodes = numa_nodes & usable
+    if own_nodes or not usable:
+        return own_nodes
     # Distance, then id: of equally near NUMA nodes the lowest.
-    nearest = min(
+    nearest_node = min(
         usable, key=lambda m: (min((topology.distance(i, m) for i in numa_nodes), default=0), m)
     )
-    return NUMASet([nearest])
+    return NUMASet([nearest_node])
 
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
-    machine, whole = case.machine, case
-    if case.requested.scope is Scope.POD:
-        record = case.pod_record
-        if record is None or record.affinity is None:
-            together = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
-            whole = replace(case, demand=together)
-    table = free_resources(whole)
+    pod_case = _pod_case(case)
+    table = free_resources(pod_case)
     if table.listed_mems is not None:
-        refused = check_numamem(case)
-        if refused is not None:
-            return refused
-    if case.policy is not Policy.NONE:
-        found = _place_aligned(whole, table, case.demand.exclusive_cpus)
-        if isinstance(found, Rejection):
-            return found
-    elif table.listed_mems is not None:
-        affinity = cpu_nodes_near(machine, table.listed_mems)
-        step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-        found = replace(case.initial_placement, affinity=affinity, decision_steps=(step,))
+        rejection = check_numamem(case)
+        if rejection is not None:
+            return rejection
+    if case.policy is Policy.NONE:
+        placement: Placement | Rejection = _place_unaligned(case, table)
     else:
-        found = replace(
-            case.initial_placement, decision_steps=("no policy: any NUMA node will do",)
-        )
+        placement = _place_aligned(pod_case, table, case.demand.exclusive_cpus)
+    if isinstance(placement, Rejection):
+        return placement
     if case.demand.exclusive_cpus:
-        return _place_exclusive(case, table, found)
+        return _place_exclusive(case, table, placement)
     if case.uses_kubelet_rules:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _build_placement(case, table, found)
-    numa_nodes = found.affinity if found.affinity is not None else machine.alignable_nodes
-    if not machine.topology.cpu_bits_of(numa_nodes.bits) & machine.topology.allowed.bits:
-        numa_nodes = machine.topology.cpu_nodes
-    numa_nodes = numa_nodes & machine.topology.cpu_nodes
+        return _build_placement(case, table, placement)
+    return _place_shared(case, table, placement)
+
+
+def _pod_case(case: PlacementRequest) -> PlacementRequest:
+    """The request of the whole pod, if its first container places it (scope ``pod``)."""
+    record = case.pod_record
+    if case.requested.scope is not Scope.POD or (record and record.affinity is not None):
+        return case
+    demand = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
+    return replace(case, demand=demand)
+
+
+def _place_unaligned(case: PlacementRequest, table: FreeResources) -> Placement:
+    """Policy ``none``: any NUMA node, or those near the listed memory."""
+    affinity, step = None, "no policy: any NUMA node will do"
+    if table.listed_mems is not None:
+        affinity = cpu_nodes_near(case.machine, table.listed_mems)
+        step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
+    return replace(case.initial_placement, affinity=affinity, decision_steps=(step,))
+
+
+def _place_shared(
+    case: PlacementRequest, table: FreeResources, placement: Placement
+) -> Placement | Rejection:
+    """Share the CPUs of the affinity, or of all NUMA nodes where it has none to share."""
+    machine, topology = case.machine, case.machine.topology
+    affinity = placement.affinity
+    numa_nodes = machine.alignable_nodes if affinity is None else affinity
+    if not topology.cpu_bits_of(numa_nodes.bits) & topology.allowed.bits:
+        numa_nodes = topology.cpu_nodes
+    numa_nodes = numa_nodes & topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
         reason = f"not pinned: {why}"
         return replace(case.initial_placement, aligned=False, reason=reason, decision_steps=(why,))
     return _build_placement(
-        case, table, replace(found, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
+        case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
     )
 
 
@@ -428,74 +483,86 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
     """
-    machine, demand, policy = case.machine, case.demand, case.policy
     record = case.pod_record if case.requested.scope is Scope.POD else None
     if record is not None and record.affinity is not None:
-        refused = check_pod_affinity(case, table, record)
-        if refused is not None:
-            return refused
         step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
-        return replace(
+        return check_pod_affinity(case, table, record) or replace(
             case.initial_placement,
             affinity=record.affinity,
             aligned=record.affinity_is_preferred,
             decision_steps=(step,),
         )
-    asked = resource_demands(case, table)
-    ranks = rank_numa_nodes(case, table)
+    alignment = _align(case, table)
+    if alignment.admitted:
+        return _affinity_placement(case, alignment)
+    if case.demand.exclusive_cpus > own and case.uses_kubelet_rules:
+        # The rest of the pod's sum may be fractions, which need no CPUs of their own.
+        demand = replace(case.demand, exclusive_cpus=own)
+        placement = _place_aligned(replace(case, demand=demand), table, own)
+        if not isinstance(placement, Rejection):
+            return placement
+    return _alignment_rejection(case, table, alignment)
+
+
+def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
+    """Merge the hints of all resources; near listed memory, if the policy is strict."""
+    machine, settings, policy = case.machine, case.machine.settings, case.policy
+    providers, ranks = hint_providers(case, table), rank_numa_nodes(case, table)
     if table.listed_mems is not None:
         ranks = rank_nodes_by_distance(machine, table.listed_mems, ranks)
-        asked = restrict_cpu_demand_to_nodes(
-            asked, cpu_nodes_near(machine, table.listed_mems), policy
-        )
-    alignment = align_demands(
+        if policy in STRICT_POLICIES:
+            near_list = cpu_nodes_near(machine, table.listed_mems)
+            providers = [provider.confined_to(near_list) for provider in providers]
+    return align_demands(
         AlignmentRequest(
-            demands=tuple(asked),
+            demands=tuple(providers),
             numa_ids=machine.alignable_nodes,
             policy=policy,
             distance=machine.topology.distance,
-            prefer_closest=machine.settings.prefer_closest,
+            prefer_closest=settings.prefer_closest,
             rank=ranks,
-            one_width=not machine.settings.kubelet_memory,
+            one_width=not settings.kubelet_memory,
         )
     )
-    if not alignment.admitted:
-        if demand.exclusive_cpus > own and case.uses_kubelet_rules:
-            # The rest of the pod's sum may be fractions, which need no CPUs of their own.
-            rest = replace(case, demand=replace(demand, exclusive_cpus=own))
-            alone = _place_aligned(rest, table, own)
-            if not isinstance(alone, Rejection):
-                return alone
-        return Rejection(
-            reason="TopologyAffinityError",
-            message=affinity_message(case, table, alignment)
-            + memory_groups_text(table.kubelet_memory)
-            + _missing_cpu_holders(case),
-            rule=f"policy {policy} admits no wider set than an empty machine would need"
-            if policy is Policy.RESTRICTED
-            else f"policy {policy} admits one NUMA node only",
-            allows_best_effort=True,
-            alignment=alignment,
-        )
-    where = "any NUMA node" if alignment.affinity is None else numa_text(alignment.affinity)
+
+
+def _alignment_rejection(
+    case: PlacementRequest, table: FreeResources, alignment: Alignment
+) -> Rejection:
+    policy = case.policy
+    return UnalignedRejection(
+        reason=RejectionReason.TOPOLOGY_AFFINITY,
+        detail=affinity_text(case, table, alignment)
+        + memory_groups_text(table.kubelet_memory)
+        + _missing_cpu_holders(case),
+        rule=f"policy {policy} admits no wider set than an empty machine would need"
+        if policy is Policy.RESTRICTED
+        else f"policy {policy} admits one NUMA node only",
+        allows_best_effort=True,
+        alignment=alignment,
+    )
+
+
+def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placement:
+    """Begin a placement on the NUMA nodes that the policy chose, and say how they were chosen."""
+    affinity, container = alignment.affinity, case.container
+    nodes_text = "any NUMA node" if affinity is None else numa_text(affinity)
     ideal = "" if alignment.preferred else ", wider than ideal"
-    step = f"policy {policy} chose {where}{ideal}"
-    steps: tuple[str, ...] = (step,)
-    its = case.container
-    if its.devices or its.pod_devices or its.device_notes:
-        steps = (step, *device_step_sentences(case, alignment.affinity))
-    found = alignment.affinity
+    steps = [f"policy {case.policy} chose {nodes_text}{ideal}"]
+    if container.devices or container.pod_devices or container.device_notes:
+        steps += device_step_sentences(case, affinity)
     warnings: tuple[str, ...] = ()
-    if case.requested.scheduled_nodes.bits:
-        held = f"the scheduler held {numa_text(case.requested.scheduled_nodes)}"
-        if found is not None and found == case.requested.scheduled_nodes:
-            steps += (f"{held}: taken",)
-        elif found is not None:
+    scheduled_nodes = case.requested.scheduled_nodes
+    if scheduled_nodes.bits and affinity is not None:
+        held = f"the scheduler held {numa_text(scheduled_nodes)}"
+        if affinity == scheduled_nodes:
+            steps.append(f"{held}: taken")
+        else:
             # It chose by what was published then; here is what is true now.
-            warnings = (f"{held}, which no longer suits best: placed on {where} instead",)
+            warnings = (f"{held}, which no longer suits best: placed on {nodes_text} instead",)
     return replace(
         case.initial_placement,
-        affinity=found,
+        affinity=affinity,
         aligned=alignment.preferred,
         alignment=alignment,
         decision_steps=(*steps, *warnings),
@@ -504,11 +571,11 @@ def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Pl
 
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
-    """Who has the CPUs that are missing, unless no empty NUMA node would have enough of them."""
-    most = max(case.machine.exclusive_capacity.values(), default=0)
+    """Name who has the missing CPUs, unless no empty NUMA node would have enough of them."""
+    capacity = max(case.machine.exclusive_capacity.values(), default=0)
     if not case.demand.exclusive_cpus:
         return ""
-    if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > most:
+    if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > capacity:
         return ""
     return _obstacles_text(case)
 
@@ -522,60 +589,24 @@ def _obstacles_text(case: PlacementRequest) -> str:
 def _place_exclusive(
     case: PlacementRequest, table: FreeResources, found: Placement
 ) -> Placement | Rejection:
+    """Take CPUs for one container, of the affinity first."""
     machine, affinity = case.machine, found.affinity
-    settings = machine.settings
-    if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
-        # A socket may be several NUMA nodes. The kubelet refuses to start with both.
-        settings = replace(settings, align_by_socket=False)
-    former = table.previous_cpus
-    if affinity is not None:
-        former = former & machine.topology.cpus_of(_take_region(settings, machine, affinity))
-    free, first, strict = table.free_cpus, affinity, case.policy in STRICT_POLICIES
-    if table.listed_mems is not None and affinity is not None:
-        # Near the listed memory first, then in the rest of the affinity.
-        first = affinity & cpu_nodes_near(machine, table.listed_mems) or affinity
-        if strict:
-            free = free & machine.topology.cpus_of(affinity)
-            strict = first == affinity
-    elif (
-        affinity is not None
-        and len(affinity) > 1
-        and not settings.kubelet_ties
-        and not settings.distribute_across_numa
-    ):
-        first = device_nodes_first(
-            case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
-        )
-        if strict and first != affinity:
-            free, strict = free & machine.topology.cpus_of(affinity), False
-    taken = take_avoiding_contended(
-        case,
-        TakeRequest(
-            count=case.demand.exclusive_cpus,
-            free_cpus=free,
-            prefer=former,
-            current_cpus=case.current_cpus,
-            affinity=first,
-            strict=strict,
-            smt=case.effective_smt,
-            load=case.requested.load,
-            settings=settings,
-        ),
-        table.free_exclusive_by_node,
-    )
+    request = _take_request(case, table, affinity)
+    taken = take_avoiding_contended(case, request, table.free_exclusive_by_node)
     if not isinstance(taken, ChosenCPUs):
         return _take_rejection(taken, case, table, found)
-    what = f"{case.message_subject}: cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
+    what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
     refused = check_exclusive_limits(case, what, taken.cpus, taken.idle)
     if refused is not None:
-        return replace(refused, alignment=found.alignment)
+        return UnalignedRejection.with_alignment(refused, found.alignment)
     steps = [*found.decision_steps, *taken.notes]
-    back = former & taken.cpus
-    if back:
-        steps.append(f"{cpus_text(back)} {inflect_for_ids(back, 'was', 'were')} the pod's before")
+    returned = request.prefer & taken.cpus
+    if returned:
+        verb = inflect_for_ids(returned, "was", "were")
+        steps.append(f"{cpus_text(returned)} {verb} the pod's before")
     numa_nodes = machine.topology.numa_of(taken.cpus)
-    preferred = found.aligned and (
-        affinity is None or numa_nodes <= _take_region(settings, machine, affinity)
+    aligned = found.aligned and (
+        affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
     )
     return _build_placement(
         case,
@@ -587,20 +618,61 @@ def _place_exclusive(
             numa_nodes=numa_nodes,
             cpus=taken.cpus,
             idle_siblings=taken.idle,
-            aligned=preferred,
+            aligned=aligned,
             decision_steps=tuple(steps),
         ),
     )
 
 
+def _take_request(
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet | None
+) -> TakeRequest:
+    """The CPUs to take from: those of the affinity, or first those of a part of it."""
+    machine, settings = case.machine, case.machine.settings
+    if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
+        # A socket may be several NUMA nodes. The kubelet refuses to start with both.
+        settings = replace(settings, align_by_socket=False)
+    free_cpus, previous_cpus = table.free_cpus, table.previous_cpus
+    nodes, strict = affinity, case.policy in STRICT_POLICIES
+    if affinity is not None:
+        region = _take_region(settings, machine, affinity)
+        previous_cpus = previous_cpus & machine.topology.cpus_of(region)
+        nodes = _nodes_taken_first(case, table, affinity)
+        if strict and (table.listed_mems is not None or nodes != affinity):
+            free_cpus, strict = free_cpus & machine.topology.cpus_of(affinity), nodes == affinity
+    return TakeRequest(
+        count=case.demand.exclusive_cpus,
+        free_cpus=free_cpus,
+        prefer=previous_cpus,
+        current_cpus=case.current_cpus,
+        affinity=nodes,
+        strict=strict,
+        smt=case.effective_smt,
+        load=case.requested.load,
+        settings=settings,
+    )
+
+
+def _nodes_taken_first(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> NUMASet:
+    """The part of an affinity near listed memory, or with most of the devices; else all of it."""
+    settings = case.machine.settings
+    if table.listed_mems is not None:
+        return affinity & cpu_nodes_near(case.machine, table.listed_mems) or affinity
+    if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
+        return affinity
+    return device_nodes_first(
+        case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
+    )
+
+
 def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
-    """Where CPUs are taken for an affinity: with ``alignBySocket`` from all of its sockets."""
-    reach = affinity
+    """The NUMA nodes that give CPUs for an affinity; with ``alignBySocket`` all of its sockets."""
+    region = affinity
     if settings.align_by_socket:
         for socket in machine.topology.sockets.values():
             if socket.numa_nodes & affinity:
-                reach = reach | socket.numa_nodes
-    return reach
+                region = region | socket.numa_nodes
+    return region
 
 
 def _take_rejection(
@@ -611,20 +683,18 @@ def _take_rejection(
 ) -> Rejection:
     left, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
-        return Rejection(
-            reason="SMTAlignmentError",
-            message=(
-                f"{case.message_subject}: "
+        return UnalignedRejection(
+            reason=RejectionReason.SMT_ALIGNMENT,
+            detail=(
                 f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
             ),
             rule="smt: full-core gives whole cores only",
             alignment=found.alignment,
         )
     within = found.affinity if case.policy in STRICT_POLICIES else None
-    return Rejection(
-        reason="NotEnoughCPUs",
-        message=f"{case.message_subject}: "
-        f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
+    return UnalignedRejection(
+        reason=RejectionReason.NOT_ENOUGH_CPUS,
+        detail=f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
         f"free: {left}{holders}",
         rule="exclusive CPUs must be free",
         allows_best_effort=found.affinity is not None,
@@ -633,94 +703,133 @@ def _take_rejection(
 
 
 def _build_placement(
-    case: PlacementRequest, table: FreeResources, found: Placement
+    case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> Placement | Rejection:
-    """Choose memory nodes, allocate everything, and say it."""
-    machine, demand, policy = case.machine, case.demand, case.policy
-    affinity, preferred, alignment = found.affinity, found.aligned, found.alignment
-    kind, numa_nodes, steps = found.kind, found.numa_nodes, [*found.decision_steps]
-    # Neither CPUs nor memory to speak of: nothing to pin.
-    loose = kind is ContainerKind.UNPINNED and not bytes_by_type(demand)
-    mems = NO_NUMA_NODES
-    warnings = found.warnings
-    memory = demand.memory_requested
-    if table.listed_mems is not None:
-        mems = table.listed_mems
-        doubts = unattached_memory_warnings(machine, mems)
-        warnings += doubts
-        steps.append(f"memory as listed: numamem {mems}")
-        steps += doubts
-        preferred = preferred and numa_nodes <= cpu_nodes_near(machine, mems)
-    elif table.kubelet_memory is not None:
-        if case.pod.qos is QoSClass.GUARANTEED and bytes_by_type(demand):
-            # Without a policy there was no hint, which is not a preferred one.
-            hinted = preferred and policy is not Policy.NONE
-            granted = kubelet_memory_grant(
-                table.kubelet_memory, bytes_by_type(demand), affinity, hinted
-            )
-            if isinstance(granted, str):
-                return Rejection(
-                    reason="NotEnoughMemory",
-                    message=f"{case.message_subject}: "
-                    f"{kubelet_memory_shortage_text(table.kubelet_memory, demand, affinity)} "
-                    f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
-                    f"free: {free_resources_text(case, table)}",
-                    rule="the kubelet's memory rules: kubeletMemory is set",
-                    allows_best_effort=True,
-                    alignment=alignment,
-                )
-            mems, memory = granted, demand.memory_bytes
-            if policy in STRICT_POLICIES and affinity is not None and not mems <= affinity:
-                return memory_rejection(case, table, affinity, alignment)
-            if affinity is not None and not mems <= affinity:
-                steps.append(f"memory extended from {numa_text(affinity)} to {mems}")
-                preferred = False
-    elif case.requested.bind is Bind.CPU_MEM and not loose:
-        base = numa_nodes if affinity is None else affinity | numa_nodes
-        chosen = choose_memory(case, table, base)
-        if chosen is None:
-            return memory_rejection(case, table, base, alignment)
-        mems, widened, said = chosen
-        preferred = preferred and not widened
-        steps += said
+    """Choose memory nodes, charge everything, and write the caption."""
+    placed = _with_memory(case, table, placement)
+    if isinstance(placed, Rejection):
+        return placed
+    demand, policy = case.demand, case.policy
+    takes_limit = table.kubelet_memory is not None and table.listed_mems is None
     charges = charge_nodes(
-        numa_nodes, _charged_milli_by_node(case, table, found), mems,
-        memory, table.free_memory, demand.hugepages, table.free_hugepages,
+        placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
+        demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
+        demand.hugepages, table.free_hugepages,
     )  # fmt: skip
-    if kind is ContainerKind.SHARED:
-        shares = shared_group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
-        doubts = isolated_list_warnings(machine, shares)
-        warnings += doubts
-        steps += doubts
-    what = (
-        exclusive_cpu_count_text(len(found.cpus))
-        if kind is ContainerKind.EXCLUSIVE
-        else "shared CPUs"
-    )
-    where = f" on {numa_text(numa_nodes)}"
-    if kind is ContainerKind.UNPINNED:
-        what, where = "not pinned to CPUs (kubeletCPUs)", f", memory of {numa_text(mems)}"
-        where = where if mems else ""
-    ideal = "" if preferred else ", wider than ideal"
+    if placed.kind is ContainerKind.SHARED:
+        topology = case.machine.topology
+        cpus = shared_group_cpus(placed.numa_nodes.bits, table.pool, topology, 0)
+        placed = _with_warnings(placed, isolated_list_warnings(case.machine, cpus))
+    is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
-        found,
-        mems=mems,
+        placed,
         charges=charges,
         policy=policy,
-        aligned=preferred,
-        reason=f"{what}{where}{ideal}",
-        decision_steps=tuple(steps),
-        warnings=warnings,
-        pod_affinity=_pod_affinity(machine, affinity)
-        if case.requested.scope is Scope.POD and policy is not Policy.NONE
-        else None,
+        reason=_placement_caption(placed),
+        pod_affinity=_pod_affinity(case.machine, placed.affinity) if is_pods else None,
+    )
+
+
+def _placement_caption(placement: Placement) -> str:
+    ideal = "" if placement.aligned else ", wider than ideal"
+    if placement.kind is ContainerKind.UNPINNED:
+        memory = f", memory of {numa_text(placement.mems)}" if placement.mems else ""
+        return f"not pinned to CPUs (kubeletCPUs){memory}{ideal}"
+    cpus = "shared CPUs"
+    if placement.kind is ContainerKind.EXCLUSIVE:
+        cpus = exclusive_cpu_count_text(len(placement.cpus))
+    return f"{cpus} on {numa_text(placement.numa_nodes)}{ideal}"
+
+
+def _with_warnings(placement: Placement, warnings: tuple[str, ...]) -> Placement:
+    if not warnings:
+        return placement
+    return replace(
+        placement,
+        decision_steps=placement.decision_steps + warnings,
+        warnings=placement.warnings + warnings,
+    )
+
+
+def _with_memory(
+    case: PlacementRequest, table: FreeResources, placement: Placement
+) -> Placement | Rejection:
+    """Choose memory nodes: the listed ones, by the kubelet's rules, or near the CPUs."""
+    if table.listed_mems is not None:
+        return _with_listed_memory(case, table.listed_mems, placement)
+    is_byteless = not bytes_by_type(case.demand)
+    if table.kubelet_memory is not None:
+        if case.pod.qos is not QoSClass.GUARANTEED or is_byteless:
+            return placement
+        return _with_kubelet_memory(case, table, table.kubelet_memory, placement)
+    if case.requested.bind is not Bind.CPU_MEM or (
+        # Neither CPUs nor memory to speak of: nothing to pin.
+        is_byteless and placement.kind is ContainerKind.UNPINNED
+    ):
+        return placement
+    return _with_near_memory(case, table, placement)
+
+
+def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:
+    is_near = placement.numa_nodes <= cpu_nodes_near(case.machine, mems)
+    steps = (*placement.decision_steps, f"memory as listed: numamem {mems}")
+    placed = replace(
+        placement, mems=mems, aligned=placement.aligned and is_near, decision_steps=steps
+    )
+    return _with_warnings(placed, unattached_memory_warnings(case.machine, mems))
+
+
+def _with_kubelet_memory(
+    case: PlacementRequest, table: FreeResources, memory: MemoryTable, placement: Placement
+) -> Placement | Rejection:
+    """Memory nodes as the kubelet's Memory Manager grants them to Guaranteed pods."""
+    demand, policy = case.demand, case.policy
+    affinity, alignment = placement.affinity, placement.alignment
+    # Without a policy there was no hint, which is not a preferred one.
+    is_preferred = placement.aligned and policy is not Policy.NONE
+    granted = kubelet_memory_grant(memory, bytes_by_type(demand), affinity, is_preferred)
+    if isinstance(granted, str):
+        return UnalignedRejection(
+            reason=RejectionReason.NOT_ENOUGH_MEMORY,
+            detail=f"{kubelet_memory_shortage_text(memory, demand, affinity)} "
+            f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
+            f"free: {free_resources_text(case, table)}",
+            rule="the kubelet's memory rules: kubeletMemory is set",
+            allows_best_effort=True,
+            alignment=alignment,
+        )
+    if affinity is None or granted <= affinity:
+        return replace(placement, mems=granted)
+    if policy in STRICT_POLICIES:
+        return memory_rejection(case, table, affinity, alignment)
+    step = f"memory extended from {numa_text(affinity)} to {granted}"
+    steps = (*placement.decision_steps, step)
+    return replace(placement, mems=granted, aligned=False, decision_steps=steps)
+
+
+def _with_near_memory(
+    case: PlacementRequest, table: FreeResources, placement: Placement
+) -> Placement | Rejection:
+    numa_nodes = placement.numa_nodes
+    if placement.affinity is not None:
+        numa_nodes = placement.affinity | numa_nodes
+    choice = choose_memory(case, table, numa_nodes)
+    if choice is None:
+        return memory_rejection(case, table, numa_nodes, placement.alignment)
+    mems, is_widened, steps = choice
+    return replace(
+        placement,
+        mems=mems,
+        aligned=placement.aligned and not is_widened,
+        decision_steps=placement.decision_steps + steps,
     )
 
 
 def _pod_affinity(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
     """The place of a whole pod; on a machine with one NUMA node no affinity means that one."""
-    only = machine.alignable_nodes if len(machine.alignable_nodes) == 1 else None
-    return only if affinity is None else affinity
+    if affinity is None and len(machine.alignable_nodes) == 1:
+        return machine.alignable_nodes
+    return affinity
 
 
 def _charged_milli_by_node(

@@ -11,73 +11,50 @@ A shared list that nothing pays for is *soft*: it gives way to containers that o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
 from nri_numa.engine.desired import DesiredState
-from nri_numa.engine.others import grant_holders
+from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
-from nri_numa.engine.request.annotations import is_from_annotation, quote_value
+from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import STRICT_POLICIES, Allocation, ContainerKind, NodeState
+from nri_numa.engine.state import STRICT_POLICIES, Allocation, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.model.workload import CPUMode, PlacementOptions, Rejection
+from nri_numa.model.reasons import Rejection, RejectionReason
+from nri_numa.model.workload import CPUMode, PlacementOptions
 from nri_numa.text import human_bytes
+
+
+class _CPUList(NamedTuple):
+    """The CPUs of ``numacpu``, and how the container has them; none without the list."""
+
+    cpus: CPUSet = NO_CPUS
+    is_exclusive: bool = False
+    yields_to_exclusive: bool = False
+    ignored: tuple[str, ...] = ()
+    decision_steps: tuple[str, ...] = ()
 
 
 def place_explicit(case: PlacementRequest) -> Placement | Rejection:
     """Check the lists against machine and state, and take them."""
-    machine, requested, demand = case.machine, case.requested, case.demand
-    cpus, mems = NO_CPUS, NO_NUMA_NODES
-    owned, soft = requested.cpus is CPUMode.EXCLUSIVE, False
-    ignored: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    if requested.numacpu is not None:
-        cpus = requested.listed_cpus
-        beside = owned and bool(exclusive_list_sharers(case, cpus))
-        failed = _check_listed_cpus(case, NO_CPUS if beside else case.state.unavailable_cpus)
-        if failed is not None:
-            return failed
-        if owned and not (beside or may_be_exclusive(requested, cpus, demand)):
-            if not (requested.ignores_denied and is_from_annotation(requested, "cpus")):
-                return unrequested_rejection(case, cpus)
-            ignored = (
-                f"cpus: exclusive is ignored: {_requested_text(case.requested, cpus, case.demand)}",
-            )
-            owned = False
-        soft = not owned and is_yielding_list(requested, cpus, demand)
-        if owned and not beside:
-            failed = _check_exclusive_list(case, cpus)
-        elif not (owned or soft) and is_from_annotation(requested, "numacpu"):
-            failed = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
-        if failed is not None:
-            return failed
-        if soft:
-            steps = (
-                "the list gives way to exclusive CPUs of others: "
-                f"{_requested_text(requested, cpus, demand)}",
-            )
-    if requested.numamem is not None:
-        failed = check_numamem(case)
-        if failed is not None:
-            return failed
+    cpu_list, mems = _resolve_cpu_list(case), NO_NUMA_NODES
+    if isinstance(cpu_list, Rejection):
+        return cpu_list
+    if case.requested.numamem is not None:
+        rejection = check_numamem(case)
+        if rejection is not None:
+            return rejection
         mems = case.requested.listed_mems
-    topology = machine.topology
+    machine, cpus = case.machine, cpu_list.cpus
     warnings = unattached_memory_warnings(machine, mems)
-    if not owned:
+    if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
-    numa_nodes = topology.numa_of(cpus)
-    # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
-    want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_requested_milli)
-    milli = {i: want * count // len(cpus) for i, count in topology.cpu_count_by_node(cpus).items()}
-    charges = charge_nodes(
-        numa_nodes, milli, mems,
-        demand.memory_requested, case.free_memory, demand.hugepages, case.free_hugepages(),
-    )  # fmt: skip
     # The sets, not the texts: these may be of any length.
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
@@ -86,30 +63,79 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         case.initial_placement,
         kind=ContainerKind.LISTED if cpus else ContainerKind.UNPINNED,
         cpus=cpus,
-        exclusive=owned and bool(cpus),
-        yields_to_exclusive=soft,
-        numa_nodes=numa_nodes,
+        exclusive=cpu_list.is_exclusive,
+        yields_to_exclusive=cpu_list.yields_to_exclusive,
+        numa_nodes=machine.topology.numa_of(cpus),
         mems=mems,
-        charges=charges,
+        charges=_list_charges(case, cpu_list, mems),
         reason=f"listed: {listed}",
-        decision_steps=(f"taken as listed: {listed}", *steps, *warnings),
+        decision_steps=(f"taken as listed: {listed}", *cpu_list.decision_steps, *warnings),
         warnings=warnings,
-        ignored=ignored,
+        ignored=cpu_list.ignored,
     )
+
+
+def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
+    """Check the list of CPUs, and decide if they are exclusive to the container.
+
+    Order of the checks: CPUs that exist and are free for it, the right to have them exclusively,
+    what others need of them, the quota on lists.
+    """
+    requested, demand = case.requested, case.demand
+    if requested.numacpu is None:
+        return _CPUList()
+    cpus, exclusive = requested.listed_cpus, requested.cpus is CPUMode.EXCLUSIVE
+    joins_pod = exclusive and bool(exclusive_list_sharers(case, cpus))
+    rejection = _check_listed_cpus(case, NO_CPUS if joins_pod else case.state.unavailable_cpus)
+    if rejection is not None:
+        return rejection
+    if joins_pod:
+        return _CPUList(cpus, is_exclusive=True)
+    ignored: tuple[str, ...] = ()
+    if exclusive and not may_be_exclusive(requested, cpus, demand):
+        if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
+            return unrequested_rejection(case, cpus)
+        ignored = (f"cpus: exclusive is ignored: {_requested_text(requested, cpus, demand)}",)
+        exclusive = False
+    if exclusive:
+        rejection = _check_exclusive_list(case, cpus)
+        return rejection or _CPUList(cpus, is_exclusive=True)
+    if is_yielding_list(requested, cpus, demand):
+        paid = _requested_text(requested, cpus, demand)
+        steps = (f"the list gives way to exclusive CPUs of others: {paid}",)
+        return _CPUList(cpus, yields_to_exclusive=True, ignored=ignored, decision_steps=steps)
+    if requested.is_from_annotation("numacpu"):
+        rejection = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
+    return rejection or _CPUList(cpus, ignored=ignored)
+
+
+def _list_charges(case: PlacementRequest, cpu_list: _CPUList, mems: NUMASet) -> dict[int, Charge]:
+    """Charge a list; shared CPUs are spread over its NUMA nodes by how many CPUs lie there."""
+    topology, demand, cpus = case.machine.topology, case.demand, cpu_list.cpus
+    milli = min(demand.cpu_milli, demand.cpu_requested_milli)
+    if cpu_list.is_exclusive:
+        milli = len(cpus) * 1000
+    counts = topology.cpu_count_by_node(cpus)
+    by_node = {i: milli * count // len(cpus) for i, count in counts.items()}
+    return charge_nodes(
+        topology.numa_of(cpus), by_node, mems,
+        demand.memory_requested, case.free_memory, demand.hugepages, case.free_hugepages(),
+    )  # fmt: skip
 
 
 def unattached_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
     """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
-    topology, outside = machine.topology, mems & machine.memory_only_nodes.excluded
-    found: list[str] = []
-    for i in outside:
-        near = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
+    topology, excluded = machine.topology, mems & machine.memory_only_nodes.excluded
+    warnings: list[str] = []
+    for i in excluded:
+        min_distance = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
         text = tier_text(topology, NUMASet([i]))
-        found.append(
-            f"{text}, at distance {near} from the nearest CPUs, is not allowed for computed pins "
-            "(memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow tier"
+        warnings.append(
+            f"{text}, at distance {min_distance} from the nearest CPUs, is not allowed for "
+            "computed pins (memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow "
+            "tier"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
@@ -124,78 +150,79 @@ def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
 
 def _list_subject(case: PlacementRequest) -> str:
     requested = case.requested
-    source = requested.sources.get("numacpu", "numacpu")
-    return f"{case.message_subject}: numacpu is {quote_value(requested.numacpu or '')} ({source})"
+    value = quote_value(requested.numacpu or "")
+    return f"numacpu is {value} ({requested.source_text('numacpu')})"
 
 
 def exclusive_list(requested: PlacementOptions) -> CPUSet:
     """The list that containers of one pod own together: exclusive, and given for the pod."""
-    own = requested.list_is_pods and requested.cpus is CPUMode.EXCLUSIVE
-    return requested.listed_cpus if own else NO_CPUS
+    is_shared = requested.list_is_pods and requested.cpus is CPUMode.EXCLUSIVE
+    return requested.listed_cpus if is_shared else NO_CPUS
 
 
 def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
     """Other containers of its pod that own the pod's list, which this container has too."""
     if case.pod_record is None or exclusive_list(case.requested) != cpus:
         return ()
-    found = []
+    sharers = []
     for container_id in sorted(case.pod_record.containers):
         a = case.state.allocations[container_id]
         if a.exclusive_list == (case.pod.uid, cpus):
-            theirs = case.machine.resolve_options(
-                case.pod, replace(case.container, name=a.container)
-            )
-            if isinstance(theirs, PlacementOptions) and theirs.list_is_pods:
-                found.append(a)
-    return tuple(found)
+            container = replace(case.container, name=a.container)
+            options = case.machine.resolve_options(case.pod, container)
+            if isinstance(options, PlacementOptions) and options.list_is_pods:
+                sharers.append(a)
+    return tuple(sharers)
 
 
 def _requested_milli(requested: PlacementOptions, demand: Demand) -> int:
-    whole = demand.pod_requested_milli if requested.list_is_pods else None
-    return demand.cpu_requested_milli if whole is None else whole
+    pod_milli = demand.pod_requested_milli if requested.list_is_pods else None
+    return demand.cpu_requested_milli if pod_milli is None else pod_milli
 
 
 def may_be_exclusive(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> bool:
-    """Whether listed CPUs may be owned: paid for, permitted, or asked for by the operator.
+    """True if listed CPUs may be exclusive: requested, permitted, or asked for by the operator.
 
-    The pod's list is paid for by the requests of all its containers.
+    For the pod's list the requests of all its containers count.
     """
     return (
         _requested_milli(requested, demand) >= 1000 * len(cpus)
         or requested.unrequested_cpus
-        or not (is_from_annotation(requested, "numacpu") or is_from_annotation(requested, "cpus"))
+        or not (requested.is_from_annotation("numacpu") or requested.is_from_annotation("cpus"))
     )
 
 
 def is_yielding_list(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> bool:
-    """Whether a shared list is soft: a pod asked for it, and neither pays nor has a permission."""
+    """True if a shared list yields: a pod set it, without requesting the CPUs or a permission."""
     return (
         demand.cpu_requested_milli < 1000 * len(cpus)
         and not requested.unrequested_cpus
-        and is_from_annotation(requested, "numacpu")
+        and requested.is_from_annotation("numacpu")
     )
 
 
 def _requested_text(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -> str:
-    whole = requested.list_is_pods and demand.pod_requested_milli is not None
-    who = "CPU requests of its pod pay" if whole else "the CPU request pays"
-    return f"{who} for {_requested_milli(requested, demand)}m of {1000 * len(cpus)}m"
+    is_pods = requested.list_is_pods and demand.pod_requested_milli is not None
+    subject = "CPU requests of its pod pay" if is_pods else "the CPU request pays"
+    return f"{subject} for {_requested_milli(requested, demand)}m of {1000 * len(cpus)}m"
 
 
 def unrequested_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Listed CPUs that may not be owned, and what was expected."""
     paid = _requested_text(case.requested, cpus, case.demand)
     return Rejection(
-        reason="UnpaidCPUs",
-        message=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
+        reason=RejectionReason.UNPAID_CPUS,
+        detail=f"{_list_subject(case)} with cpus: exclusive, but {paid}; expected a "
         "request for all of them, or a permission with unpaidCPUs "
         f"({case.requested.permission} has not)",
         rule="exclusive CPUs must be paid for by the CPU request",
     )
 
 
-def _list_rejection(text: str, why: str, expected: str, rule: str, *, reason: str) -> Rejection:
-    return Rejection(reason=reason, message=f"{text}, but {why}; expected {expected}", rule=rule)
+def _list_rejection(
+    text: str, why: str, expected: str, rule: str, *, reason: RejectionReason
+) -> Rejection:
+    return Rejection(reason=reason, detail=f"{text}, but {why}; expected {expected}", rule=rule)
 
 
 def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
@@ -205,20 +232,26 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
         why = f"{cpus_text(wrong, 'does', 'do')} not exist"
-        return _list_rejection(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
+        return _list_rejection(
+            text, why, expected, "listed CPUs must exist", reason=RejectionReason.UNKNOWN_CPU
+        )
     if wrong := cpus - topology.online:
         why = f"{cpus_text(wrong, 'is', 'are')} offline"
         return _list_rejection(
-            text, why, expected, "listed CPUs must be online", reason="CPUOffline"
+            text, why, expected, "listed CPUs must be online", reason=RejectionReason.CPU_OFFLINE
         )
     if wrong := cpus - topology.allowed:
         why = f"{cpus_text(wrong, 'is', 'are')} outside the CPUs containers may use"
         rule = "listed CPUs must be usable by containers"
         return _list_rejection(
-            text, why, f"CPUs among {topology.allowed}", rule, reason="CPUNotAllowed"
+            text,
+            why,
+            f"CPUs among {topology.allowed}",
+            rule,
+            reason=RejectionReason.CPU_NOT_ALLOWED,
         )
     reserved = cpus & settings.reserved_cpus
-    by_pod = settings.strict_reserved or is_from_annotation(requested, "numacpu")
+    by_pod = settings.strict_reserved or requested.is_from_annotation("numacpu")
     if reserved and by_pod and not requested.reserved_cpus:
         others = topology.allowed - settings.reserved_cpus
         return _list_rejection(
@@ -227,7 +260,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"CPUs among {others}, or a permission with reservedCPUs ({requested.permission} "
             "has not)",
             "reserved CPUs are not given to containers by their annotations",
-            reason="CPUReserved",
+            reason=RejectionReason.CPU_RESERVED,
         )
     wrong = cpus & withheld
     shared = requested.cpus is not CPUMode.EXCLUSIVE
@@ -239,7 +272,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
             f"CPUs among {CPUSet.from_bits(case.desired.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
-            reason="CPUOwned",
+            reason=RejectionReason.CPU_OWNED,
         )
     return None
 
@@ -251,7 +284,7 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         why = f"{cpus_text(reserved, 'is', 'are')} reserved"
         expected = f"CPUs among {machine.topology.allowed - settings.reserved_cpus}"
         rule = "reserved CPUs are never given exclusively"
-        return _list_rejection(text, why, expected, rule, reason="CPUReserved")
+        return _list_rejection(text, why, expected, rule, reason=RejectionReason.CPU_RESERVED)
     if both := cpus & state.listed_cpus:
         names = sorted(state.allocations[i].full_name for i, c in state.listed.items() if c & cpus)
         return _list_rejection(
@@ -259,7 +292,7 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
             f"{cpus_text(both, 'is', 'are')} listed by {', '.join(names)} too",
             "CPUs that no other container lists",
             "exclusive CPUs must not be listed by another container",
-            reason="CPUListed",
+            reason=RejectionReason.CPU_LISTED,
         )
     return check_exclusive_limits(
         case, f"{text}, which", cpus, NO_CPUS
@@ -285,7 +318,7 @@ def _check_strict_shared_containers(
                 f"shares CPUs there (policy {first.policy})",
                 f"one of {theirs} to be free",
                 "containers that share under a strict policy keep a CPU on their NUMA nodes",
-                reason="SharedPoolEmpty",
+                reason=RejectionReason.SHARED_POOL_EMPTY,
             )
     return None
 
@@ -303,24 +336,32 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
 def check_numamem(case: PlacementRequest) -> Rejection | None:
     """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
     topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
-    source = requested.sources.get("numamem", "numamem")
-    text = f"{case.message_subject}: numamem is {quote_value(requested.numamem or '')} ({source})"
+    value = quote_value(requested.numamem or "")
+    text = f"numamem is {value} ({requested.source_text('numamem')})"
     expected = f"NUMA nodes among {topology.memory_nodes}"
     if wrong := mems - topology.numa_ids:
         why = f"{numa_text(wrong, 'does', 'do')} not exist"
         return _list_rejection(
-            text, why, expected, "listed NUMA nodes must exist", reason="UnknownNUMANode"
+            text,
+            why,
+            expected,
+            "listed NUMA nodes must exist",
+            reason=RejectionReason.UNKNOWN_NUMA_NODE,
         )
     if wrong := mems & topology.withheld_memory:
         why = f"memory of {numa_text(wrong)} is outside what containers may use"
         rule = "listed NUMA nodes must be usable by containers"
-        return _list_rejection(text, why, expected, rule, reason="NUMANodeNotAllowed")
+        return _list_rejection(
+            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_NOT_ALLOWED
+        )
     if wrong := mems - topology.memory_nodes:
         why, rule = (
             f"{numa_text(wrong, 'has', 'have')} no memory",
             "listed NUMA nodes must have memory",
         )
-        return _list_rejection(text, why, expected, rule, reason="NUMANodeWithoutMemory")
+        return _list_rejection(
+            text, why, expected, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
+        )
     left = case.free_memory
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
@@ -333,8 +374,8 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
     for what, need, have in needs:
         if need > sum(have.values()):
             return Rejection(
-                reason="NotEnoughMemory",
-                message=f"{text}, but {what}: {human_bytes(need)} needed, "
+                reason=RejectionReason.NOT_ENOUGH_MEMORY,
+                detail=f"{text}, but {what}: {human_bytes(need)} needed, "
                 f"{human_bytes(sum(have.values()), free=True)} free there; "
                 + per_node_text({i: human_bytes(amount, free=True) for i, amount in have.items()})
                 + "; expected NUMA nodes that hold it, since "

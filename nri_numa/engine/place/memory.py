@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from nri_numa.engine.align.hints import (
     AmountsByNode,
     DistanceSums,
-    HintDemand,
     HintMerge,
     MaskOrder,
     MaskRequirement,
@@ -43,19 +42,17 @@ from nri_numa.engine.decision import (
     closest_nodes,
     cpu_nodes_of,
 )
-from nri_numa.engine.request.annotations import is_from_annotation
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NO_CHARGE, STRICT_POLICIES, Charge, ContainerKind, NodeState
+from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     MemoryPolicy,
     MemoryPolicySetting,
     OnFailure,
     PlacementOptions,
-    Policy,
     QoSClass,
-    Rejection,
 )
 
 
@@ -264,32 +261,6 @@ def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     return found
 
 
-def restrict_cpu_demand_to_nodes(
-    demands: Sequence[HintDemand], place: NUMASet, policy: Policy
-) -> list[HintDemand]:
-    """Keep the demand for CPUs near the listed memory, where the policy is strict.
-
-    CPUs and memory together are then no wider than they would be on an empty machine: inside
-    ``place`` where that holds the need when empty, else all of ``place`` and more. Policies that
-    are not strict only order NUMA nodes (`rank_nodes_by_distance`).
-    """
-    return [
-        _demand_within(demand, place)
-        if policy in STRICT_POLICIES
-        and isinstance(demand, ResourceDemand)
-        and demand.resource == "cpu"
-        else demand
-        for demand in demands
-    ]
-
-
-def _demand_within(demand: ResourceDemand, place: NUMASet) -> ResourceDemand:
-    if sum(demand.capacity.get(i, 0) for i in place) < demand.need:
-        return replace(demand, required=demand.required | place)
-    inside = {i: amount for i, amount in demand.free_amounts.items() if i in place}
-    return replace(demand, free_amounts=inside)
-
-
 def rank_nodes_by_distance(
     machine: NodeModel, listed: NUMASet, rank: Mapping[int, int] | None
 ) -> dict[int, int]:
@@ -369,8 +340,8 @@ def with_memory_policy(
     if placed.kind is ContainerKind.FOREIGN:
         return _memory_policy_without_effect(placed, mode, "another component pins the container")
     if mode.needs_nodes and not placed.mems:
-        if is_from_annotation(case.requested, MEMPOLICY_KEY):
-            return unpinned_memory_policy_rejection(case.requested, case.message_subject)
+        if case.requested.is_from_annotation(MEMPOLICY_KEY):
+            return unpinned_memory_policy_rejection(case.requested)
         return _memory_policy_without_effect(
             placed, mode, "nothing pins the memory of the container"
         )
@@ -386,8 +357,8 @@ def with_memory_policy(
         made = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
         return replace(made, warnings=(*placed.warnings, made.decision_steps[-1]))
     return Rejection(
-        reason="MemoryPolicyUnsupported",
-        message=f"{_memory_policy_subject(case.requested, case.message_subject)}, but {missing}",
+        reason=RejectionReason.MEMORY_POLICY_UNSUPPORTED,
+        detail=f"{_memory_policy_text(case.requested)}, but {missing}",
         rule="a memory policy must be known to the kernel, the runtime and the plugin",
     )
 
@@ -436,11 +407,11 @@ def _split_bytes_by_weight(
     return shares
 
 
-def unpinned_memory_policy_rejection(requested: PlacementOptions, who: str) -> Rejection:
+def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
     """A policy on memory nodes for a container that has none, and what was expected."""
     return Rejection(
-        reason="MemoryPolicyWithoutNodes",
-        message=f"{_memory_policy_subject(requested, who)}, but nothing pins the memory of the "
+        reason=RejectionReason.MEMORY_POLICY_WITHOUT_NODES,
+        detail=f"{_memory_policy_text(requested)}, but nothing pins the memory of the "
         "container; "
         "expected numamem, or a policy that pins its memory",
         rule="a memory policy is about the memory nodes that the container is pinned to",
@@ -466,6 +437,5 @@ def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, why: st
     )
 
 
-def _memory_policy_subject(requested: PlacementOptions, who: str) -> str:
-    source = requested.sources.get(MEMPOLICY_KEY, MEMPOLICY_KEY)
-    return f"{who}: {MEMPOLICY_KEY} is '{requested.mempolicy}' ({source})"
+def _memory_policy_text(requested: PlacementOptions) -> str:
+    return f"{MEMPOLICY_KEY} is '{requested.mempolicy}' ({requested.source_text(MEMPOLICY_KEY)})"

@@ -16,7 +16,13 @@ from nri_numa.engine.accounting import (
     max_exclusive_total,
     pool_floor_cpus,
 )
-from nri_numa.engine.align.hints import AmountsByNode, DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import (
+    AmountsByNode,
+    DeviceDemand,
+    HintProvider,
+    ResourceDemand,
+    Unit,
+)
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
 from nri_numa.engine.decision import NodeModel, PlacementRequest, tier_text
@@ -34,7 +40,14 @@ from nri_numa.engine.request.demand import (
 )
 from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import count_text, human_milli, inflect_for_ids, join_words, numa_text
+from nri_numa.model.machine import (
+    Topology,
+    count_text,
+    human_milli,
+    inflect_for_ids,
+    join_words,
+    numa_text,
+)
 from nri_numa.model.settings import IsolatedCPUs
 from nri_numa.model.workload import (
     SMT,
@@ -179,49 +192,41 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     )
 
 
-def cpu_hints(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
-    """CPUs: whole ones to own, or a share; under the kubelet's rules sharing asks for nothing."""
-    machine, demand = case.machine, case.demand
-    # Something that asks for nothing still has to run somewhere.
-    need, capacity, available = (
-        max(1, demand.cpu_milli),
-        machine.shared_pool_milli_by_node,
-        table.free_cpu_milli,
-    )
-    own = bool(demand.exclusive_cpus) or case.uses_kubelet_rules
-    if own:
-        need, capacity, available = (
-            demand.exclusive_cpus,
-            machine.exclusive_capacity,
-            table.free_exclusive_by_node,
-        )
-    topology = machine.topology
-    return [
-        ResourceDemand(
+def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand:
+    """Exclusive CPUs, or a share; under the kubelet's rules a share asks for nothing."""
+    machine, demand, topology = case.machine, case.demand, case.machine.topology
+    sockets = None
+    if machine.settings.align_by_socket:
+        sockets = {i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
+    if demand.exclusive_cpus or case.uses_kubelet_rules:
+        return ResourceDemand(
             resource="cpu",
-            need=need,
-            capacity=capacity,
-            free_amounts=available,
-            required=topology.numa_of(case.current_cpus)
-            if own and case.current_cpus
-            else NO_NUMA_NODES,
-            sockets={i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
-            if machine.settings.align_by_socket
-            else None,
-            unit="cpus" if own else "millicpu",
+            need=demand.exclusive_cpus,
+            capacity=machine.exclusive_capacity,
+            free_amounts=table.free_exclusive_by_node,
+            required=topology.numa_of(case.current_cpus) if case.current_cpus else NO_NUMA_NODES,
+            sockets=sockets,
+            unit=Unit.CPUS,
         )
-    ]
+    return ResourceDemand(
+        resource="cpu",
+        need=max(1, demand.cpu_milli),  # without a request it still has to run somewhere
+        capacity=machine.shared_pool_milli_by_node,
+        free_amounts=table.free_cpu_milli,
+        sockets=sockets,
+        unit=Unit.MILLI_CPUS,
+    )
 
 
-def memory_hints(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
-    """Memory and huge pages, judged together, unless memory is listed or left alone."""
+def memory_providers(case: PlacementRequest, table: FreeResources) -> list[ResourceDemand]:
+    """Memory and huge pages, judged together, unless memory is listed or not pinned."""
     machine, demand = case.machine, case.demand
     if case.requested.bind is not Bind.CPU_MEM or table.listed_mems is not None:
         return []
     if table.kubelet_memory is not None:
         # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
-        return [*table.kubelet_memory.memory_demands(bytes_by_type(demand))] if guaranteed else []
+        return table.kubelet_memory.memory_demands(bytes_by_type(demand)) if guaranteed else []
     wanted: list[tuple[str, int, AmountsByNode, AmountsByNode]] = []
     if demand.memory_bytes:
         wanted.append(("memory", demand.memory_bytes, machine.usable_memory, table.free_memory))
@@ -242,10 +247,18 @@ def memory_hints(case: PlacementRequest, table: FreeResources) -> list[HintDeman
     ]
 
 
-def resource_demands(case: PlacementRequest, table: FreeResources) -> list[HintDemand]:
-    """What each resource asks for, in the order of explanations: CPUs first."""
-    devices = [DeviceDemand(request=request) for request in aligned_devices(case)]
-    return [*cpu_hints(case, table), *memory_hints(case, table), *devices]
+def device_providers(case: PlacementRequest) -> list[DeviceDemand]:
+    """Devices, by resource."""
+    return [DeviceDemand(request=request) for request in aligned_devices(case)]
+
+
+def hint_providers(case: PlacementRequest, table: FreeResources) -> list[HintProvider]:
+    """Register the resources that are aligned, in the order of explanations."""
+    return [
+        cpu_provider(case, table),
+        *memory_providers(case, table),
+        *device_providers(case),
+    ]
 
 
 def needed_text(case: PlacementRequest) -> str:
@@ -386,22 +399,24 @@ def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> st
     single = case.policy is Policy.SINGLE_NUMA_NODE
     if (max(left) if single else sum(left)) >= case.demand.memory_bytes:
         return ""
-    amount = sum(machine.topology.numa_nodes[i].memory_bytes for i in outside)
+    return f"; {excluded_memory_text(machine.topology, outside)}"
+
+
+def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
+    """``memory-only NUMA node 2 (memory tier 4) with 64 GiB is not allowed (…)``."""
+    amount = sum(topology.numa_nodes[i].memory_bytes for i in numa_nodes)
     return (
-        f"; {tier_text(machine.topology, outside)} with {human_bytes(amount)} "
-        f"{inflect_for_ids(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
+        f"{tier_text(topology, numa_nodes)} with {human_bytes(amount)} "
+        f"{inflect_for_ids(numa_nodes, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)"
     )
 
 
-def affinity_message(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
+def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
     policy, found = case.policy, alignment.shortage
     whole = case.requested.scope is Scope.POD
     verb = "all its containers together need" if whole else "it needs"
-    needs = (
-        f"{case.message_subject}: {found.text}{exclusive_mode_text(case)}; {verb} "
-        f"{needed_text(case)}"
-    )
+    needs = f"{found.text}{exclusive_mode_text(case)}; {verb} {needed_text(case)}"
     left = free_resources_text(case, table)
     if policy is Policy.RESTRICTED and found.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.

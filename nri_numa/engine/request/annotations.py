@@ -38,6 +38,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ANY_KEY,
     DEFAULT_PERMISSION,
@@ -47,6 +48,7 @@ from nri_numa.model.settings import (
     Settings,
 )
 from nri_numa.model.workload import (
+    DEFAULT_SOURCE,
     LOAD_HIGH,
     LOAD_LOW,
     SMT,
@@ -57,12 +59,12 @@ from nri_numa.model.workload import (
     Load,
     MemoryPolicy,
     OnFailure,
+    OptionSource,
     PlacementOptions,
     PodSandbox,
     Policy,
-    Rejection,
     Scope,
-    container_subject,
+    SourceKind,
 )
 
 _LIST_TYPE_BY_KEY: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
@@ -106,11 +108,6 @@ def check_permission(permission: Permission, key: str, value: str) -> str | None
     except ListFormatError:
         return None
     return f"no others than {','.join(allowed)}"
-
-
-def is_from_annotation(requested: PlacementOptions, key: str) -> bool:
-    """Say whether a key's value comes from an annotation, not from the operator."""
-    return requested.sources.get(key, "").startswith("annotation ")
 
 
 MAX_ANNOTATIONS: Final = 512
@@ -281,13 +278,12 @@ _MAX_CACHED_VALUE_CHARS: Final = 512
 
 
 def _invalid_value_rejection(
-    pod: PodSandbox, container: Container, key: str, value: str, expected: str, source: str
+    key: str, value: str, expected: str, source: OptionSource
 ) -> Rejection:
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
     return Rejection(
-        reason="InvalidAnnotation",
-        message=f"{container_subject(pod, container)}: {_printable_name(key)} is "
-        f"{quote_value(value)} ({_printable_name(source)}), "
+        reason=RejectionReason.INVALID_ANNOTATION,
+        detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
         f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
         key=key,
@@ -438,7 +434,14 @@ def _index_contradictions() -> Mapping[str, tuple[_Contradiction, ...]]:
 _CONTRADICTIONS_BY_KEY: Final = _index_contradictions()
 
 # Key to value and source.
-_OptionLevel: TypeAlias = dict[str, tuple[str, str]]
+_OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
+
+
+_SAME_PLACE_SOURCE: Final = OptionSource(SourceKind.DEFAULT, "same place")
+
+
+def _level_of(values: Mapping[str, str], source: OptionSource) -> _OptionLevel:
+    return {key: (value, source) for key, value in values.items()}
 
 
 def _find_contradiction(key: str, value: str, among: _OptionLevel) -> _Contradiction | None:
@@ -456,7 +459,7 @@ def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
         row = _find_contradiction(key, value, level)
         if row is not None:
             other_value, other_source = level[row.other_key]
-            beside = f"{row.other_key} {quote_value(other_value)} ({other_source})"
+            beside = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
             return key, f"no {beside} next to it, because {row.explanation}"
     return None
 
@@ -470,7 +473,7 @@ def check_option_level(values: Mapping[str, str]) -> list[str]:
     ]
     if not problems:
         found = _find_level_contradiction(
-            {key: (value, "same place") for key, value in values.items()}
+            {key: (value, _SAME_PLACE_SOURCE) for key, value in values.items()}
         )
         if found is not None:
             key, expected = found
@@ -503,12 +506,12 @@ def resolve_placement_options(
         levels += read
     annotated = len(levels)
     levels += [
-        {key: (value, f"rule {number}") for key, value in rule.values.items()}
+        _level_of(rule.values, OptionSource(SourceKind.RULE, str(number)))
         for number, rule in enumerate(settings.rules, 1)
         if _rule_matches(rule, pod, container)
     ]
     if settings.defaults:
-        levels.append({key: (value, "default") for key, value in settings.defaults.items()})
+        levels.append(_level_of(settings.defaults, DEFAULT_SOURCE))
     chosen: _OptionLevel = {}
     for number, level in enumerate(levels):
         new: _OptionLevel = {}
@@ -520,7 +523,7 @@ def resolve_placement_options(
         if found is not None:
             key, expected = found
             value, source = new[key]
-            return _invalid_value_rejection(pod, container, key, value, expected, source)
+            return _invalid_value_rejection(key, value, expected, source)
         chosen.update(new)
     return _build_placement_options(
         chosen,
@@ -590,10 +593,8 @@ def _read_annotations(
     if len(own) > MAX_ANNOTATIONS:
         name = min(own)
         expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(own)}"
-        source = f"annotation {name}"
-        return _invalid_value_rejection(
-            pod, container, name, pod.annotations[name], expected, source
-        )
+        source = OptionSource(SourceKind.ANNOTATION, name)
+        return _invalid_value_rejection(name, pod.annotations[name], expected, source)
     mine: _OptionLevel = {}
     everybodys: _OptionLevel = {}
     below = 0
@@ -605,7 +606,8 @@ def _read_annotations(
         key, target = parts
         if key in AGENT_WRITTEN_KEYS:
             continue
-        value, source = pod.annotations[name], f"annotation {name}"
+        value = pod.annotations[name]
+        source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
         if key not in _VALUE_CHECKS:
             expected = _known_keys_text(key)
         elif target == "":
@@ -615,23 +617,23 @@ def _read_annotations(
         elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
             if permission.on_denied is DeniedAction.IGNORE:
                 ignored.append(
-                    f"{key} {quote_value(value)} ({source}) is ignored: expected {refused}"
+                    f"{key} {quote_value(value)} ({source.text}) is ignored: expected {refused}"
                 )
                 continue
             rule = f"{permission.name} lets pods of namespace {pod.namespace} ask for no more"
-            wrong = _invalid_value_rejection(pod, container, key, value, refused, source)
-            return replace(wrong, reason="NotPermitted", rule=rule)
+            wrong = _invalid_value_rejection(key, value, refused, source)
+            return replace(wrong, reason=RejectionReason.NOT_PERMITTED, rule=rule)
         else:
             level = everybodys if target is None else mine
             earlier = level.setdefault(key, (value, source))
             if earlier[0] != value:
-                expected = f"the same as {quote_value(earlier[0])} ({earlier[1]})"
+                expected = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
             else:
                 wanted = check_value_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
                 if wanted is None:
                     continue
                 expected = wanted
-        return _invalid_value_rejection(pod, container, key, value, expected, source)
+        return _invalid_value_rejection(key, value, expected, source)
     return mine, everybodys
 
 
@@ -702,7 +704,7 @@ def _build_placement_options(
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
         explicit_keys=frozenset(
-            [key for key, (_, source) in chosen.items() if source != "default"]
+            [key for key, (_, source) in chosen.items() if source is not DEFAULT_SOURCE]
         ),
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),

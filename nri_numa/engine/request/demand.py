@@ -26,23 +26,26 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import is_from_annotation, permission_of, quote_value
+from nri_numa.engine.request.annotations import permission_of, quote_value
 from nri_numa.engine.state import NO_CHARGE, Charge, NodeState
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
+    DEFAULT_SOURCE,
     SMT,
+    STATIC_CPUS_SOURCE,
     Bind,
     Container,
     CPUMode,
+    OptionSource,
     PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
-    Rejection,
     Resources,
     Scope,
     Slots,
-    container_subject,
+    SourceKind,
 )
 
 SHARES_PER_CPU: Final = 1024
@@ -95,13 +98,11 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     ignored: str = ""
 
 
-def _demand_rejection(
-    pod: PodSandbox, container: Container, what: str, expected: str, *, reason: str
-) -> Rejection:
+def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
     """A need that cannot be met on any machine; ``what`` names the resource and its value."""
     return Rejection(
         reason=reason,
-        message=f"{container_subject(pod, container)}: {what}, expected {expected}",
+        detail=f"{what}, expected {expected}",
         rule=expected,
     )
 
@@ -129,123 +130,172 @@ def compute_demand(
     """
     resources = container.resources
     notes: list[str] = []
-    request = cpu_request_milli(resources, notes)
-    limit = cpu_limit_milli(resources, notes)
-    milli = limit or request
-    saturated = not limit and (resources.cpu_shares or 0) >= MAX_CPU_SHARES
-    if saturated and resources.cpu_shares == MAX_CPU_SHARES:  # above, it was said already
-        notes.append(_shares_limit_text(pod))
-    exclusive = 0
-    ignored = ""
-    paid = requested_cpu_milli(pod, resources, others)
+    size = _read_cpu_size(pod, resources, others, notes)
+    exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        owning = requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
-        whole = milli > 0 and milli % 1000 == 0
-        if requested.cpus is CPUMode.EXCLUSIVE:
-            if requested.slots is not None:
-                exclusive = requested.slots.count
-            elif whole:
-                exclusive = milli // 1000
-            elif "cpus" in requested.explicit_keys:
-                return _fractional_rejection(pod, container, requested, milli)
-        elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
-            exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
-        if requested.slots is None and uses_pod_resources(pod, requested, milli) and paid >= 1000:
-            exclusive = min(exclusive, paid // 1000)  # what others of its pod leave
-        if requested.cpus is None and 1000 * exclusive > paid:
-            notes.append(f"it shares CPUs: {_requested_text(paid, exclusive)}")
-            exclusive = 0
-        if exclusive and saturated and requested.slots is None:
-            if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.explicit_keys:
-                return _unknown_cpus_rejection(pod, container)
-            exclusive = 0
-        # How much more than 256 CPUs a request pays for is not given, and slots were counted.
-        counted = saturated and requested.slots is not None
-        if 1000 * exclusive > paid and not requested.unrequested_cpus and not counted:
-            if "cpus" in requested.explicit_keys and not (
-                requested.ignores_denied and is_from_annotation(requested, "cpus")
-            ):
-                return _unrequested_rejection(pod, container, requested, paid, exclusive)
-            ignored = f"cpus: exclusive is ignored: {_requested_text(paid, exclusive)}"
-            notes.append(ignored)
-            exclusive = 0
-        if owning and not exclusive:
+        decided = _count_exclusive_cpus(pod, container, requested, size, notes)
+        if isinstance(decided, Rejection):
+            return decided
+        exclusive_cpus, ignored = decided
+        if not exclusive_cpus and _requires_whole_cores(requested):
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    size, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
-    allocated = requested_memory(pod, container, capacity_bytes, size, others)
-    need, memory = milli, size
+    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
+    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, others)
+    cpu_milli, memory_bytes = size.milli, own_bytes
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
-        need, memory = min(milli, paid), allocated
-    if allocated < size:
-        notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
+        cpu_milli, memory_bytes = min(size.milli, size.requested_milli), allocated
+    if allocated < own_bytes:
+        notes.append(
+            f"{allocated} of {own_bytes} bytes of memory are allocated: what the request is"
+        )
     return Demand(
-        cpu_milli=need,
-        cpu_is_lower_bound=saturated,
-        exclusive_cpus=exclusive,
-        memory_bytes=memory,
+        cpu_milli=cpu_milli,
+        cpu_is_lower_bound=size.is_lower_bound,
+        exclusive_cpus=exclusive_cpus,
+        memory_bytes=memory_bytes,
         hugepages=hugepage_demand(resources, notes) if resources.hugepages else {},
-        cpu_source="limit" if limit else "request" if request else "none",
+        cpu_source=size.source,
         memory_source=memory_source,
         notes=tuple(notes),
-        cpu_requested_milli=paid,
-        pod_requested_milli=_pod_requested_milli(pod, paid, others)
+        cpu_requested_milli=size.requested_milli,
+        pod_requested_milli=_pod_requested_milli(pod, size.requested_milli, others)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
-        own_cpu_milli=milli,
-        own_memory_bytes=size,
+        own_cpu_milli=size.milli,
+        own_memory_bytes=own_bytes,
         ignored=ignored,
     )
 
 
+class _CPUSize(msgspec.Struct, frozen=True):
+    """Size of a container in thousandths of a CPU.
+
+    Attributes:
+        milli: its limit, else its request, as ``source`` says; 0 without either.
+        requested_milli: what its request pays for.
+        is_lower_bound: it may be more: shares cannot tell more than 256 CPUs.
+    """
+
+    milli: int
+    source: str
+    requested_milli: int
+    is_lower_bound: bool
+
+
+def _read_cpu_size(
+    pod: PodSandbox, resources: Resources, others: Charge, notes: list[str]
+) -> _CPUSize:
+    request = cpu_request_milli(resources, notes)
+    limit = cpu_limit_milli(resources, notes)
+    shares = resources.cpu_shares or 0
+    is_lower_bound = not limit and shares >= MAX_CPU_SHARES
+    if is_lower_bound and shares == MAX_CPU_SHARES:  # above, it was said already
+        notes.append(_shares_limit_text(pod))
+    source = "limit" if limit else "request" if request else "none"
+    requested_milli = requested_cpu_milli(pod, resources, others)
+    return _CPUSize(limit or request, source, requested_milli, is_lower_bound)
+
+
+def _count_exclusive_cpus(
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+    size: _CPUSize,
+    notes: list[str],
+) -> tuple[int, str] | Rejection:
+    """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
+    count = _wished_exclusive_cpus(pod, requested, size.milli)
+    if count is None:
+        return _fractional_rejection(requested, size.milli)
+    if not count:
+        return 0, ""
+    whole_cpus = size.requested_milli // 1000
+    if requested.slots is None and whole_cpus and uses_pod_resources(pod, requested, size.milli):
+        count = min(count, whole_cpus)  # what others of its pod leave
+    if requested.cpus is None and count > whole_cpus:
+        notes.append(f"it shares CPUs: {_requested_text(size.requested_milli, count)}")
+        return 0, ""
+    is_explicit = "cpus" in requested.explicit_keys
+    if size.is_lower_bound and requested.slots is None:
+        if requested.cpus is CPUMode.EXCLUSIVE and not is_explicit:
+            return 0, ""
+        return _unknown_cpus_rejection(pod)
+    # How much more than 256 CPUs a request pays for is not given, and slots were counted.
+    if count <= whole_cpus or requested.unrequested_cpus or size.is_lower_bound:
+        return count, ""
+    if is_explicit and not (requested.ignores_denied and requested.is_from_annotation("cpus")):
+        return _unrequested_rejection(requested, size.requested_milli, count)
+    ignored = f"cpus: exclusive is ignored: {_requested_text(size.requested_milli, count)}"
+    notes.append(ignored)
+    return 0, ignored
+
+
+def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
+    """The number of CPUs of a container that would own them; 0 for one that shares.
+
+    None if it insists on exclusive CPUs and its size is no whole number of them.
+    """
+    is_whole = milli > 0 and milli % 1000 == 0
+    if requested.cpus is CPUMode.EXCLUSIVE:
+        if requested.slots is not None:
+            return requested.slots.count
+        if is_whole:
+            return milli // 1000
+        return None if "cpus" in requested.explicit_keys else 0
+    if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
+        return 0
+    is_aligned = requested.policy is not Policy.NONE or _requires_whole_cores(requested)
+    return milli // 1000 if is_aligned else 0
+
+
+def _requires_whole_cores(requested: PlacementOptions) -> bool:
+    """True if it asks for what could not be kept on shared CPUs."""
+    return requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
+
+
 def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
-    """Whether a container of its size has what its pod has, as without resources of its own.
+    """True if a container of this size has what its pod has, as without resources of its own.
 
     Such containers of a pod that is placed as a whole share what others with CPUs of their own
     leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
-    whole = pod_cpu_request_milli(pod)
-    return (
-        pod.qos is QoSClass.GUARANTEED
-        and requested.scope is Scope.POD
-        and requested.numacpu is None
-        and whole is not None
-        and milli >= whole > 0
-    )
+    if (
+        pod.qos is not QoSClass.GUARANTEED
+        or requested.scope is not Scope.POD
+        or requested.numacpu is not None
+    ):
+        return False
+    pod_milli = pod_cpu_request_milli(pod)
+    return pod_milli is not None and milli >= pod_milli > 0
 
 
 def _requested_text(paid: int, count: int) -> str:
     return f"the CPU request pays for {paid}m of {1000 * count}m"
 
 
-def _unrequested_rejection(
-    pod: PodSandbox, container: Container, requested: PlacementOptions, paid: int, count: int
-) -> Rejection:
+def _unrequested_rejection(requested: PlacementOptions, paid: int, count: int) -> Rejection:
     expected = (
         f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
-        f"({requested.sources.get('cpus', 'unknown source')}), unless a permission has unpaidCPUs "
+        f"({requested.source_text('cpus')}), unless a permission has unpaidCPUs "
         f"({requested.permission} has not)"
     )
     value = f"{paid}m" if paid else "not set"
     return _demand_rejection(
-        pod, container, f"cpu request is {value}", expected, reason="UnpaidCPUs"
+        f"cpu request is {value}", expected, reason=RejectionReason.UNPAID_CPUS
     )
 
 
-def _fractional_rejection(
-    pod: PodSandbox, container: Container, requested: PlacementOptions, milli: int
-) -> Rejection:
-    asked = (
-        f"because cpus: exclusive is asked for ({requested.sources.get('cpus', 'unknown source')})"
-    )
+def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
+    asked = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
     if milli:
         expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {asked}"
         return _demand_rejection(
-            pod, container, f"cpu is {milli}m", expected, reason="FractionalCPUs"
+            f"cpu is {milli}m", expected, reason=RejectionReason.FRACTIONAL_CPUS
         )
     expected = f"a CPU limit or request that is a whole number, {asked}"
-    return _demand_rejection(pod, container, "cpu is not set", expected, reason="NoCPUs")
+    return _demand_rejection("cpu is not set", expected, reason=RejectionReason.NO_CPUS)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
@@ -258,13 +308,13 @@ def _shares_limit_text(pod: PodSandbox) -> str:
     return f"{text}; the whole pod's limit is {total / 1000:g} CPUs" if total else text
 
 
-def _unknown_cpus_rejection(pod: PodSandbox, container: Container) -> Rejection:
+def _unknown_cpus_rejection(pod: PodSandbox) -> Rejection:
     what = f"cpu is a request of {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or more"
     expected = (
         "a CPU limit as well, because how many exclusive CPUs it needs cannot be known: "
         + _shares_limit_text(pod)
     )
-    return _demand_rejection(pod, container, what, expected, reason="UnknownCPUs")
+    return _demand_rejection(what, expected, reason=RejectionReason.UNKNOWN_CPUS)
 
 
 def cpu_limit_milli(resources: Resources, notes: list[str]) -> int:
@@ -446,17 +496,13 @@ def parse_claims(text: str) -> Slots | None:
     return Slots(ids=text, count=on.total(), by_node=dict(sorted(on.items())))
 
 
-def unprepared_claim_rejection(
-    pod: PodSandbox, container: Container, text: str
-) -> Rejection | None:
+def unprepared_claim_rejection(text: str) -> Rejection | None:
     """The refusal that a text stands for; None where it is no such text."""
     if not text.startswith(UNPREPARED_CLAIM_PREFIX):
         return None
     return Rejection(
-        reason="ClaimNotPrepared",
-        message=(
-            f"{container_subject(pod, container)}: {text.removeprefix(UNPREPARED_CLAIM_PREFIX)}"
-        ),
+        reason=RejectionReason.CLAIM_NOT_PREPARED,
+        detail=text.removeprefix(UNPREPARED_CLAIM_PREFIX),
         rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
     )
 
@@ -473,8 +519,8 @@ def check_claim_in_use(
     for _, one in sorted(state.allocations.items()):
         if CLAIM_SLOT_MARK in one.slots and names & _claim_result_names(one.slots.split(",")):
             return Rejection(
-                reason="ClaimInUse",
-                message=f"{container_subject(pod, container)}: its ResourceClaim's CPUs are "
+                reason=RejectionReason.CLAIM_IN_USE,
+                detail=f"its ResourceClaim's CPUs are "
                 "those of pod "
                 f"{one.namespace}/{one.pod}, container {one.container}; expected one container for "
                 "each request of a claim",
@@ -535,29 +581,28 @@ def with_slots(
     text = allocated_slots(settings, container)
     if not text or isinstance(requested, Rejection):
         return requested
-    if (refused := unprepared_claim_rejection(pod, container, text)) is not None:
+    if (refused := unprepared_claim_rejection(text)) is not None:
         return refused
-    who = container_subject(pod, container)
     slots = parse_slots(text)
     if isinstance(slots, str):
         return Rejection(
-            reason="InvalidSlots",
-            message=f"{who}: {SLOTS_KEY} is {quote_value(text)} (annotation "
+            reason=RejectionReason.INVALID_SLOTS,
+            detail=f"{SLOTS_KEY} is {quote_value(text)} (annotation "
             f"{settings.prefix}/{SLOTS_KEY} of "
             f"the container), expected {slots}",
             rule="the device plugin of nri-numa says which slots a container holds",
         )
     plural, claimed = "s" if slots.count != 1 else "", CLAIM_SLOT_MARK in text
-    held = f"{slots.count} slot{plural} of the device plugin"
+    kind, held = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
     if claimed:
-        held = f"{slots.count} CPU{plural} of a ResourceClaim"
+        kind, held = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
     clash = _slots_conflict(requested, slots)
     if clash:
         key, value, why = clash
-        source = requested.sources.get(key, "default")
+        source = requested.sources.get(key, DEFAULT_SOURCE)
         return Rejection(
-            reason="SlotsConflict",
-            message=f"{who}: {key} is {value!r} ({source}) and it holds {held}, expected one of "
+            reason=RejectionReason.SLOTS_CONFLICT,
+            detail=f"{key} is {value!r} ({source.text}) and it holds {held}, expected one of "
             f"them, because {why}",
             rule="slots and annotations must not contradict each other",
             key=key,
@@ -573,8 +618,8 @@ def with_slots(
     if milli != wanted and not (milli < wanted and (at_least or permission.unpaid_cpus)):
         value = f"{milli}m" if milli else "not set"
         return Rejection(
-            reason="SlotsMismatch",
-            message=f"{who}: cpu is {value} and it holds {held}, expected {wanted}m: "
+            reason=RejectionReason.SLOTS_MISMATCH,
+            detail=f"cpu is {value} and it holds {held}, expected {wanted}m: "
             + ("as many as the claim has" if claimed else "a CPU for each slot"),
             rule="a container has as many exclusive CPUs as it holds slots",
         )
@@ -586,7 +631,7 @@ def with_slots(
         unrequested_cpus=permission.unpaid_cpus,
         permission=permission.name,
         explicit_keys=requested.explicit_keys | {"cpus"},
-        sources={**requested.sources, "cpus": held},
+        sources={**requested.sources, "cpus": OptionSource(kind, held)},
     )
 
 
@@ -602,9 +647,6 @@ def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str
         why = "the kubelet has chosen a NUMA node for each container"
         return "scope", requested.scope.value, why
     return None
-
-
-STATIC_CPUS_SOURCE = "staticCPUs"
 
 
 def with_static_cpus(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile
-from nri_numa.engine.adopt import ASSIGNED_KEY
+from nri_numa.engine.assigned import ASSIGNED_KEY
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from tests.beds.cgroup_bed import ReconcilerBed, blocked, tree

@@ -10,10 +10,16 @@ from msgspec.structs import replace
 
 from nri_numa.cli.machine import topology_lines
 from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS
-from nri_numa.machine.pci import PCIDevice
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import L3Group, Partition, PartitionKind, Topology, topology_document
+from nri_numa.model.machine import (
+    L3Group,
+    Partition,
+    PartitionKind,
+    PCIDevice,
+    Topology,
+    topology_document,
+)
 from tests.machines import named as machines
 
 GOLDEN = Path(__file__).parents[2] / "golden/machines"

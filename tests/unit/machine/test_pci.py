@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.machine import write_capture as capture
-from nri_numa.machine.pci import PCIDevice, kind_of_class, pci_devices, pcie_roots
+from nri_numa.machine.pci import kind_of_class, pci_devices, pcie_roots
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
+from nri_numa.model.machine import PCIDevice
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.machines.named import write_sysfs
 

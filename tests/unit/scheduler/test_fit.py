@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.hints import ResourceDemand, Unit
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
@@ -211,7 +211,7 @@ def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: 
     found = evaluate_fit(room, request(single(cpus, policy=policy.value, bind="cpu")), SPREAD)
     demand = ResourceDemand(
         resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
-        free_amounts=dict(zip(room.ids, free, strict=True)), unit="cpus",
+        free_amounts=dict(zip(room.ids, free, strict=True)), unit=Unit.CPUS,
     )  # fmt: skip
     verdict = align_demands(AlignmentRequest((demand,), NUMASet(room.ids), policy, room.distance))
     assert isinstance(found, Fit) == verdict.admitted

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.pci import PCIDevice
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.simulate.devices import DeviceInventory, read_inventory
 from nri_numa.simulate.manifests import ManifestError
 

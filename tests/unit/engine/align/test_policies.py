@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import (
     SEARCH_STEP_LIMIT,
     DeviceDemand,
-    HintDemand,
+    HintProvider,
+    Hints,
+    NodeAmount,
+    Obstacle,
+    ObstacleKind,
     ResourceDemand,
+    ResourceNeed,
     SearchBudget,
+    Unit,
 )
 from nri_numa.engine.align.hints import compute_hints as engine_hints
 from nri_numa.engine.align.policies import (
@@ -30,7 +37,7 @@ BEST_EFFORT, RESTRICTED, SINGLE = Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.
 GIB = 1 << 30
 
 
-def cpu(need: int, *free_of: tuple[int, int], unit: str | None = "cpus") -> ResourceDemand:
+def cpu(need: int, *free_of: tuple[int, int], unit: Unit | None = Unit.CPUS) -> ResourceDemand:
     return ResourceDemand(
         resource="cpu",
         need=need,
@@ -69,14 +76,14 @@ TIGHT = cpu(4, (2, 4), (3, 4))
         ),
         (
             SINGLE,
-            cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu"),
+            cpu(1500, (1000, 1000), (1000, 1000), unit=Unit.MILLI_CPUS),
             "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
             "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
         ),
     ],
 )
 def test_the_reason_has_what_each_numa_node_had(
-    policy: Policy, demand: HintDemand, expected: str
+    policy: Policy, demand: HintProvider, expected: str
 ) -> None:
     """Others are in tests/golden/searches."""
     assert place(2, demand, policy=policy).reason_text == expected
@@ -96,6 +103,60 @@ def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 8 GiB on 2 NUMA "
         "nodes, 7 GiB on 2 NUMA nodes"
     )
+
+
+class Licences(Struct, frozen=True):
+    """A resource that no room of the engine knows: one NUMA node has all of it."""
+
+    need: int
+    node: int
+    count: int
+    resource: str = "licence"
+    amount_unit: Unit = Unit.NUMBER
+    joint_key: str | None = None
+
+    def topology_hints(
+        self, machine: int, judged_with: Sequence[Licences], budget: SearchBudget
+    ) -> Hints:
+        if self.count < self.need:
+            return Hints(nil=False)
+        needs = (ResourceNeed(self.need, {self.node: self.count}),)
+        mask = 1 << self.node
+        return Hints(universe=machine, quantities=needs, single_node_mask=mask, width=1)
+
+    def amounts(self, numa_ids: NUMASet) -> list[NodeAmount]:
+        return [NodeAmount(self.node, self.count, self.count, self.count >= self.need)]
+
+    def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int | None:
+        return None
+
+    def confined_to(self, numa_nodes: NUMASet) -> Licences:
+        return self
+
+    def no_hint_text(self) -> str:
+        return "which every NUMA node has"
+
+    def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
+        return Obstacle(ObstacleKind.FREE, f"{self.count} bought")
+
+
+@pytest.mark.parametrize(
+    ("licences", "expected"),
+    [
+        (Licences(1, 1, 1), "NUMA node 1 suits every resource"),
+        (Licences(2, 1, 1), "licence: 2 needed, 1 bought (NUMA node 1: 1 of 1 free)"),
+        (
+            Licences(1, 0, 1),
+            "cpu and licence: each fits, but not on the same NUMA nodes: 2 exclusive CPUs on NUMA "
+            "node 1, 1 licence on NUMA node 0",
+        ),
+    ],
+)
+def test_a_resource_of_another_kind_is_aligned_and_explained(
+    licences: Licences, expected: str
+) -> None:
+    """A new resource is one provider: merge, policies and texts ask for nothing else."""
+    assert place(2, cpu(2, (1, 2), (2, 2)), licences, policy=SINGLE).reason_text == expected
 
 
 class TestCandidates:
@@ -137,7 +198,7 @@ def quantity(
 
 
 def place(
-    n: int, *demands: HintDemand, policy: Policy = BEST_EFFORT, rank: dict[int, int] | None = None
+    n: int, *demands: HintProvider, policy: Policy = BEST_EFFORT, rank: dict[int, int] | None = None
 ) -> Alignment:
     return align_demands(AlignmentRequest(demands, NUMASet(range(n)), policy, far, True, rank))
 
@@ -149,7 +210,7 @@ def result(alignment: Alignment) -> tuple[str, bool]:
 class TestOddNumbers:
     """More free than an empty machine has, NUMA nodes that do not exist: the definition decides."""
 
-    def both(self, *demands: HintDemand) -> tuple[str, bool]:
+    def both(self, *demands: HintProvider) -> tuple[str, bool]:
         numa_ids = NUMASet([0, 1])
         verdict = walk(hints_of(demands, numa_ids), numa_ids, BEST_EFFORT, far)
         found = result(place(2, *demands))
@@ -180,7 +241,7 @@ class TestOddNumbers:
         assert result(place(2, cpu)) == ("0-1", False)
 
 
-def adversarial(random: Random, devices: bool) -> Iterator[HintDemand]:
+def adversarial(random: Random, devices: bool) -> Iterator[HintProvider]:
     """Four resources on 64 NUMA nodes that are hard to bring together."""
     for name in "abcd":
         if not devices:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand, Unit
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation
@@ -199,13 +199,19 @@ def test_devices_are_told_as_well() -> None:
 def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
     anywhere = ResourceDemand(resource="memory", need=0, capacity={0: 1, 1: 1}, free_amounts={})
     impossible = ResourceDemand(
-        resource="cpu", need=9, capacity={0: 4, 1: 4}, free_amounts={0: 4, 1: 4}, unit="cpus"
+        resource="cpu", need=9, capacity={0: 4, 1: 4}, free_amounts={0: 4, 1: 4}, unit=Unit.CPUS
     )
     text = told(aligned(Policy.BEST_EFFORT, anywhere, impossible))
     assert "Memory: any NUMA node suits." in text
     assert "CPUs: 9 CPUs needed, and all NUMA nodes together have 8 CPUs." in text
     document = aligned(Policy.RESTRICTED, anywhere)
     document["alignment"]["numaNodes"] = None
+    document["resources"][0] |= {
+        "unit": "lanes",
+        "wish": "impossible",
+        "needed": 3,
+    }  # a later agent
+    assert "Memory: 3 needed" in told(document)
     assert "NUMA nodes did not matter: every NUMA node suits." in told(document)
 
 

@@ -35,7 +35,7 @@ def good(
     pod = PodSandbox(id="p", uid="u", namespace="shop", name="web", qos=qos)
     container = Container(id="c", pod_id="p", name="main", resources=resources, oom_score_adj=score)
     found = compute_demand(pod, container, requested or PlacementOptions(), capacity)
-    assert isinstance(found, Demand), found.message
+    assert isinstance(found, Demand), found.detail
     return found
 
 

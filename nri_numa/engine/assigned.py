@@ -1,0 +1,382 @@
+"""Containers that came without us: what they carry, signed, read back and verified.
+
+Every container that is seen while it is created gets the annotation ``assigned``, also one that
+nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
+others when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
+their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
+with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
+bits). No other program has the key, and the signature of one container is worth nothing on another.
+
+One with our signature is ours: what it says was decided, and the runtime says what has changed
+since. Without it (the key was lost with the state directory, or it was forged) it is believed
+only as far as the pod could have been given the same today: the pod must ask for it, the runtime
+must have it, and reserved CPUs are never owned.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
+from nri_numa.engine.foreign_pins import parse_foreign_cpuset
+from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
+from nri_numa.engine.place.memory import charge_nodes
+from nri_numa.engine.place.needs import exclusive_cpu_count_text
+from nri_numa.engine.request.demand import (
+    Demand,
+    allocated_slots,
+    compute_demand,
+    cpu_size_milli,
+    hugepage_demand,
+    requested_cpu_milli,
+    requested_memory,
+    with_slots,
+    with_static_cpus,
+)
+from nri_numa.engine.state import (
+    COMPUTED_KINDS,
+    NO_CHARGE,
+    Allocation,
+    ContainerKind,
+    container_identity,
+    find_contradiction,
+)
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import NO_QUOTA, cpus_text, inflect_for_ids, numa_text
+from nri_numa.model.reasons import Rejection
+from nri_numa.model.workload import (
+    SMT,
+    Container,
+    CPUMode,
+    PlacementOptions,
+    PodSandbox,
+    Policy,
+)
+
+ASSIGNED_KEY: Final = "assigned"
+"""Annotation key, below the prefix, that carries the decision on the container."""
+
+_SIGNATURE_FIELD: Final = ',"signature":"'
+_SIGNATURE_HEX_DIGITS: Final = 32
+"""Hexadecimal digits of a signature: 128 bits, what RFC 2104 calls half of the hash."""
+
+
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the annotation says, in the order in which it is written.
+
+    Attributes:
+        cpus: the kernel list that the container starts with; empty when it is left alone.
+        owned: the CPUs of a list are exclusive.
+        leaves: memory nodes that its memory migrates from.
+        ahead: that move made room before anybody asked for it.
+        soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
+    """
+
+    cpus: str
+    mems: NUMASet
+    policy: Policy
+    kind: ContainerKind
+    numa_nodes: NUMASet = msgspec.field(name="numa")
+    aligned: bool = msgspec.field(name="preferred")
+    reason: str
+    idle: str = ""
+    smt: SMT = SMT.ANY
+    owned: bool = False
+    movable: bool = False
+    leaves: NUMASet = NO_NUMA_NODES
+    ahead: bool | None = None
+    soft: str = ""
+
+    @property
+    def current_smt(self) -> SMT:
+        """Before it was recorded, only isolation kept siblings idle."""
+        return SMT.ISOLATE if self.idle and self.smt is SMT.ANY else self.smt
+
+
+def _decode_numa_set(_: type, value: object) -> NUMASet:
+    return NUMASet.parse(msgspec.convert(value, str))
+
+
+_encode_document: Final = msgspec.json.Encoder(enc_hook=str).encode
+_decode_document: Final = msgspec.json.Decoder(_Document, dec_hook=_decode_numa_set).decode
+
+
+def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
+    """The annotation of one container: a short JSON object, enough to adopt the container again.
+
+    ``cpus`` is the kernel list it starts with; empty when it is left alone.
+    """
+    is_migrating = allocation.movable and bool(allocation.migrating_from)
+    document = _Document(
+        cpus=cpus,
+        mems=allocation.mems,
+        policy=allocation.policy,
+        kind=allocation.kind,
+        numa_nodes=allocation.numa_nodes,
+        aligned=allocation.aligned,
+        reason=allocation.reason,
+        idle=str(allocation.idle_siblings),
+        smt=allocation.smt,
+        owned=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
+        movable=allocation.movable,
+        leaves=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
+        ahead=allocation.moved_proactively if is_migrating else None,
+        soft=str(allocation.cpus) if allocation.yields_to_exclusive else "",
+    )
+    text = _encode_document(document).decode()
+    return sign_document(text[:-1], allocation.container_id, key) if key else text
+
+
+def sign_document(text: str, container_id: str, key: bytes) -> str:
+    """Finish a JSON object, given without its closing brace, with the signature of its text."""
+    return f'{text}{_SIGNATURE_FIELD}{sign_assignment(key, container_id, text)}"}}'
+
+
+def is_signed(text: str, container_id: str, key: bytes) -> bool:
+    """True if the annotation on this very container is what the holder of the key wrote."""
+    body, field, signature = text.rpartition(_SIGNATURE_FIELD)
+    if not (key and field and len(signature) == _SIGNATURE_HEX_DIGITS + 2 and signature.isascii()):
+        return False
+    return hmac.compare_digest(signature, sign_assignment(key, container_id, body) + '"}')
+
+
+def sign_assignment(key: bytes, container_id: str, text: str) -> str:
+    """The signature of a text on this very container, `_SIGNATURE_HEX_DIGITS` long."""
+    # No id holds a zero byte, so no two pairs of id and text give the same message.
+    message = f"{container_id}\0{text}".encode(errors="surrogatepass")
+    return hmac.digest(key, message, "sha256").hex()[:_SIGNATURE_HEX_DIGITS]
+
+
+def adopt_assignment(
+    machine: NodeModel, text: str, pod: PodSandbox, container: Container
+) -> Allocation | str:
+    """Read one annotation.
+
+    Returns what the container has, or why the annotation is not believed, as the end of a sentence.
+    """
+    decoded = _decode_assignment(machine, text, pod, container)
+    if isinstance(decoded, str):
+        return decoded
+    allocation, has_same_cpus = decoded
+    if cpus_beyond := _cpus_beyond_lists_text(machine, pod, container, allocation):
+        # Given back by `release`, or widened by another program.
+        return f"is out of date: the runtime has {cpus_beyond} for it, which it did not ask for"
+    if not is_signed(text, container.id, machine.key):
+        checked = _check_unsigned(machine, pod, container, allocation)
+        if isinstance(checked, str):
+            return f"carries no signature of ours, and {checked}"
+        allocation = checked
+    size_milli = cpu_size_milli(container.resources)
+    if allocation.exclusive and not has_same_cpus and allocation.cpu_milli != size_milli:
+        # Resized since, and perhaps no owner any more: its present size must say the same.
+        return (
+            f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
+            f"{size_milli}m"
+        )
+    idle_siblings = NO_CPUS
+    if allocation.smt is SMT.ISOLATE:
+        # Which siblings are kept idle follows from the CPUs it has now, not from those of then.
+        index = machine.allocator_index
+        bits = allocation.cpus.bits
+        idle_siblings = CPUSet.from_bits(index.threads_of(index.cores_touched(bits)) & ~bits)
+    allocation = replace(allocation, idle_siblings=idle_siblings)
+    return _contradiction_text(allocation) or allocation
+
+
+def _check_unsigned(
+    machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
+) -> Allocation | str:
+    """What the pod could have been given today; or why that is something else."""
+    # Its cpuset is the one in question, so no other program's.
+    bare = replace(container, resources=replace(container.resources, cpus=""))
+    requested = with_slots(machine.settings, pod, bare, machine.resolve_options(pod, container))
+    requested = with_static_cpus(machine.settings, pod, bare, requested)
+    if isinstance(requested, Rejection):
+        return "what its pod asks for cannot be read"
+    problem = _implausible_text(machine, pod, container, requested, claim)
+    return problem or replace(claim, smt=requested.smt if claim.exclusive else SMT.ANY)
+
+
+def _cpus_beyond_lists_text(
+    machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
+) -> str:
+    """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
+    options = machine.resolve_options(pod, container)
+    listed = PlacementOptions() if isinstance(options, Rejection) else options
+    cpus = claim.cpus
+    limit = listed.listed_cpus if claim.kind is ContainerKind.LISTED else NO_CPUS
+    if claim.kind is ContainerKind.SHARED:
+        cpus = parse_foreign_cpuset(container.resources.cpus)
+        limit = machine.topology.cpus_of(claim.numa_nodes)
+    if limit and cpus - limit:
+        return cpus_text(cpus - limit)
+    if listed.listed_mems and claim.mems - listed.listed_mems:
+        return numa_text(claim.mems - listed.listed_mems)
+    return ""
+
+
+def _contradiction_text(allocation: Allocation) -> str:
+    contradiction = find_contradiction(allocation)
+    return f"contradicts itself: {contradiction}" if contradiction else ""
+
+
+def _decode_assignment(
+    machine: NodeModel, text: str, pod: PodSandbox, container: Container
+) -> tuple[Allocation, bool] | str:
+    """What the annotation says, and whether the runtime still has the CPUs it names."""
+    resources, cpus = container.resources, NO_CPUS
+    try:
+        document = _decode_document(text)
+        mems = document.mems
+        # The runtime is the truth for what is.
+        if mems and resources.mems:
+            mems = NUMASet.parse(resources.mems)
+        if document.kind in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
+            cpus = CPUSet.parse(document.soft or resources.cpus or document.cpus)
+        elif document.kind is ContainerKind.FOREIGN:
+            cpus = CPUSet.parse(resources.cpus)
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return "cannot be read"
+    leaves = document.leaves & mems
+    mems = mems - leaves or mems
+    missing = (document.numa_nodes | mems) - machine.topology.numa_ids
+    if missing:
+        return f"names {numa_text(missing)}, which the machine does not have"
+    has_same_cpus = str(cpus) == document.cpus
+    if document.kind is ContainerKind.EXCLUSIVE and not has_same_cpus:
+        nodes_text = numa_text(machine.topology.numa_of(cpus))
+        document = replace(
+            document, reason=f"{exclusive_cpu_count_text(len(cpus))} on {nodes_text}"
+        )
+    allocation = _allocation_from(machine, pod, container, document, cpus, mems)
+    if leaves - mems:
+        charges = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NO_CHARGE))
+        allocation = allocation.with_migration_started(
+            replace(allocation, mems=leaves, charges=charges)
+        )
+    return _contradiction_text(allocation) or (allocation, has_same_cpus)
+
+
+def _allocation_from(
+    machine: NodeModel,
+    pod: PodSandbox,
+    container: Container,
+    document: _Document,
+    cpus: CPUSet,
+    mems: NUMASet,
+) -> Allocation:
+    """The allocation of a container that has these CPUs and memory nodes now."""
+    resources, kind = container.resources, document.kind
+    is_owner = kind is ContainerKind.EXCLUSIVE or (kind is ContainerKind.LISTED and document.owned)
+    numa_nodes = document.numa_nodes
+    if kind is ContainerKind.EXCLUSIVE:
+        numa_nodes = machine.topology.numa_of(cpus)
+    cpu_milli = len(cpus) * 1000 if is_owner else cpu_size_milli(resources)
+    if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
+        cpu_milli, numa_nodes = 0, NO_NUMA_NODES
+    # What an owner has; of others what is requested, in equal parts.
+    requested_milli = min(cpu_milli, requested_cpu_milli(pod, resources))
+    counts = machine.topology.cpu_count_by_node(cpus)
+    milli_by_node = (
+        {i: 1000 * count for i, count in counts.items()}
+        if is_owner
+        else dict.fromkeys(numa_nodes, requested_milli // max(1, len(numa_nodes)))
+    )
+    memory_bytes = max(0, resources.memory_limit or 0) if mems else 0
+    hugepages = hugepage_demand(resources, []) if mems else {}
+    return Allocation(
+        **container_identity(pod, container),
+        kind=kind,
+        cpus=NO_CPUS if kind is ContainerKind.FOREIGN else cpus,
+        foreign_cpus=cpus if kind is ContainerKind.FOREIGN else NO_CPUS,
+        exclusive=is_owner,
+        yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.soft),
+        numa_nodes=numa_nodes,
+        mems=mems,
+        charges=charge_nodes(
+            numa_nodes,
+            milli_by_node,
+            mems,
+            requested_memory(pod, container, machine.memory_total, memory_bytes),
+            machine.memory_capacity,
+            hugepages,
+            {size: machine.hugepages_capacity(size) for size in hugepages},
+        ),
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        hugepages=hugepages,
+        policy=document.policy,
+        smt=document.current_smt if is_owner else SMT.ANY,
+        aligned=document.aligned,
+        reason=document.reason,
+        movable=document.movable and kind in COMPUTED_KINDS,
+        moved_proactively=document.ahead is True,
+        lifted_quota=0 if resources.cpu_quota == NO_QUOTA and is_owner else None,
+        slots=allocated_slots(machine.settings, container)
+        if kind is ContainerKind.EXCLUSIVE
+        else "",
+    )
+
+
+def _implausible_text(
+    machine: NodeModel,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+    claim: Allocation,
+) -> str:
+    """Why a container cannot have what it claims, as the end of a sentence; empty when it can."""
+    if claim.kind is ContainerKind.UNPINNED:
+        if uses_kubelet_rules(machine, requested) and not requested.is_unpinned:
+            return ""  # it shares all CPUs, as under the kubelet, whatever its memory
+        if claim.mems:
+            listed = requested.listed_mems
+            if claim.mems <= listed:
+                return ""
+            return _unlisted_cpus_text(numa_text(claim.mems), listed)
+    if claim.kind not in (ContainerKind.EXCLUSIVE, ContainerKind.LISTED):
+        if requested.is_unpinned is not (claim.kind is ContainerKind.SHARED):
+            return ""
+        demand_text = "nothing" if requested.is_unpinned else "CPUs or memory nodes"
+        return f"says {claim.kind}, while its pod asks for {demand_text}"
+    reserved = claim.cpus & machine.settings.reserved_cpus
+    if claim.exclusive and reserved:
+        return (
+            f"claims {cpus_text(reserved)}, which {inflect_for_ids(reserved, 'is', 'are')} reserved"
+        )
+    if not container.resources.cpus:
+        return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
+    demand = compute_demand(pod, container, requested, machine.memory_total)
+    if claim.kind is ContainerKind.LISTED:
+        return _implausible_list_text(requested, claim, demand)
+    count = 0 if isinstance(demand, Rejection) else demand.exclusive_cpus
+    if len(claim.cpus) > count:
+        return f"claims {len(claim.cpus)} exclusive CPUs, while its pod asks for {count}"
+    return ""
+
+
+def _implausible_list_text(
+    requested: PlacementOptions, claim: Allocation, demand: Demand | Rejection
+) -> str:
+    """The same of a container that claims a list."""
+    if not claim.cpus <= requested.listed_cpus:
+        return _unlisted_cpus_text(cpus_text(claim.cpus), requested.listed_cpus)
+    if claim.exclusive:
+        text = f"claims exclusive {cpus_text(claim.cpus)}"
+        if requested.cpus is not CPUMode.EXCLUSIVE:
+            return f"{text}, while its pod asks to list them only"
+        if isinstance(demand, Rejection) or not may_be_exclusive(requested, claim.cpus, demand):
+            return f"{text}, which its request does not pay for"
+    elif not (claim.yields_to_exclusive or isinstance(demand, Rejection)) and is_yielding_list(
+        requested, claim.cpus, demand
+    ):
+        return f"claims to keep {cpus_text(claim.cpus)}, which its request does not pay for"
+    return ""
+
+
+def _unlisted_cpus_text(claimed: str, listed: CPUSet | NUMASet) -> str:
+    return f"claims {claimed}, while its pod lists {listed or 'none'}"

@@ -22,7 +22,7 @@ from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.desired import DesiredState, Drift, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.rebalance import (
@@ -35,9 +35,8 @@ from nri_numa.engine.rebalance import (
     rebalance_search,
     restore_headroom,
 )
-from nri_numa.engine.resize import override_stale_cpuset, resize_container
+from nri_numa.engine.resize import resize_container
 from nri_numa.engine.resync import (
-    Correction,
     admit_running,
     rebuild_node_state,
     reclassify_unanswered_containers,
@@ -484,7 +483,14 @@ class Agent:
             self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
         outcome = resize_container(
-            self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
+            self.machine,
+            self.state,
+            pod,
+            container,
+            requested,
+            self._readings.memory,
+            self._now(),
+            self.narrowed_at,
         )
         if isinstance(outcome, Rejected):
             self._on_rejected(outcome)
@@ -511,10 +517,7 @@ class Agent:
         if self.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
         self.unconfirmed_ids.add(container.id)
-        own = override_stale_cpuset(
-            self.machine, self.state, container, requested, outcome.container_update
-        )
-        return replace(outcome, container_update=own, updates=self._write_updates(outcome.updates))
+        return replace(outcome, updates=self._write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
@@ -729,13 +732,10 @@ class Agent:
         if self.reconciler is not None:
             self.reconciler.queue_systemd_sync(container_ids)
 
-    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
+    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Which of these containers that run have something else than is meant now."""
         places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_cgroup_settled(i)]
-        reader = self._cgroups.reader
-        return observe_cgroup_batch(
-            reader, self.machine, self.state, places, self.narrowed_at
-        ).corrections
+        return observe_cgroup_batch(self._cgroups.reader, self.desired, places).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
@@ -743,7 +743,7 @@ class Agent:
             c for c in self.find_corrections(container_ids) if not c.is_report_only
         )
 
-    def apply_corrections(self, corrections: Iterable[Correction]) -> dict[str, WriteOutcome]:
+    def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
         """Write the cgroups of these as is meant."""
         return self.write_cgroups(
             {
@@ -803,11 +803,11 @@ class Agent:
         ids = list(self.widening)[:TASK_BATCH]
         for container_id in ids:
             del self.widening[container_id]
+        desired, known = self.desired, self.state.allocations
         meant = [
-            ContainerUpdate(i, self.cpus_of(a) or str(self.desired.pool))
+            ContainerUpdate(i, str(cpus))
             for i in ids
-            if (a := self.state.allocations.get(i)) is not None
-            and a.kind is not ContainerKind.FOREIGN
+            if i in known and (cpus := desired.cpuset_for(known[i], has_cpuset=True))
         ]
         self._request_check_of_unsent(self._write_updates(meant))
         if self.widening:
@@ -1000,15 +1000,16 @@ class Agent:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        cpus, mems = self.cpus_of(allocation), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus or str(self.desired.pool)
+        meant = self.desired.cpuset_for(allocation, has_cpuset=bool(start.cpus))
+        cpus, mems = str(meant), str(allocation.mems)
+        new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
         wanted = CgroupWrite(self.cgroup_places.get(container_id, _NO_CGROUP), new_cpus, new_mems)
         written = self.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
-            start.cpus, start.mems = cpus, mems or start.mems
+            start.cpus, start.mems = cpus or start.cpus, mems or start.mems
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:

@@ -144,12 +144,7 @@ class LateStarts:
                 return
             try:
                 found = await asyncio.to_thread(
-                    observe_cgroups,
-                    self._reader,
-                    agent.machine,
-                    agent.state,
-                    [(container_id, place)],
-                    agent.narrowed_at,
+                    observe_cgroups, self._reader, agent.desired, [(container_id, place)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))

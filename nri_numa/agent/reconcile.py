@@ -36,10 +36,8 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
-from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.desired import DesiredState
-from nri_numa.engine.resync import Correction, plan_corrections
-from nri_numa.engine.state import ContainerKind, NodeState
+from nri_numa.engine.desired import DesiredState, Drift, plan_corrections
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
@@ -112,7 +110,7 @@ class Observation(msgspec.Struct, frozen=True):
     """
 
     cgroup_count: int
-    corrections: tuple[Correction, ...]
+    corrections: tuple[Drift, ...]
 
 
 class Reconciler:
@@ -279,9 +277,9 @@ class Reconciler:
             agent.unconfirmed_ids.clear()
             self._report_blindness(first.cgroup_count)
             self._retain_drifting(set(suspects))
-        drifted, new = list[Correction](), list[Correction]()
+        drifted, new = list[Drift](), list[Drift]()
         fought: set[str] = set()
-        right, left = list[Correction](), list[Correction]()
+        right, left = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
                 await self._clock.sleep(0)
@@ -337,7 +335,7 @@ class Reconciler:
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def _report_late(self, right: Sequence[Correction], since: Mapping[str, float]) -> None:
+    def _report_late(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
         self._metrics.late_repairs.inc(len(right))
         for correction in right:
             known = self._agent.state.allocations.get(correction.container_id)
@@ -357,7 +355,7 @@ class Reconciler:
             },
         )
 
-    def _record_drift(self, drifted: Sequence[Correction]) -> list[Correction]:
+    def _record_drift(self, drifted: Sequence[Drift]) -> list[Drift]:
         """Count and note drift, once for as long as it stays the same; what of it is new."""
         new = [c for c in drifted if self._reported.get(c.container_id) != c.finding]
         self._metrics.drift_found.inc(len(new))
@@ -367,7 +365,7 @@ class Reconciler:
         return new
 
     def _add_drift_notice(
-        self, correction: Correction, message: str, reason: str = NoticeReason.NONE
+        self, correction: Drift, message: str, reason: str = NoticeReason.NONE
     ) -> None:
         allocation = self._agent.state.allocations.get(correction.container_id)
         if allocation is not None and not self._agent.observe:
@@ -375,7 +373,7 @@ class Reconciler:
                 allocation, NoticeKind.DRIFT, message, reason=reason
             )
 
-    def _repairs_exhausted(self, correction: Correction, max_repairs: int) -> bool:
+    def _repairs_exhausted(self, correction: Drift, max_repairs: int) -> bool:
         container_id = correction.container_id
         past = self._repairs.get(container_id, deque())
         while past and past[0] <= self._clock.monotonic() - REPAIR_COUNT_WINDOW_S:
@@ -413,7 +411,7 @@ class Reconciler:
                 del self._repairs[container_id]
                 self._given_up.discard(container_id)
 
-    def _report_repaired(self, right: Sequence[Correction]) -> None:
+    def _report_repaired(self, right: Sequence[Drift]) -> None:
         self._metrics.drift_repaired.inc(len(right))
         for c in right:
             past = self._repairs.setdefault(c.container_id, deque())
@@ -432,9 +430,9 @@ class Reconciler:
         agent, places = self._agent, self._running_cgroups(ids)
         if not places:
             return Observation(0, ())
-        look = partial(observe_cgroups, self._writer.reader, agent.machine, agent.state, places)
+        look = partial(observe_cgroups, self._writer.reader, agent.desired, places)
         try:
-            return await asyncio.to_thread(look, agent.narrowed_at)
+            return await asyncio.to_thread(look)
         except OSError as error:
             self._report_unreadable(f"{error.filename}: {error.strerror}")
             return None
@@ -465,11 +463,9 @@ class Reconciler:
 
     # --- repairing --------------------------------------------------------------------------------
 
-    def _write_corrections(
-        self, corrections: Sequence[Correction]
-    ) -> tuple[list[Correction], list[Correction]]:
+    def _write_corrections(self, corrections: Sequence[Drift]) -> tuple[list[Drift], list[Drift]]:
         """Write cgroups: which are right now, and which the runtime has to be asked for."""
-        agent, right, left = self._agent, list[Correction](), list[Correction]()
+        agent, right, left = self._agent, list[Drift](), list[Drift]()
         # What systemd may undo is not right yet, and its return would be no fight.
         unsure = self._behind.keys() | self._untold.keys()
         done = agent.apply_corrections(corrections)
@@ -487,7 +483,7 @@ class Reconciler:
                 right += [] if correction.container_id in unsure else [correction]
         return right, left
 
-    async def _push_corrections(self, corrections: Sequence[Correction]) -> list[Correction]:
+    async def _push_corrections(self, corrections: Sequence[Drift]) -> list[Drift]:
         """Ask the runtime for what is still wrong, a few at a time, and read it back.
 
         In the order of the plan: wherever this ends, what was sent is right, and the next round
@@ -497,7 +493,7 @@ class Reconciler:
             return []
         await self._clock.sleep(PUSH_DELAY_S)
         wrong = self._agent.find_corrections(c.container_id for c in corrections)
-        sent: list[Correction] = []
+        sent: list[Drift] = []
         for start in range(0, len(wrong), PUSH_BATCH):
             chunk = wrong[start : start + PUSH_BATCH]
             result = await self._runtime.push_updates([c.to_update for c in chunk])
@@ -517,7 +513,7 @@ class Reconciler:
         )
         return [c for c in corrections if c in sent and c.container_id not in now]
 
-    def _report_without_effect(self, corrections: Sequence[Correction]) -> None:
+    def _report_without_effect(self, corrections: Sequence[Drift]) -> None:
         """Say once that the runtime took an update and the cgroup is as before.
 
         That is no repair: it is tried again in each round.
@@ -571,7 +567,7 @@ class Reconciler:
             if not agent.is_cgroup_settled(container_id):
                 continue
             write_count, self._push_target = agent.write_counts[container_id], container_id
-            agree = partial(self._sync_scope, container_id, agent.state, agent.machine, write_count)
+            agree = partial(self._sync_scope, container_id, agent.desired, write_count)
             try:
                 problem = await asyncio.to_thread(agree)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
@@ -597,23 +593,21 @@ class Reconciler:
         elif said and not self._behind:
             log.info("systemd has the CPUs that cgroups have again")
 
-    def _sync_scope(
-        self, container_id: str, state: NodeState, machine: NodeModel, write_count: int
-    ) -> str:
+    def _sync_scope(self, container_id: str, desired: DesiredState, write_count: int) -> str:
         """Compare systemd's properties with those that are meant, and set them; runs in a thread.
 
-        Of ``state`` and ``machine`` nothing is sent once the cgroup was written more often than
+        Nothing of what was ``desired`` is sent once the cgroup was written more often than
         ``write_count``.
 
         Returns:
             Why systemd has something else; empty where it has the same.
         """
         place = self._agent.cgroup_places.get(container_id)
-        allocation = state.allocations.get(container_id)
+        allocation = desired.state.allocations.get(container_id)
         if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
             return ""
-        topology, desired = machine.topology, DesiredState(machine, state)
-        cpus = desired.cpuset_of(allocation) or desired.pool
+        topology = desired.machine.topology
+        cpus = desired.usable_cpus_of(allocation)
         mems = allocation.mems & topology.memory_nodes
         real = self._writer.reader.read_actual_cgroup(place)
         # One that was never bound has no list of its own, and systemd has none for it.
@@ -630,8 +624,8 @@ def _log_each(
     say: Callable[..., None],
     event: str,
     more: str,
-    corrections: Sequence[Correction],
-    fields: Callable[[Correction], dict[str, object]] = lambda c: {},
+    corrections: Sequence[Drift],
+    fields: Callable[[Drift], dict[str, object]] = lambda c: {},
 ) -> None:
     """A line for each of the first, and one with the number of all others."""
     for c in corrections[:MAX_LOG_LINES]:
@@ -645,10 +639,8 @@ def _log_each(
 
 def observe_cgroups(
     reader: CgroupReader,
-    machine: NodeModel,
-    state: NodeState,
+    desired: DesiredState,
     places: Sequence[tuple[str, CgroupPlace]],
-    narrowed_at: float | None,
     pause: Callable[[float], object] = time.sleep,
 ) -> Observation:
     """Read cgroups and compare them with one state; runs in a thread.
@@ -660,33 +652,27 @@ def observe_cgroups(
     """
     if not reader.detect_hierarchy():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
-    seen, found = 0, list[Correction]()
+    seen, found = 0, list[Drift]()
     for start in range(0, len(places), READ_BATCH):
         if start:
             pause(THREAD_PAUSE_S)
-        some = observe_cgroup_batch(
-            reader, machine, state, places[start : start + READ_BATCH], narrowed_at
-        )
+        some = observe_cgroup_batch(reader, desired, places[start : start + READ_BATCH])
         seen += some.cgroup_count
         found += some.corrections
     return Observation(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
 
 
 def observe_cgroup_batch(
-    reader: CgroupReader,
-    machine: NodeModel,
-    state: NodeState,
-    places: Sequence[tuple[str, CgroupPlace]],
-    narrowed_at: float | None,
+    reader: CgroupReader, desired: DesiredState, places: Sequence[tuple[str, CgroupPlace]]
 ) -> Observation:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
     where, observed = dict(places), observe_all(reader, places)
     for container_id, real in observed.items():
-        allocation = state.allocations.get(container_id)
+        allocation = desired.state.allocations.get(container_id)
         if allocation is not None and allocation.lifted_quota is not None:
             observed[container_id] = replace(real, quota=reader.read_cfs_quota(where[container_id]))
-    found = list[Correction]()
-    for one in plan_corrections(machine, state, observed, narrowed_at):
+    found = list[Drift]()
+    for one in plan_corrections(desired, observed):
         way = partial(reader.blocking_cgroup_text, where[one.container_id])
         found.append(
             one.without_blocked_lists(
@@ -699,7 +685,7 @@ def observe_cgroup_batch(
 # --- What containers really have ---
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
+class DriftStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has instead of what is meant.
 
     Attributes:
@@ -740,7 +726,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(parts) or self.finding
 
 
-DriftById = Mapping[str, Drift]
+DriftById = Mapping[str, DriftStatus]
 """By container id; never changes, so that it can be read from any thread."""
 
 
@@ -765,7 +751,7 @@ class DriftTable:
     def update_drift(
         self,
         container_ids: Iterable[str],
-        corrections: Iterable[Correction],
+        corrections: Iterable[Drift],
         since: Mapping[str, float],
         given_up: Collection[str] = (),
     ) -> None:
@@ -789,9 +775,9 @@ class DriftTable:
             if intruder and not (known and known.on_exclusive_cpus):
                 self._metrics.neighbours_seen.inc()
                 self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            after[container_id] = Drift(
-                cpus=str(one.actual_cpus),
-                mems=str(one.actual_mems),
+            after[container_id] = DriftStatus(
+                cpus=str(one.actual.effective_cpus),
+                mems=str(one.actual.effective_mems),
                 desired_cpus=str(one.desired_cpus),
                 desired_mems=str(one.desired_mems),
                 observed_at=began,
@@ -818,7 +804,7 @@ class DriftTable:
             seconds * sum(d.on_exclusive_cpus for d in self.known.values())
         )
 
-    def _replace_drift(self, after: dict[str, Drift]) -> None:
+    def _replace_drift(self, after: dict[str, DriftStatus]) -> None:
         if after == self.known:
             return
         self.known = MappingProxyType(after)

@@ -448,8 +448,7 @@ class UsageWatch:
             seconds = time.monotonic() - begun
         if first is None or second is None:
             return replace(use, problem="it has no cgroup that can be read")
-        desired = self._agent.desired
-        cpus = desired.cpuset_of(allocation) or desired.machine.topology.online
+        cpus = self._agent.desired.usable_cpus_of(allocation)
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from nri_numa.agent.agent import Agent, RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import Drift, DriftById
+from nri_numa.agent.reconcile import DriftById, DriftStatus
 from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
@@ -450,14 +450,14 @@ class StateSnapshot:
         del fields["obstacle"]  # it is in the text
         return shown.ActualCpuset(**fields, text=one.difference_text, holders=owners)
 
-    def _foreign_overlap(self, container_id: str) -> Drift | None:
+    def _foreign_overlap(self, container_id: str) -> DriftStatus | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
         allocation = self.state.allocations.get(container_id)
         if allocation is None or not allocation.foreign_cpus & (
             self.state.exclusive | self.state.idle_siblings
         ):
             return None
-        return Drift(
+        return DriftStatus(
             cpus=str(allocation.foreign_cpus),
             mems=str(allocation.mems),
             observed_at=allocation.assigned_at,

@@ -7,12 +7,13 @@ repairs of cgroups, systemd, `status`, the page, metrics and the simulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
@@ -23,11 +24,15 @@ from nri_numa.engine.state import (
     shared_group_key,
     withheld_isolated_bits,
 )
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from nri_numa.model.workload import ContainerUpdate
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import NO_QUOTA, ActualCgroup
+from nri_numa.model.workload import Container, ContainerUpdate, Resources
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import NodeModel
+
+
+_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
 class DesiredState(msgspec.Struct, frozen=True, dict=True):
@@ -97,10 +102,27 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
             return NO_CPUS
         key = shared_group_key(a)
         if key is None:
-            return self.pool if self.is_displaced(a) else a.cpus & self.machine.topology.online
+            own = a.cpus.bits & self.machine.topology.online.bits
+            return self.pool if not own and self.is_displaced(a) else CPUSet.from_bits(own)
         if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
+
+    def cpuset_for(self, a: Allocation, *, has_cpuset: bool) -> CPUSet:
+        """`cpuset_of`, and the pool for an unbound container whose cpuset we may have narrowed.
+
+        Only one that has a cpuset (``has_cpuset``) can have been narrowed, while the pool was
+        narrower than the machine. One whose memory we bind is ours, whoever wrote its CPUs.
+        """
+        cpus = self.cpuset_of(a)
+        if cpus or a.kind is not ContainerKind.UNPINNED or not has_cpuset:
+            return cpus
+        was_narrowed = self.narrowed_at is not None and a.assigned_at <= self.narrowed_at
+        return self.pool if a.mems or was_narrowed else NO_CPUS
+
+    def usable_cpus_of(self, a: Allocation) -> CPUSet:
+        """CPUs that a container may use, for people and sums: where we leave it alone, too."""
+        return self.cpuset_of(a) or a.foreign_cpus or self.pool
 
     @property
     def is_pool_whole(self) -> bool:
@@ -118,6 +140,217 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         return not a.cpus & self.machine.topology.online
 
 
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """One container that has something else than it should.
+
+    Attributes:
+        cpus, mems: what to write; empty where nothing is to be, or could be.
+        quota: `NO_QUOTA` where another program gave back a quota that was lifted; None leaves it.
+        desired_cpus, desired_mems: what it should be able to use; empty where it is so.
+        actual: what it has.
+        blocked_cpus, blocked_mems: why the kernel would refuse these lists.
+        rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
+            2 otherwise.
+    """
+
+    container_id: str
+    name: str
+    cpus: CPUSet = NO_CPUS
+    mems: NUMASet = NO_NUMA_NODES
+    quota: int | None = None
+    desired_cpus: CPUSet = NO_CPUS
+    desired_mems: NUMASet = NO_NUMA_NODES
+    actual: ActualCgroup
+    blocked_cpus: str = ""
+    blocked_mems: str = ""
+    rank: int = 2
+
+    @property
+    def is_report_only(self) -> bool:
+        """Whether there is nothing that could be written, only something to report."""
+        return not (self.cpus or self.mems or self.quota)
+
+    @property
+    def sort_key(self) -> tuple[int, str]:
+        """Sort key: what disturbs an owner first, then owners, then by id."""
+        return self.rank, self.container_id
+
+    @property
+    def obstacle(self) -> str:
+        """Which cgroup above or below keeps it from what it should have; empty when none does."""
+        return "; ".join(self._blocked_texts) or self.actual.above
+
+    @property
+    def _blocked_texts(self) -> dict[str, None]:
+        return dict.fromkeys(filter(None, (self.blocked_cpus, self.blocked_mems)))
+
+    @property
+    def finding(self) -> str:
+        """What was found, for people."""
+        actual, texts = self.actual, list[str]()
+        if desired := self.desired_cpus:
+            if self.cpus or self.blocked_cpus:
+                texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, meant {desired}")
+            else:
+                above = f" ({actual.above})" if actual.above else ""
+                texts.append(_cut_short_text("cpus", actual.cpus, actual.effective_cpus) + above)
+        if mems := self.desired_mems:
+            if self.mems or self.blocked_mems:
+                texts.append(f"cpuset.mems is {actual.mems or 'empty'}, meant {mems}")
+            else:
+                texts.append(_cut_short_text("mems", actual.mems, actual.effective_mems))
+        if self.quota:
+            texts.append(f"the CFS quota is {actual.quota} µs, meant none")
+        return "; ".join((*texts, *self._blocked_texts))
+
+    def without_blocked_lists(self, cpus: str, mems: str) -> Drift:
+        """Without the lists that the kernel would refuse, for the reasons given."""
+        if not (cpus or mems):
+            return self
+        return replace(
+            self,
+            cpus=NO_CPUS if cpus else self.cpus,
+            mems=NO_NUMA_NODES if mems else self.mems,
+            blocked_cpus=cpus,
+            blocked_mems=mems,
+        )
+
+    @property
+    def to_update(self) -> ContainerUpdate:
+        """What to send to the runtime."""
+        return ContainerUpdate(
+            container_id=self.container_id,
+            cpus=str(self.cpus),
+            mems=str(self.mems),
+            cpu_quota=self.quota,
+            # CRI-O fails a whole synchronisation for one container that has just gone.
+            ignore_failure=True,
+        )
+
+
+def _cut_short_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet) -> str:
+    left = f"but a cgroup above leaves {effective or 'none'} of it"
+    return f"cpuset.{name} is {written} as meant, {left}"
+
+
+def find_drift(
+    desired: DesiredState, a: Allocation, actual: ActualCgroup, *, online_only: bool = True
+) -> Drift | None:
+    """What of a container is not as it should be; None where all is, and for foreign ones.
+
+    What it can really use is what counts. Where that is less than what was written, which is as
+    meant, a cgroup above is in the way and nothing is to be written. A cgroup keeps CPUs and memory
+    nodes that went offline; ``online_only`` passes over them.
+    """
+    if a.kind is ContainerKind.FOREIGN:
+        return None
+    topology, mems = desired.machine.topology, a.mems
+    cpus = desired.cpuset_for(a, has_cpuset=actual.cpus.bits != 0)
+    written_cpus, written_mems = actual.cpus, actual.mems
+    if online_only:
+        mems, written_mems = mems & topology.memory_nodes, written_mems & topology.memory_nodes
+        written_cpus = written_cpus & topology.online
+    if cpus.bits == actual.effective_cpus.bits:
+        cpus = NO_CPUS
+    if mems.bits == actual.effective_mems.bits:
+        mems = NO_NUMA_NODES
+    is_throttled = a.lifted_quota is not None and (actual.quota or 0) > 0
+    if not (cpus or mems or is_throttled):
+        return None
+    return Drift(
+        container_id=a.container_id,
+        name=a.full_name,
+        cpus=NO_CPUS if written_cpus.bits == cpus.bits else cpus,
+        mems=NO_NUMA_NODES if written_mems.bits == mems.bits else mems,
+        quota=NO_QUOTA if is_throttled else None,
+        desired_cpus=cpus,
+        desired_mems=mems,
+        actual=actual,
+        rank=_drift_rank(desired.state, a, actual),
+    )
+
+
+def _drift_rank(state: NodeState, a: Allocation, actual: ActualCgroup) -> int:
+    others = actual.effective_cpus.bits and actual.effective_cpus.bits & state.unavailable_bits
+    if others and a.exclusive:
+        others &= ~(a.cpus.bits | a.idle_siblings.bits)
+    if others and others & ~state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id).bits:
+        return 0
+    return 1 if a.exclusive else 2
+
+
+def plan_corrections(
+    desired: DesiredState, observed: Mapping[str, ActualCgroup]
+) -> tuple[Drift, ...]:
+    """Compare real cgroups with what was meant, in the order in which to put them right.
+
+    Every correction moves one container to exactly what the state means for it and touches no
+    other. So a plan may be cut off after any of them, the state may change meanwhile, and a new
+    plan goes on from there: nothing that was put right is undone. Containers without a cgroup are
+    not observed, and ids that the state does not know are passed over: both come and go meanwhile.
+    """
+    known = desired.state.allocations
+    found = (find_drift(desired, known[i], real) for i, real in observed.items() if i in known)
+    return tuple(sorted((d for d in found if d is not None), key=lambda d: d.sort_key))
+
+
+def recorded_actual(cpus: str, mems: str, quota: int | None) -> ActualCgroup:
+    """What a runtime remembers of a container, or was asked to write; what is no list is none."""
+    has_cpus = _parse_list(CPUSet, cpus) if cpus else NO_CPUS
+    has_mems = _parse_list(NUMASet, mems) if mems else NO_NUMA_NODES
+    return ActualCgroup(
+        cpus=has_cpus,
+        mems=has_mems,
+        effective_cpus=has_cpus,
+        effective_mems=has_mems,
+        quota=quota,
+    )
+
+
+def _parse_list(kind: type[_IdSetT], text: str) -> _IdSetT:
+    try:
+        return kind.parse(text)
+    except ListFormatError:
+        return kind()
+
+
+def answer_to_update(
+    before: DesiredState, after: DesiredState, container: Container, update: Resources
+) -> ContainerUpdate | None:
+    """Override the request only where the runtime would write something else than is meant.
+
+    Runtimes send the cpuset that they remember with any update, and what is meant may be newer.
+    Where one remembers none it sends none; but systemd then writes what *it* has for the scope. Any
+    override makes containerd lose the request's swap limit, so none is sent without need.
+    """
+    had, a = (s.state.allocations[container.id] for s in (before, after))
+    if a.kind is ContainerKind.FOREIGN:
+        return None
+    record, by_systemd = container.resources, ":" in container.cgroups_path
+    cpus, mems = update.cpus or record.cpus, update.mems or record.mems
+    drift = find_drift(after, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False)
+    cpus_meant = mems_meant = ""
+    if a.cpus != had.cpus or a.kind is not had.kind:
+        cpus_meant = str(after.cpuset_for(a, has_cpuset=bool(cpus)))
+    elif drift is not None and (cpus or by_systemd):
+        cpus_meant = str(drift.cpus)
+    if a.mems != had.mems:
+        mems_meant = str(a.mems)
+    elif drift is not None and (mems or by_systemd):
+        mems_meant = str(drift.mems)
+    quota = _answered_quota(a, had, update)
+    if not (cpus_meant or mems_meant or quota is not None):
+        return None
+    return ContainerUpdate(container.id, cpus=cpus_meant, mems=mems_meant, cpu_quota=quota)
+
+
+def _answered_quota(a: Allocation, had: Allocation, update: Resources) -> int | None:
+    """A quota to lift with the request, or to give back; None leaves the request's."""
+    if a.lifted_quota is not None:
+        return NO_QUOTA if had.lifted_quota is None or (update.cpu_quota or 0) > 0 else None
+    return None if update.cpu_quota else had.lifted_quota or None
+
+
 def updates_between(
     before: DesiredState, after: DesiredState, *, skip: str = "", resized: Iterable[str] = ()
 ) -> tuple[ContainerUpdate, ...]:
@@ -126,8 +359,8 @@ def updates_between(
     First those whose own CPUs were ``resized``, then groups whose CPUs differ, an update for each
     member, in id order; then, where CPUs of owners are or were offline, containers with CPUs of
     their own. The cost is in the groups and in the containers that really change, not in all
-    containers. Unbound containers are left alone while the pool stays the whole machine; once it
-    was narrower they have it, since we narrowed them.
+    containers. While the pool stays the whole machine, only those unbound containers have other
+    CPUs that we narrowed before, and only where CPUs came.
     """
     old, new, same_machine = before.state, after.state, before.machine is after.machine
     if (
@@ -141,21 +374,30 @@ def updates_between(
         ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
         for i in resized
     ]
-    if same_machine and before.pool == after.pool and old.unavailable_bits == new.unavailable_bits:
+    if (
+        same_machine
+        and before.pool.bits == after.pool.bits
+        and old.unavailable_bits == new.unavailable_bits
+    ):
         return tuple(found)
-    is_left_alone = before.is_pool_whole and after.is_pool_whole
+    is_whole = not same_machine and before.is_pool_whole and after.is_pool_whole
+    is_larger = after.pool.bits & ~before.pool.bits != 0
     for key, members in sorted(new.shared_groups.items()):
         cpus = after.group_cpuset(key)
-        if cpus == before.group_cpuset(key) or (is_left_alone and key == UNPINNED_GROUP_KEY):
+        if cpus.bits == before.group_cpuset(key).bits:
             continue
         ids = sorted(members)
+        if key == UNPINNED_GROUP_KEY and is_whole:
+            allocations = new.allocations
+            ids = [i for i in ids if after.cpuset_for(allocations[i], has_cpuset=is_larger)]
         if skip in members:
             ids.remove(skip)
         # A container that exits meanwhile must not fail another one's creation.
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
         found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
-    if not same_machine or not new.exclusive | new.listed_cpus <= after.machine.topology.online:
+    offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
+    if offline or not same_machine:
         found += [
             ContainerUpdate(i, str(cpus), ignore_failure=True)
             for i, a in sorted(new.allocations.items())

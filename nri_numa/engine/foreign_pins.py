@@ -35,16 +35,6 @@ def parse_foreign_cpuset(text: str) -> CPUSet:
         return NO_CPUS
 
 
-def is_list_of_same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
-    """Whether a kernel list says the same set."""
-    if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
-        return True
-    try:
-        return bool(text) and type(wanted).parse(text) == wanted
-    except ListFormatError:
-        return False
-
-
 def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
     """Whether a cpuset pins nothing.
 

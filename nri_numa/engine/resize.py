@@ -42,10 +42,9 @@ from nri_numa.engine.decision import (
     Resized,
     UnalignedRejection,
 )
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.desired import DesiredState, answer_to_update, updates_between
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
-    is_list_of_same_set,
     parse_foreign_cpuset,
     reclassify_cpuset,
     to_kubelet_allocation,
@@ -73,7 +72,7 @@ from nri_numa.engine.request.demand import (
 )
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, cpus_text, human_milli, numa_text
+from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -386,10 +385,11 @@ def resize_container(
     update: Resources,
     reading: MeasuredFree | None = None,
     now: float = 0.0,
+    narrowed_at: float | None = None,
 ) -> Resized | Rejected:
     """Decide about an UpdateContainer request.
 
-    None or empty fields are not part of the request.
+    None or empty fields are not part of the request. ``narrowed_at`` is that of `DesiredState`.
     """
     allocation = state.allocations.get(container.id)
     trace = DecisionTrace(pod=pod, container=container)
@@ -402,7 +402,11 @@ def resize_container(
         if given_up is not None:
             return given_up
     if allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not allocation.mems:
-        return _apply_foreign_cpuset(machine, state, allocation, update, trace)
+        if update.cpus:
+            return _apply_foreign_cpuset(machine, state, allocation, update, trace)
+        desired = DesiredState(machine, state, narrowed_at)
+        own = answer_to_update(desired, desired, container, update)
+        return Resized(state=state, container_update=own, trace=trace)
     merged = _apply_update(container, allocation, update)
     after, change = state, NO_CHANGE
     resized: tuple[str, ...] = ()
@@ -413,10 +417,10 @@ def resize_container(
         allocation, trace = found
         after, resized = with_size(machine, state, allocation)
         change = StateChange((container.id, *resized), (pod.uid,))
-    old, new = DesiredState(machine, state), DesiredState(machine, after)
+    old, new = (DesiredState(machine, s, narrowed_at) for s in (state, after))
     if after is not state:
         trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
-    own = _override_update(new, allocation, state.allocations[container.id], update)
+    own = answer_to_update(old, new, container, update)
     updates = updates_between(old, new, skip=container.id, resized=resized)
     return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
 
@@ -549,11 +553,9 @@ def _apply_foreign_cpuset(
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    if not update.cpus or not parse_foreign_cpuset(update.cpus):
-        return Resized(
-            state=state, container_update=None, trace=trace
-        )  # what is no list, the runtime refuses
     wanted = parse_foreign_cpuset(update.cpus)
+    if not wanted:  # what is no list, the runtime refuses
+        return Resized(state=state, container_update=None, trace=trace)
     pool = DesiredState(machine, state).pool
     taken = wanted & state.unavailable_cpus
     after = allocation
@@ -653,73 +655,3 @@ def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
     ):
         return wanted
     return replace(wanted, exclusive_cpus=whole, cpu_notes=())  # which say that it shares
-
-
-def _override_update(
-    desired: DesiredState,
-    allocation: Allocation,
-    before: Allocation,
-    update: Resources,
-) -> ContainerUpdate | None:
-    """Override the request only where it would change what was decided.
-
-    Any override makes containerd lose the request's swap limit, so none is sent without need.
-    """
-    wanted = desired.cpuset_of(allocation)
-    if not wanted and allocation.kind is ContainerKind.UNPINNED and update.cpus:
-        wanted = desired.pool  # its memory is bound by us, so no other pin makes it foreign
-    changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
-    cpus = ""
-    if wanted and (changed or (update.cpus and not is_list_of_same_set(update.cpus, wanted))):
-        cpus = str(wanted)
-    mems = ""
-    if allocation.mems and (
-        allocation.mems != before.mems
-        or (update.mems and not is_list_of_same_set(update.mems, allocation.mems))
-    ):
-        mems = str(allocation.mems)
-    quota: int | None = None
-    if allocation.lifted_quota is not None and (
-        before.lifted_quota is None or (update.cpu_quota or 0) > 0
-    ):
-        quota = NO_QUOTA
-    elif (
-        before.lifted_quota is not None and allocation.lifted_quota is None and not update.cpu_quota
-    ):
-        quota = before.lifted_quota or None
-    if not (cpus or mems or quota is not None):
-        return None
-    return ContainerUpdate(
-        container_id=allocation.container_id, cpus=cpus, mems=mems, cpu_quota=quota
-    )
-
-
-def override_stale_cpuset(
-    machine: NodeModel,
-    state: NodeState,
-    container: Container,
-    requested: Resources,
-    own: ContainerUpdate | None,
-) -> ContainerUpdate | None:
-    """The container's update, and what is meant where the runtime would write an older cpuset.
-
-    Runtimes send the cpuset that they remember with any update, and what is meant may be newer.
-    Where one remembers none it sends none; but systemd then writes what *it* has for the scope.
-    """
-    allocation = state.allocations.get(container.id)
-    if allocation is None or allocation.kind is ContainerKind.FOREIGN:
-        return own
-    has, by_systemd = container.resources, ":" in container.cgroups_path
-    desired = DesiredState(machine, state)
-    wanted = desired.cpuset_of(allocation)
-    if not wanted and has.cpus and allocation.kind is ContainerKind.UNPINNED:
-        wanted = desired.pool
-    cpus = mems = ""
-    if wanted and not requested.cpus and (has.cpus or by_systemd):
-        cpus = "" if is_list_of_same_set(has.cpus, wanted) else str(wanted)
-    if allocation.mems and not requested.mems and (has.mems or by_systemd):
-        mems = "" if is_list_of_same_set(has.mems, allocation.mems) else str(allocation.mems)
-    if not (cpus or mems):
-        return own
-    older = ContainerUpdate(container.id, cpus=cpus, mems=mems)
-    return older if own is None else own.merge_onto(older)

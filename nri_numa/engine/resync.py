@@ -2,20 +2,14 @@
 
 The runtime is the truth for *what is*, the prior state (from memory or from the checkpoint) for
 *what was meant*. No running container moves: what is known keeps what it has, and an update is only
-sent where the runtime has something else than was meant. What the cgroups have is compared by
-`plan_corrections`: every correction moves one container to exactly what the state means for it and
-touches no other. So a plan may be cut off after any correction, the state may change meanwhile, and
-a new plan
-goes on from there: nothing that was put right is undone.
+sent where the runtime has something else than was meant.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidates
@@ -31,9 +25,14 @@ from nri_numa.engine.decision import (
     Resynced,
     RunningAdmission,
 )
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.desired import (
+    DesiredState,
+    Drift,
+    find_drift,
+    recorded_actual,
+    updates_between,
+)
 from nri_numa.engine.foreign_pins import (
-    is_list_of_same_set,
     is_shared_pool_cpuset,
     parse_foreign_cpuset,
     reclassify_cpuset,
@@ -48,8 +47,8 @@ from nri_numa.engine.state import (
     container_identity,
     shared_group_key,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, ActualCgroup, cpus_text
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.machine import cpus_text
 from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -57,155 +56,9 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     PodSandbox,
     PodTable,
+    Resources,
     StateChange,
 )
-
-
-class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """One container whose cgroup is not as meant.
-
-    Attributes:
-        quota: `NO_QUOTA` where another program gave back a quota that was lifted; None leaves it.
-        desired_cpus, desired_mems: what it should be able to use; empty where it is so.
-        obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
-        rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
-            2 otherwise.
-    """
-
-    container_id: str
-    name: str
-    cpus: CPUSet = NO_CPUS
-    mems: NUMASet = NO_NUMA_NODES
-    quota: int | None = None
-    desired_cpus: CPUSet = NO_CPUS
-    desired_mems: NUMASet = NO_NUMA_NODES
-    actual_cpus: CPUSet = NO_CPUS
-    actual_mems: NUMASet = NO_NUMA_NODES
-    finding: str
-    obstacle: str = ""
-    rank: int = 2
-
-    @property
-    def is_report_only(self) -> bool:
-        """Whether there is nothing that could be written, only something to report."""
-        return not (self.cpus or self.mems or self.quota)
-
-    @property
-    def sort_key(self) -> tuple[int, str]:
-        """Sort key: what disturbs an owner first, then owners, then by id."""
-        return self.rank, self.container_id
-
-    def without_blocked_lists(self, cpus: str, mems: str) -> Correction:
-        """Without the lists that the kernel would refuse, for the reasons given."""
-        if not (cpus or mems):
-            return self
-        obstacle = "; ".join(dict.fromkeys(why for why in (cpus, mems) if why))
-        return replace(
-            self,
-            cpus=NO_CPUS if cpus else self.cpus,
-            mems=NO_NUMA_NODES if mems else self.mems,
-            finding=f"{self.finding}; {obstacle}",
-            obstacle=obstacle,
-        )
-
-    @property
-    def to_update(self) -> ContainerUpdate:
-        """What to send to the runtime."""
-        return ContainerUpdate(
-            container_id=self.container_id,
-            cpus=str(self.cpus),
-            mems=str(self.mems),
-            cpu_quota=self.quota,
-            ignore_failure=True,
-        )
-
-
-def plan_corrections(
-    machine: NodeModel,
-    state: NodeState,
-    observed: Mapping[str, ActualCgroup],
-    narrowed_at: float | None = None,
-) -> tuple[Correction, ...]:
-    """Compare real cgroups with what was meant.
-
-    Foreign containers are left alone here. An unbound container is left alone while the
-    shared pool is the whole machine, unless we may have narrowed it ourselves before: the update
-    that widens it again can get lost like any other. Containers without a cgroup are not observed,
-    and ids that the state does not know are passed over: both come and go meanwhile.
-    ``narrowed_at`` is the time until which the shared pool was last narrower than the machine. In
-    the order in which to apply them.
-    """
-    desired = DesiredState(machine, state, narrowed_at)
-    found: list[Correction] = []
-    for container_id, real in observed.items():
-        allocation = state.allocations.get(container_id)
-        if allocation is None or allocation.kind is ContainerKind.FOREIGN:
-            continue
-        topology = machine.topology
-        wanted = desired.cpuset_of(allocation)
-        if not wanted and allocation.kind is ContainerKind.UNPINNED and real.cpus:
-            ours = narrowed_at is not None and allocation.assigned_at <= narrowed_at
-            wanted = desired.pool if ours else NO_CPUS
-        above = f" ({real.above})" if real.above else ""
-        # A list may name offline CPUs, and the kernel keeps them.
-        kept, has = real.cpus & topology.online == wanted, real.effective_cpus
-        meant_cpus, cpus, cpus_found = _compare_list("cpus", wanted, has, real.cpus, kept, above)
-        mems_wanted = allocation.mems & topology.memory_nodes
-        kept = real.mems & topology.memory_nodes == mems_wanted
-        meant_mems, mems, mems_found = _compare_list(
-            "mems", mems_wanted, real.effective_mems, real.mems, kept
-        )
-        quota, quota_found = _compare_quota(allocation, real)
-        if not (cpus_found or mems_found or quota_found):
-            continue
-        own = allocation.cpus | allocation.idle_siblings if allocation.exclusive else NO_CPUS
-        own = own | state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
-        intrudes = bool(real.effective_cpus & (state.unavailable_cpus - own))
-        rank = 0 if intrudes else 1 if allocation.exclusive else 2
-        found.append(
-            Correction(
-                container_id=container_id,
-                name=allocation.full_name,
-                cpus=cpus,
-                mems=mems,
-                quota=quota,
-                desired_cpus=meant_cpus,
-                desired_mems=meant_mems,
-                actual_cpus=real.effective_cpus,
-                actual_mems=real.effective_mems,
-                finding="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
-                obstacle=real.above,
-                rank=rank,
-            )
-        )
-    return tuple(sorted(found, key=lambda correction: correction.sort_key))
-
-
-_IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
-
-
-def _compare_list(
-    name: str, wanted: _IdSetT, has: _IdSetT, written: _IdSetT, kept: bool, above: str = ""
-) -> tuple[_IdSetT, _IdSetT, str]:
-    """What is meant, what of it to write, and what was found; all empty where it is as meant.
-
-    The effective set is what counts. With nothing to write, since what was written is ``kept``, a
-    cgroup above is in the way.
-    """
-    nothing = wanted - wanted
-    if not wanted or has == wanted:
-        return nothing, nothing, ""
-    if kept:
-        leaves = f"but a cgroup above leaves {has or 'none'} of it{above}"
-        return wanted, nothing, f"cpuset.{name} is {written} as meant, {leaves}"
-    return wanted, wanted, f"cpuset.{name} is {written or 'empty'}, meant {wanted}"
-
-
-def _compare_quota(allocation: Allocation, real: ActualCgroup) -> tuple[int | None, str]:
-    """A quota to lift again: an owner of CPUs is not throttled on them."""
-    if allocation.lifted_quota is None or real.quota is None or real.quota <= 0:
-        return None, ""
-    return NO_QUOTA, f"the CFS quota is {real.quota} µs, meant none"
 
 
 def rebuild_node_state(  # noqa: C901 - not cut yet
@@ -317,7 +170,9 @@ def rebuild_node_state(  # noqa: C901 - not cut yet
         ]
         every = [*state.allocations.values(), *waiting]
         state = build_node_state(every, state.pods.values(), state.serial, state.kubelet)
-    updates, repaired = _resync_updates(machine, state, live, frozenset(adopted))
+    # What we have known until now we may have narrowed, for an owner that is gone.
+    desired = DesiredState(machine, state, narrowed_at=now)
+    updates, repaired = _resync_updates(desired, live, frozenset(adopted))
     return Resynced(
         state=state,
         change=StateChange(
@@ -390,9 +245,9 @@ def admit_running(
         after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
     desired = DesiredState(machine, after)
-    own = update_to_desired(desired, after.allocations[container.id], container)
+    drift = _drift_of_record(desired, after.allocations[container.id], container.resources)
     others = updates_between(DesiredState(machine, state), desired, skip=container.id)
-    updates = others if own is None else (own, *others)
+    updates = others if drift is None else (drift.to_update, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
 
@@ -550,64 +405,35 @@ def _unpinned_allocation(
 
 
 def _resync_updates(
-    machine: NodeModel,
-    state: NodeState,
-    live: Mapping[str, Container],
-    adopted: frozenset[str],
+    desired: DesiredState, live: Mapping[str, Container], adopted: frozenset[str]
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
     """What to send so that every container has what it should, and which known ones differed."""
-    desired = DesiredState(machine, state)
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}
-    for container_id, allocation in sorted(state.allocations.items()):
-        key = shared_group_key(allocation)
+    for container_id, allocation in sorted(desired.state.allocations.items()):
         if allocation.reserved_at:
             continue
+        record, key = live[container_id].resources, shared_group_key(allocation)
         if key is not None:
             # Hundreds follow the pool in few groups, and most have what they should.
             if key not in texts:
                 texts[key] = str(desired.cpuset_of(allocation))
-            has = live[container_id].resources
             if (
-                has.cpus == texts[key]
-                and has.mems == str(allocation.mems)
+                record.cpus == texts[key]
+                and record.mems == str(allocation.mems)
                 and not allocation.lifted_quota
             ):
                 continue
-        update = update_to_desired(desired, allocation, live[container_id])
-        if update is not None:
-            updates.append(update)
+        drift = _drift_of_record(desired, allocation, record)
+        if drift is not None:
+            updates.append(drift.to_update)
             if container_id in adopted:
                 repaired.append(container_id)
     return tuple(updates), tuple(repaired)
 
 
-def update_to_desired(
-    desired: DesiredState, allocation: Allocation, container: Container
-) -> ContainerUpdate | None:
-    """What to send for one container so that it has what it should; None when it has it."""
-    if allocation.kind is ContainerKind.FOREIGN:
-        return None
-    resources = container.resources
-    wanted = desired.cpuset_of(allocation)
-    if not wanted and allocation.kind is ContainerKind.UNPINNED and resources.cpus:
-        # It was narrowed while others owned CPUs; none does any more.
-        wanted = desired.pool
-    cpus = str(wanted) if wanted and not is_list_of_same_set(resources.cpus, wanted) else ""
-    mems = (
-        str(allocation.mems)
-        if allocation.mems and not is_list_of_same_set(resources.mems, allocation.mems)
-        else ""
-    )
-    lift = allocation.lifted_quota is not None and (resources.cpu_quota or 0) > 0
-    if not (cpus or mems or lift):
-        return None
-    return ContainerUpdate(
-        container_id=allocation.container_id,
-        cpus=cpus,
-        mems=mems,
-        cpu_quota=NO_QUOTA if lift else None,
-        # CRI-O fails the whole synchronisation for one container that has just gone.
-        ignore_failure=True,
-    )
+def _drift_of_record(desired: DesiredState, a: Allocation, record: Resources) -> Drift | None:
+    """What a runtime remembers of a container and is not as it should be."""
+    actual = recorded_actual(record.cpus, record.mems, record.cpu_quota)
+    return find_drift(desired, a, actual, online_only=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.resync import Correction
+from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.engine.state import Allocation
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -215,12 +215,12 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     agent, one = bed.agent, of_pod(bed, pod)
     meant = CPUSet.parse(agent.cpus_of(one)) or agent.machine.topology.online
     others = agent.state.exclusive - (one.cpus if one.exclusive else CPUSet())
-    wrong = Correction(
+    wrong = Drift(
         container_id=one.container_id,
         name=one.full_name,
+        cpus=meant,
         desired_cpus=meant,
-        actual_cpus=cpus,
-        finding=f"cpuset.cpus is {cpus}, meant {meant}",
+        actual=recorded_actual(str(cpus), "", None),
         rank=0 if cpus & others else 2,
     )
     ids = [one.container_id]

@@ -319,9 +319,9 @@ def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_o
     of, listed = pod("plain"), pod("listed", {"numacpu": "3", "numamem": "0"})
     world.place(of)
     world.place(listed)
-    if owner:
-        world.put("own", {"cpus": "exclusive"}, 2, 1)
-    else:  # nobody owns any: all that is remembered was meant for one that is gone
+    world.put("own", {"cpus": "exclusive"}, 2, 1)
+    if not owner:  # nobody owns any: all that is remembered was meant for one that is gone
+        world.stop("own-app")
         answered = "0-3" if remembered not in ("", "0-3") else ""
     made = world.live["plain-app"]
     has = replace(made, cgroups_path=path, resources=Resources(cpus=remembered))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
-from nri_numa.engine.resync import Correction
+from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.model.cpuset import CPUSet
@@ -134,12 +134,12 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
     bed.grant(g="2-3")
     of = pod("g", {"numacpu": "1"})
     bed.world.place(of, container(of, wants=sent("2-3")))
-    correction = Correction(
+    correction = Drift(
         container_id="g-app",
         name="default/g/app",
+        cpus=CPUSet.parse("1"),
         desired_cpus=CPUSet.parse("1"),
-        actual_cpus=CPUSet.parse(has),
-        finding=f"cpuset.cpus is {has}, meant 1",
+        actual=recorded_actual(has, "", None),
         rank=2,
     )
     bed.world.agent.differences.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])

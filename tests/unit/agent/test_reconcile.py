@@ -579,9 +579,7 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     pauses: list[float] = []
     agent = bed.world.agent
     places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.cgroup_places.items()]
-    found = reconcile.observe_cgroups(
-        bed.writer.reader, agent.machine, agent.state, places, None, pauses.append
-    )
+    found = reconcile.observe_cgroups(bed.writer.reader, agent.desired, places, pauses.append)
     assert found.cgroup_count == 90
     assert len(pauses) == 90 // reconcile.READ_BATCH
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from nri_numa.agent.serving import ProcessInfo
 from nri_numa.agent.view import LiveView, zones_document
 from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.resync import Correction, rebuild_node_state
+from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
@@ -300,12 +301,12 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
     state = bed.agent.state
     (own,) = (a for a in state.allocations.values() if a.exclusive)
     online = bed.machine.topology.online
-    wrong = Correction(
+    wrong = Drift(
         container_id="id-plain",
         name="shop/plain/server",
+        cpus=online - own.cpus,
         desired_cpus=online - own.cpus,
-        actual_cpus=online,
-        finding="cpuset.cpus is everything",
+        actual=recorded_actual(str(online), "", None),
         rank=0,
     )
     bed.agent.differences.update_drift(

@@ -24,6 +24,7 @@ from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.views import live_view
@@ -227,6 +228,17 @@ def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed
     assert silent.local_percent is None
     assert silent.memory_by_numa_node == {}
     assert "its cgroup has no memory.numa_stat, and it has no process" in silent.problem
+
+
+def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Bed) -> None:
+    """Not CPUs outside the cgroup of all pods, of which it said to use per cent."""
+    usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
+    bed.create("plain", HERE)
+    topology = bed.agent.machine.topology
+    inside = replace(topology, allowed=topology.allowed - CPUSet([0]))
+    bed.agent.machine = replace(bed.agent.machine, topology=inside)
+    plain = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-plain"]))
+    assert plain.cpu_set_milli == 1000 * (len(topology.online) - 1)
 
 
 # --- waiting --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from nri_numa.agent.handler import AgentHandler
 from nri_numa.cri.client import UpdateFailed
 from nri_numa.cri.link import CRILink, LiveContainer, ResourceChange, ResourceValues, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
-from nri_numa.engine.resync import plan_corrections
+from nri_numa.engine.desired import plan_corrections
 from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import NO_CGROUP
@@ -215,7 +215,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
             cpus=cpus, mems=mems, effective_cpus=cpus, effective_mems=mems, quota=900_000
         )
         agent = listed.world.agent
-        assert plan_corrections(agent.machine, agent.state, {"owner": observed}) == ()
+        assert plan_corrections(agent.desired, {"owner": observed}) == ()
         runtime.resize("owner", milli=1000)
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 

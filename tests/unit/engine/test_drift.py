@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, NodeModel
-from nri_numa.engine.resync import plan_corrections, rebuild_node_state
+from nri_numa.engine.desired import DesiredState, plan_corrections
+from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
@@ -53,9 +54,7 @@ def as_meant(world: World) -> dict[str, ActualCgroup]:
 
 
 def plan(world: World, observed: dict[str, ActualCgroup]) -> tuple[tuple[str, str, str, bool], ...]:
-    corrections = plan_corrections(
-        world.agent.machine, world.agent.state, observed, world.agent.narrowed_at
-    )
+    corrections = plan_corrections(world.agent.desired, observed)
     return tuple((c.container_id, str(c.cpus), str(c.mems), c.is_report_only) for c in corrections)
 
 
@@ -66,7 +65,7 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     observed["listed-app"] = seen("1", "1")
     assert plan(world, observed) == (("listed-app", "", "0", False),)
     observed["listed-app"] = seen("", "")
-    (correction,) = plan_corrections(world.agent.machine, world.agent.state, observed)
+    (correction,) = plan_corrections(world.agent.desired, observed)
     assert correction.finding == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
     assert correction.name == "default/listed/app"
     assert (str(correction.desired_cpus), str(correction.desired_mems)) == ("1", "0")
@@ -97,9 +96,7 @@ def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.state.allocations["owner-app"]
     everything = str(allocation.cpus | allocation.idle_siblings)
-    (correction,) = plan_corrections(
-        world.agent.machine, world.agent.state, {"owner-app": seen(everything)}
-    )
+    (correction,) = plan_corrections(world.agent.desired, {"owner-app": seen(everything)})
     assert correction.rank == 1
     assert correction.cpus == allocation.cpus
 
@@ -108,7 +105,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
     world = node()
     above = "kubepods.slice has 3"
     listed = replace(seen("1", "0", effective="3", effective_mems="1"), above=above)
-    (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
+    (correction,) = plan_corrections(world.agent.desired, {"listed-app": listed})
     assert correction.is_report_only
     assert correction.to_update.is_empty
     assert correction.finding == (
@@ -121,7 +118,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
 def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_said() -> None:
     world = node()
     observed = {"listed-app": seen("0", "1")}
-    (one,) = plan_corrections(world.agent.machine, world.agent.state, observed)
+    (one,) = plan_corrections(world.agent.desired, observed)
     assert one.without_blocked_lists("", "") is one
     half = one.without_blocked_lists("", "pods has 1")
     assert (str(half.cpus), str(half.mems), half.is_report_only) == ("1", "", False)
@@ -158,7 +155,9 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     world.place(late)
     machine, state = world.agent.machine, world.agent.state
     since = state.allocations["late-app"].assigned_at
-    corrections = plan_corrections(machine, state, {"late-app": seen("2-3")}, since - 1)
+    corrections = plan_corrections(
+        DesiredState(machine, state, since - 1), {"late-app": seen("2-3")}
+    )
     assert corrections == (), "it never knew the narrow pool"
 
 
@@ -195,7 +194,7 @@ def test_corrections_one_by_one_put_nobody_onto_owned_cpus_and_end(
 
     for _ in range(4 * len(real)):
         disturbed = intruders()
-        corrections = plan_corrections(world.agent.machine, world.agent.state, real)
+        corrections = plan_corrections(world.agent.desired, real)
         for one in corrections[:1]:
             was = real[one.container_id]
             now = seen(str(one.cpus) or str(was.cpus), str(one.mems) or str(was.mems))
@@ -213,7 +212,7 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
     world = node()
     meant = as_meant(world)
     limited = {i: replace(one, quota=200_000) for i, one in meant.items()}
-    (correction,) = plan_corrections(world.agent.machine, world.agent.state, limited)
+    (correction,) = plan_corrections(world.agent.desired, limited)
     assert (correction.container_id, correction.to_update.cpu_quota) == ("owner-app", -1)
     assert (correction.cpus, correction.mems, correction.is_report_only) == (
         NO_CPUS,
@@ -222,7 +221,7 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
     )
     for none in (None, -1, 0):
         free = {i: replace(one, quota=none) for i, one in meant.items()}
-        assert plan_corrections(world.agent.machine, world.agent.state, free) == ()
+        assert plan_corrections(world.agent.desired, free) == ()
 
 
 def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:

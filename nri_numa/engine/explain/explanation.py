@@ -172,7 +172,7 @@ def explain_rejection(known: StoredExplanation, reason: str, message: str) -> Ex
         "qos": "" if known.basis is None else known.basis.qos,
         "result": None,
         "refusal": {
-            "reason": reason,
+            "reason": str(reason),
             "rule": "" if known.basis is None else known.basis.rule,
             "message": message,
         },

@@ -18,6 +18,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
+from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 
@@ -46,6 +47,7 @@ def refuse(
     reading: MeasuredFree | None = None,
     slots: str = "",
     claim_problem: str = "",
+    devices: tuple[int, ...] = (),
 ) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
     world = World(topology or machine(), settings, reading=reading)
@@ -60,6 +62,10 @@ def refuse(
         made = replace(made, annotations={f"{PREFIX}slots": slots})
     if claim_problem:
         made = replace(made, annotations={f"{PREFIX}slots": ""}, claim_problem=claim_problem)
+    if devices:
+        each = tuple(Device(id=f"gpu-{i}", numa_nodes=frozenset([i])) for i in devices)
+        request = DeviceRequest(resource="nvidia.com/gpu", count=len(each), devices=each)
+        made = replace(made, devices=(request,))
     return world.refuse(of, made)
 
 
@@ -116,6 +122,7 @@ SINGLE = {"policy": "single-numa-node"}
 REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.INVALID_ANNOTATION: lambda: refuse({"policy": "single-node"}),
     R.TOPOLOGY_AFFINITY: lambda: refuse(SINGLE, cpus=12, memory=4),
+    R.DEVICE_AFFINITY: lambda: refuse(SINGLE, cpus=2, devices=(0, 1)),
     R.NOT_ENOUGH_CPUS: lambda: refuse(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),

@@ -532,7 +532,9 @@ def _alignment_rejection(
 ) -> Rejection:
     policy = case.policy
     return UnalignedRejection(
-        reason=RejectionReason.TOPOLOGY_AFFINITY,
+        reason=RejectionReason.DEVICE_AFFINITY
+        if alignment.is_device_misalignment
+        else RejectionReason.TOPOLOGY_AFFINITY,
         detail=affinity_text(case, table, alignment)
         + memory_groups_text(table.kubelet_memory)
         + _missing_cpu_holders(case),

@@ -15,8 +15,7 @@ dear, and hangs containerd (2.1.9, 2.4.2) for good when a sandbox is removed in 
 
 What the kernel would refuse, because of a cgroup above or below, is not written: that cgroup is
 named, and the repair follows when it is out of the way. A container that is rewritten again and
-again is not fought for ever: after ``maxRepairs`` within `REPAIR_COUNT_WINDOW_S` that is reported,
-and it is left until the window has passed (docs/adr/0012). systemd, where it made a cgroup, is
+again is reported and left (`nri_numa.agent.drift_policy`). systemd, where it made a cgroup, is
 given the same set afterwards.
 """
 
@@ -25,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -34,6 +32,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.agent.drift_policy import (
+    REPAIR_COUNT_WINDOW_S,
+    RepairHistory,
+    RepairPlan,
+    plan_repairs,
+)
 from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
 from nri_numa.engine.desired import DesiredState, Drift, plan_corrections
@@ -57,8 +61,6 @@ if TYPE_CHECKING:
 
 log = get_logger("reconcile")
 
-REPAIR_COUNT_WINDOW_S: Final = 600.0
-"""Seconds in which repairs of one container are counted."""
 POLL_INTERVAL_S: Final = 0.01
 """Seconds between a write and the look at it, and between two looks."""
 REST_RATIO: Final = 10
@@ -139,7 +141,7 @@ class Reconciler:
         self._tell = asyncio.Event()
         self._behind: dict[str, str] = {}
         self._push_target = ""
-        self._repairs: dict[str, deque[float]] = {}
+        self._repairs = RepairHistory()
         self._given_up: set[str] = set()
         self._reported: dict[str, str] = {}
         self._unmoved: set[str] = set()
@@ -277,8 +279,7 @@ class Reconciler:
             agent.unconfirmed_ids.clear()
             self._report_blindness(first.cgroup_count)
             self._retain_drifting(set(suspects))
-        drifted, new = list[Drift](), list[Drift]()
-        fought: set[str] = set()
+        drifted, new, abandoned = list[Drift](), list[Drift](), set[str]()
         right, left = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
             if start:
@@ -286,28 +287,22 @@ class Reconciler:
             batch = suspects[start : start + WRITE_BATCH]
             # From here to the write nothing else happens.
             wrong = agent.find_corrections(batch)
-            excused = late.keys() | agent.unconfirmed_ids | {self._push_target}
-            drift = [c for c in wrong if c.container_id not in excused]
-            new += self._record_drift(drift)
-            fought |= {
-                c.container_id
-                for c in drift
-                if not (c.is_report_only or agent.observe)
-                and self._repairs_exhausted(c, max_repairs)
-            }
-            agent.differences.update_drift(
-                batch, wrong, dict.fromkeys(batch, looked) | late, fought
+            plan = plan_repairs(
+                wrong,
+                self._repairs,
+                self._clock.monotonic(),
+                late=late.keys(),
+                updating=agent.unconfirmed_ids | {self._push_target},
+                max_repairs=max_repairs,
+                observe=agent.observe,
+                may_repair=self._runtime.is_synchronized or without_runtime,
             )
-            drifted += drift
-            anyhow = self._runtime.is_synchronized or without_runtime
-            done, failed = self._write_corrections(
-                [
-                    c
-                    for c in wrong
-                    if not (c.is_report_only or agent.observe or c.container_id in fought)
-                    and (anyhow or c.container_id in late)
-                ]
-            )
+            new += self._record_drift(plan.drifted)
+            abandoned |= self._report_abandoned(plan)
+            began = dict.fromkeys(batch, looked) | late
+            agent.differences.update_drift(batch, wrong, began, abandoned)
+            drifted += plan.drifted
+            done, failed = self._write_corrections(plan.writes)
             right += done
             left += failed
         observed = agent.observe
@@ -330,7 +325,7 @@ class Reconciler:
             cgroup_count=first.cgroup_count,
             drifted=tuple(c.container_id for c in drifted),
             repaired=tuple(c.container_id for c in repaired),
-            abandoned=tuple(c.container_id for c in drifted if c.container_id in fought),
+            abandoned=tuple(c.container_id for c in drifted if c.container_id in abandoned),
         )
 
     # --- what is said -----------------------------------------------------------------------------
@@ -373,49 +368,41 @@ class Reconciler:
                 allocation, NoticeKind.DRIFT, message, reason=reason
             )
 
-    def _repairs_exhausted(self, correction: Drift, max_repairs: int) -> bool:
-        container_id = correction.container_id
-        past = self._repairs.get(container_id, deque())
-        while past and past[0] <= self._clock.monotonic() - REPAIR_COUNT_WINDOW_S:
-            past.popleft()
-        if len(past) < max_repairs:
-            self._given_up.discard(container_id)
-            return False
-        if container_id not in self._given_up:
-            self._given_up.add(container_id)
+    def _report_abandoned(self, plan: RepairPlan) -> set[str]:
+        """Say once which containers are left to what rewrites them; returns all of these."""
+        abandoned = {c.container_id for c in plan.abandoned}
+        self._given_up -= {c.container_id for c in plan.writes}
+        for correction in plan.abandoned:
+            if correction.container_id in self._given_up:
+                continue
+            repairs = self._repairs.count(correction.container_id, self._clock.monotonic())
             self._metrics.drift_fights.inc()
-            message = f"{correction.finding}; put right {len(past)} times and rewritten again"
+            message = f"{correction.finding}; put right {repairs} times and rewritten again"
             self._add_drift_notice(correction, message, NoticeReason.REPAIRS_ABANDONED)
             log.warning(
                 "drift not repaired any more: another program keeps rewriting this container's "
                 "cgroup",
                 container=correction.name,
-                id=container_id[:12],
+                id=correction.container_id[:12],
                 found=correction.finding,
-                repairs=len(past),
+                repairs=repairs,
                 window_seconds=round(REPAIR_COUNT_WINDOW_S),
             )
-        return True
+        self._given_up |= abandoned
+        return abandoned
 
     def _retain_drifting(self, drifting: set[str]) -> None:
         """Drop what is remembered of containers that are right again, or are not there any more."""
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
         self._unmoved &= drifting
-        oldest = self._clock.monotonic() - REPAIR_COUNT_WINDOW_S
-        for container_id in self._repairs.keys() - drifting:
-            past = self._repairs[container_id]
-            # Repairs outside the window are dropped before the next one, which may then fail.
-            live = container_id in self._agent.state.allocations
-            if not (live and past and past[-1] > oldest):
-                del self._repairs[container_id]
-                self._given_up.discard(container_id)
+        self._repairs.retain(drifting, self._agent.state.allocations, self._clock.monotonic())
+        self._given_up = {i for i in self._given_up if i in drifting or i in self._repairs}
 
     def _report_repaired(self, right: Sequence[Drift]) -> None:
         self._metrics.drift_repaired.inc(len(right))
         for c in right:
-            past = self._repairs.setdefault(c.container_id, deque())
-            past.append(self._clock.monotonic())
+            self._repairs.add(c.container_id, self._clock.monotonic())
             self._reported.pop(c.container_id, None)
             self._unmoved.discard(c.container_id)
         _log_each(log.info, "drift repaired", "more drift repaired", right)

@@ -329,14 +329,12 @@ def answer_to_update(
     record, by_systemd = container.resources, ":" in container.cgroups_path
     cpus, mems = update.cpus or record.cpus, update.mems or record.mems
     drift = find_drift(after, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False)
-    cpus_meant = mems_meant = ""
+    cpus_meant = mems_meant = ""  # memory nodes stay for life
     if a.cpus != had.cpus or a.kind is not had.kind:
         cpus_meant = str(after.cpuset_for(a, has_cpuset=bool(cpus)))
     elif drift is not None and (cpus or by_systemd):
         cpus_meant = str(drift.cpus)
-    if a.mems != had.mems:
-        mems_meant = str(a.mems)
-    elif drift is not None and (mems or by_systemd):
+    if drift is not None and (mems or by_systemd):
         mems_meant = str(drift.mems)
     quota = _answered_quota(a, had, update)
     if not (cpus_meant or mems_meant or quota is not None):

@@ -25,7 +25,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT
+from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT
 
 ROUNDS = 31
 COUNTS = (1, 2, 4, 8, 16, 64, 256)
@@ -75,7 +75,7 @@ def main() -> int:
         random = Random(1)
         free = CPUSet(i for i in topology.online if random.random() < 0.6)
         busy = topology.online - free
-        choices = (LOAD_HIGH, LOAD_LOW, parse_load("09:00-18:00"))
+        choices = (ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, parse_load("09:00-18:00"))
         loads = {i: random.choice(choices) for i in busy}
         for order, settings in ORDERS.items():
             for smt in SMT:
@@ -86,7 +86,7 @@ def main() -> int:
                         free_cpus=free,
                         unavailable_cpus=busy,
                         smt=smt,
-                        load=LOAD_HIGH,
+                        load=ALWAYS_BUSY_SCHEDULE,
                         loads=loads if smt is SMT.PAIR else {},
                         settings=settings,
                     )

@@ -67,12 +67,12 @@ class Empty:
 
     def on_request_answered(self, event_name: str, seconds: float) -> None: ...
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         print(state.value, flush=True)
 
-    def protocol_broken(self) -> None: ...
+    def on_protocol_broken(self) -> None: ...
 
-    def internal_error(self, event_name: str, error: Exception) -> None:
+    def on_internal_error(self, event_name: str, error: Exception) -> None:
         raise error
 
 

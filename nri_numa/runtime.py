@@ -99,7 +99,7 @@ class RuntimeHandler(Protocol):
     """What a link calls. All methods are synchronous and quick.
 
     Those that stand for a request of the runtime may raise `RequestRejected`; what that fails
-    depends on the link. Any other exception goes to `internal_error`.
+    depends on the link. Any other exception goes to `on_internal_error`.
     """
 
     @property
@@ -171,15 +171,15 @@ class RuntimeHandler(Protocol):
         """
         ...
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         """The link changed its state."""
         ...
 
-    def protocol_broken(self) -> None:
+    def on_protocol_broken(self) -> None:
         """A connection was closed because the runtime broke the protocol."""
         ...
 
-    def internal_error(self, event_name: str, error: Exception) -> None:
+    def on_internal_error(self, event_name: str, error: Exception) -> None:
         """A method above raised: the answer is empty, unless this raises `RequestRejected`."""
         ...
 
@@ -242,7 +242,7 @@ class RuntimeLink(ABC):
         """Send updates that answer no request, at most one for each container."""
 
     @abstractmethod
-    async def resynchronize_containers(self) -> str:
+    async def ensure_containers_reported(self) -> str:
         """Have all pods and containers reported to the handler now; returns why that failed."""
 
     def _set_link_state(self, state: LinkState, detail: str) -> None:
@@ -251,10 +251,10 @@ class RuntimeLink(ABC):
         self._reported = (state, detail)
         self.state = state
         try:
-            self._handler.link_changed(state, detail)
+            self._handler.on_link_changed(state, detail)
         except Exception as error:
             with suppress(RequestRejected):
-                self._handler.internal_error("link_changed", error)
+                self._handler.on_internal_error("link_changed", error)
 
 
 def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Iterator[float]:
@@ -282,7 +282,7 @@ _PAGE_SIZE_PATTERN: Final = re.compile(r"([0-9]{1,12})([KMGT]?)i?B?", re.ASCII |
 _SHIFT_BY_UNIT: Final[Mapping[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-def page_size(text: str) -> int:
+def parse_page_bytes(text: str) -> int:
     """Bytes of a huge page size such as ``2MB`` (units of 1024); 0 when it is none."""
     match = _PAGE_SIZE_PATTERN.fullmatch(text)
     return 0 if match is None else int(match[1]) << _SHIFT_BY_UNIT[match[2].upper()]

@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Final, cast
 
 import yaml
 
-MAX_DEPTH: Final = 64
-MAX_ALIASED_NODES: Final = 100_000
+MAX_YAML_DEPTH: Final = 64
+MAX_YAML_ALIASED_NODES: Final = 100_000
 """All that a text's aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
-class BadValue(yaml.MarkedYAMLError):
+class RefusedYAMLValue(yaml.MarkedYAMLError):
     """Well-formed YAML that is refused all the same."""
 
 
@@ -42,24 +42,24 @@ class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
             return super().construct_object(node, deep=deep)
         except (KeyError, ValueError) as error:
             problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
-            raise BadValue(problem=problem, problem_mark=node.start_mark) from error
+            raise RefusedYAMLValue(problem=problem, problem_mark=node.start_mark) from error
 
 
 def _construct_mapping(loader: Any, node: Any) -> dict[Any, Any]:
     if not isinstance(node, yaml.MappingNode):  # but has its tag
-        raise BadValue(problem="expected a mapping", problem_mark=node.start_mark)
+        raise RefusedYAMLValue(problem="expected a mapping", problem_mark=node.start_mark)
     seen: set[object] = set()
     for key_node, _ in node.value:
         mark = key_node.start_mark
         if not isinstance(key_node, yaml.ScalarNode):
-            raise BadValue(problem="a key must be a word", problem_mark=mark)
+            raise RefusedYAMLValue(problem="a key must be a word", problem_mark=mark)
         merged = key_node.tag == _MERGE_TAG
         key = _MERGE_TAG if merged else loader.construct_object(key_node, deep=True)
         # 0 and "0" are one key where keys are texts: in JSON, and in our configuration.
         same = {key, key if isinstance(key, str) else str(key).lower()}
         if same & seen:
             problem = f"the key {key_node.value!r} stands here a second time"
-            raise BadValue(problem=problem, problem_mark=mark)
+            raise RefusedYAMLValue(problem=problem, problem_mark=mark)
         seen |= same
     # What is merged in (<<) comes first, so that the mapping's own keys win.
     loader.flatten_mapping(node)
@@ -94,8 +94,8 @@ def limit_depth_and_aliases(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             begun.append((event.anchor, nodes))
             nodes += 1
-            if len(begun) > MAX_DEPTH:
-                raise yaml.YAMLError(f"is nested more than {MAX_DEPTH} levels deep")
+            if len(begun) > MAX_YAML_DEPTH:
+                raise yaml.YAMLError(f"is nested more than {MAX_YAML_DEPTH} levels deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()
             sizes[anchor] = nodes - before
@@ -106,14 +106,16 @@ def limit_depth_and_aliases(text: str) -> None:
             size = sizes.get(event.anchor, 0)  # of nobody, or of what it stands in: refused later
             nodes += size
             aliased += size
-            if aliased > MAX_ALIASED_NODES:
-                problem = f"aliases stand for {aliased} nodes, expected at most {MAX_ALIASED_NODES}"
-                raise BadValue(problem=problem, problem_mark=cast(Any, event.start_mark))
+            if aliased > MAX_YAML_ALIASED_NODES:
+                problem = (
+                    f"aliases stand for {aliased} nodes, expected at most {MAX_YAML_ALIASED_NODES}"
+                )
+                raise RefusedYAMLValue(problem=problem, problem_mark=cast(Any, event.start_mark))
         elif isinstance(event, yaml.DocumentStartEvent):
             sizes.clear()
 
 
-def problem_of(error: yaml.YAMLError, text: str) -> str:
+def yaml_problem_text(error: yaml.YAMLError, text: str) -> str:
     """What is wrong with a text that is no YAML, in one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
@@ -160,7 +162,7 @@ _YAML12.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _YAML12.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
-def parse(text: str) -> Any:
+def parse_yaml12(text: str) -> Any:
     """The one document of ``text``; None when it is empty.
 
     Raises:
@@ -170,4 +172,4 @@ def parse(text: str) -> Any:
         limit_depth_and_aliases(text)
         return yaml.load(text, Loader=_YAML12)  # noqa: S506  # derived from the safe loader
     except yaml.YAMLError as error:
-        raise YAMLProblem(problem_of(error, text)) from error
+        raise YAMLProblem(yaml_problem_text(error, text)) from error

@@ -32,7 +32,7 @@ class Service(Protocol):
         """
         ...
 
-    def pending_summary(self) -> Mapping[str, object]:
+    def unfinished_work_fields(self) -> Mapping[str, object]:
         """What stays undone when it stops now, as fields of a log line."""
         ...
 
@@ -67,7 +67,7 @@ async def _until_stopped(make: Callable[[], Service], log: Logger, address: str)
         await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return _report_failure(work, log, address)
-        log.info("stopping", **service.pending_summary())
+        log.info("stopping", **service.unfinished_work_fields())
     finally:
         for task in (work, end):
             task.cancel()
@@ -87,7 +87,7 @@ def _report_failure(work: asyncio.Task[None], log: Logger, address: str) -> int:
     return EXIT_NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else EXIT_FAILED
 
 
-async def in_turns(steps: Generator[None, None, T]) -> T:
+async def run_in_turns(steps: Generator[None, None, T]) -> T:
     """An answer of many steps, between which all other tasks have their turn."""
     while True:
         try:

@@ -114,7 +114,7 @@ def whole_bytes(value: object) -> int:
     return int(amount)
 
 
-def page_size(resource: str) -> int:
+def page_bytes_of_resource(resource: str) -> int:
     """Bytes of a page, from the name of a resource such as ``hugepages-2Mi``.
 
     Raises:

@@ -57,7 +57,7 @@ def _rows(definition: Mapping[str, Any], prefix: str) -> list[str]:
 
 def _row_texts(definition: Mapping[str, Any], prefix: str) -> list[tuple[str, ...]]:
     names: dict[str, str] = {}
-    for name, path in layers.environment_names().items():
+    for name, path in layers.config_path_by_environment_name().items():
         names.setdefault(path, name)  # the full name comes first, then some short ones
     rows: list[tuple[str, ...]] = []
     for key, item in definition["properties"].items():

@@ -160,7 +160,7 @@ class Node:
             if isinstance(event, ev.RequestAnswered) and event.status is not None:
                 raise RuntimeError(f"{event.method}: {event.status}")
 
-    def _replies(self) -> list[ev.RuntimeEvent]:
+    def _replies(self) -> list[ev.RuntimeSessionEvent]:
         self._runtime.receive_data(self._plugin.data_to_send())
         return list(iter(self._runtime.next_event, None))
 

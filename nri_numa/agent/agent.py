@@ -64,7 +64,7 @@ from nri_numa.model.workload import (
     StateChange,
 )
 from nri_numa.observe import logs
-from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionLog
+from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticeLog, RequestDecisions
 from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_trace
@@ -90,7 +90,7 @@ _MAX_REJECTIONS: Final = 256
 """Refusals that are kept."""
 _MAX_ENDED_IDS: Final = 256
 """Ended containers whose ids are kept; the news of their start can only be moments late."""
-_NO_CGROUP: Final = CgroupPlace()
+_NO_CGROUP_PLACE: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
 
@@ -241,8 +241,8 @@ class Agent:
         self._clock = clock
         self._readings = readings
         self._cgroups = cgroups
-        self._decision_log = DecisionLog(metrics, self.notices, self.decided)
-        self._foreign = ForeignPins(metrics)
+        self._decision_log = DecisionReporter(metrics, self.notices, self.decided)
+        self._foreign = ForeignPinReporter(metrics)
         self._tasks = DeferredTasks(clock)
         self._room_searches = RoomSearches(self, self._tasks.add)
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
@@ -285,7 +285,7 @@ class Agent:
                 self._drop_container(container_id)
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._on_admitted(decision)
-        self._check_if_foreign(decision.allocation)
+        self._schedule_overlap_report(decision.allocation)
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
         self.starting[container.id] = ContainerStart(decision.adjustment.cpus, mems)
@@ -299,7 +299,7 @@ class Agent:
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
         state, memory, now = self.state, self._readings.memory, self._now()
-        problems, still = self._write_problems(), self._immovable_ids()
+        problems, still = self._cgroup_write_problems(), self._immovable_ids()
         decide = partial(admit_by_moving, self.machine, state, refused, memory, now)
         found = decide(still | problems.keys())
         made: tuple[ContainerUpdate, ...] | str
@@ -375,7 +375,7 @@ class Agent:
 
     def immovable_ids(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
-        return self._immovable_ids() | self._write_problems().keys()
+        return self._immovable_ids() | self._cgroup_write_problems().keys()
 
     def _immovable_ids(self) -> set[str]:
         return {
@@ -387,10 +387,10 @@ class Agent:
             or (a.mems and not self.moves_memory)
         }
 
-    def _write_problems(self) -> dict[str, str]:
+    def _cgroup_write_problems(self) -> dict[str, str]:
         """Movable containers whose cgroups cannot be written, and why."""
         found = {
-            i: self._cgroups.write_problem(self.cgroup_places.get(i, _NO_CGROUP))
+            i: self._cgroups.write_problem(self.cgroup_places.get(i, _NO_CGROUP_PLACE))
             for i, a in self.state.allocations.items()
             if a.movable
         }
@@ -503,8 +503,8 @@ class Agent:
             self._replace_state(outcome.state, outcome.change, pod)
             allocation = self.state.allocations[container.id]
             self._on_resized(allocation, outcome.trace, before)
-            self._check_if_foreign(before)
-            self._check_if_foreign(allocation)
+            self._schedule_overlap_report(before)
+            self._schedule_overlap_report(allocation)
         kept = outcome.container_update.cpus if outcome.container_update is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
@@ -598,14 +598,14 @@ class Agent:
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
-        self._keep_refusals(lambda one: one.pod_id != sandbox)
+        self._filter_refusals(lambda one: one.pod_id != sandbox)
         before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
         self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
             self._drop_container(container_id)
-            self._check_if_foreign(before.allocations.get(container_id))
+            self._schedule_overlap_report(before.allocations.get(container_id))
         self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
 
     def synchronize(
@@ -614,7 +614,7 @@ class Agent:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock.monotonic() + self._synchronize_seconds
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
-        self._keep_refusals(lambda one: one.pod_id in pods.uids)
+        self._filter_refusals(lambda one: one.pod_id in pods.uids)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
         began = self._now()
@@ -678,7 +678,7 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._on_admitted(decision, gap=gap)
-        self._check_if_foreign(decision.allocation)
+        self._schedule_overlap_report(decision.allocation)
         self._request_check_of_unsent(self._write_updates(met.updates))
         self._write_assignment_mark(container.id)
 
@@ -789,7 +789,7 @@ class Agent:
         waits = [u for u in updates if u.container_id not in self.starting]
         # What cannot be written goes with the reply; one stands for all.
         if waits and self._cgroups.write_problem(
-            self.cgroup_places.get(waits[0].container_id, _NO_CGROUP)
+            self.cgroup_places.get(waits[0].container_id, _NO_CGROUP_PLACE)
         ):
             return self._write_updates(updates)
         idle = not self.widening
@@ -890,7 +890,7 @@ class Agent:
         """The latest refused containers of pods that are there, oldest first."""
         return tuple(self._refusals.values())
 
-    def _keep_refusals(self, wanted: Callable[[RejectedContainer], bool]) -> None:
+    def _filter_refusals(self, wanted: Callable[[RejectedContainer], bool]) -> None:
         self._refusals = {one.rejection_key: one for one in self.rejections if wanted(one)}
 
     def cpus_of(self, allocation: Allocation) -> str:
@@ -914,7 +914,7 @@ class Agent:
         released = admit.release_container(self.machine, self.state, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._drop_container(container_id)
-        self._check_if_foreign(allocation)
+        self._schedule_overlap_report(allocation)
         self._tasks.add(
             partial(self._decision_log.log_released, allocation, partial(self._cpus_in, self.state))
         )
@@ -967,7 +967,7 @@ class Agent:
                 state = self._with_sandbox(state, pods[pod_id])
         return state
 
-    def _check_if_foreign(self, allocation: Allocation | None) -> None:
+    def _schedule_overlap_report(self, allocation: Allocation | None) -> None:
         """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
         if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
             self._tasks.add(self._report_foreign_overlaps)
@@ -1006,7 +1006,9 @@ class Agent:
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        wanted = CgroupWrite(self.cgroup_places.get(container_id, _NO_CGROUP), new_cpus, new_mems)
+        wanted = CgroupWrite(
+            self.cgroup_places.get(container_id, _NO_CGROUP_PLACE), new_cpus, new_mems
+        )
         written = self.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
             start.cpus, start.mems = cpus or start.cpus, mems or start.mems
@@ -1048,7 +1050,7 @@ class Agent:
     def _write_assignment_mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""
         allocation = self.state.allocations.get(container_id)
-        place = self.cgroup_places.get(container_id, _NO_CGROUP)
+        place = self.cgroup_places.get(container_id, _NO_CGROUP_PLACE)
         if allocation is not None and not self.observe:
             text = encode_assignment(allocation, self.cpus_of(allocation), self.machine.key)
             self._cgroups.write_mark(place, self._mark_key, text)
@@ -1066,7 +1068,7 @@ class Agent:
         last = self.rejections[-1] if self.rejections else None
         if isinstance(met.decision, Admitted):
             self._on_admitted(met.decision, gap=True)
-            self._check_if_foreign(met.decision.allocation)
+            self._schedule_overlap_report(met.decision.allocation)
         elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
             self._on_rejected(met.decision, running=True)
         else:
@@ -1177,7 +1179,7 @@ class Agent:
         return str(DesiredState(self.machine, state).cpuset_of(allocation))
 
 
-class ForeignPins:
+class ForeignPinReporter:
     """Says what is not ours and could hurt: pins that overlap with owners, doubtful annotations.
 
     Nothing is done about foreign pins (docs/adr/0018-foreign-containers.md), so an operator has to

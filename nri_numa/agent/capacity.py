@@ -24,8 +24,8 @@ from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpu_wait import (
     CPUTimes,
-    SmoothedFactors,
-    cpu_times,
+    SmoothedStealFactors,
+    parse_cpu_times,
     read_frequency_by_node,
     runqueue_by_node,
     steal_by_node,
@@ -34,15 +34,15 @@ from nri_numa.machine.tree import open_tree
 from nri_numa.model.machine import Topology
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
-    MAX_DOCUMENT_BYTES,
-    MAX_VALIDITY_S,
+    MAX_CAPACITY_DOCUMENT_BYTES,
+    MAX_CAPACITY_VALIDITY_S,
     OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
     format_id_list,
-    parse_capacity,
     parse_id_list,
     parse_json_object,
+    parse_offline_capacity,
 )
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
@@ -51,7 +51,7 @@ from nri_numa.store.files import read_file
 
 if TYPE_CHECKING:
     from nri_numa.agent.daemon import Daemon
-    from nri_numa.agent.kubelet_sync import KubeletSettings
+    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
 # --- From outside ---
 
@@ -76,13 +76,13 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, daemon: Daemon, source: KubeletSettings) -> None:
+    async def run(self, daemon: Daemon, source: KubeletConfigWatch) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
             await self.apply_capacity(daemon, source)
             await asyncio.sleep(self.interval)
 
-    async def apply_capacity(self, daemon: Daemon, source: KubeletSettings) -> None:
+    async def apply_capacity(self, daemon: Daemon, source: KubeletConfigWatch) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
         if await asyncio.to_thread(self.refresh_capacity, daemon.agent.machine.topology):
             self._in_force = False
@@ -111,7 +111,7 @@ class ExternalCapacity(CapacityMonitor):
         problems: set[str] = set()
         try:
             problems = self._apply_document(
-                read_file(self._path, MAX_DOCUMENT_BYTES, ours=False).decode()
+                read_file(self._path, MAX_CAPACITY_DOCUMENT_BYTES, ours=False).decode()
             )
         except FileNotFoundError:
             pass
@@ -120,9 +120,9 @@ class ExternalCapacity(CapacityMonitor):
         except OSError as error:
             problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity
-        if capacity.zones and capacity.expires_at > now + MAX_VALIDITY_S:
+        if capacity.zones and capacity.expires_at > now + MAX_CAPACITY_VALIDITY_S:
             problems.add("until is more than 7 days away: it does not count")
-        counts = now < capacity.expires_at <= now + MAX_VALIDITY_S
+        counts = now < capacity.expires_at <= now + MAX_CAPACITY_VALIDITY_S
         factors = {
             **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
             **dict.fromkeys(sorted(self._drained), 0.0),
@@ -163,7 +163,7 @@ class ExternalCapacity(CapacityMonitor):
                 if key == DRAINED_ANNOTATION:
                     self._drained = parse_id_list(value)
                 else:
-                    self._capacity = parse_capacity(value)
+                    self._capacity = parse_offline_capacity(value)
             except BadCapacity as error:
                 problems.add(f"{key}: {error}")
         return problems
@@ -192,7 +192,7 @@ class StealWatch(CapacityMonitor):
         self._metrics = metrics
         self._gauges: StealGauges | None = None
         self._clock = clock
-        self._smoothed = SmoothedFactors(
+        self._smoothed = SmoothedStealFactors(
             half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
@@ -207,7 +207,7 @@ class StealWatch(CapacityMonitor):
         now = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
-            times = cpu_times(
+            times = parse_cpu_times(
                 tree.read_file("proc/stat") or "", tree.read_file("proc/schedstat") or ""
             )
         except (TopologyError, OSError) as error:

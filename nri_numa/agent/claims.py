@@ -75,7 +75,7 @@ log = get_logger("dra")
 
 _SOCKET_RETRY_S: Final = 10.0
 """Seconds until sockets that cannot be made are tried again."""
-_POLL_INTERVAL_S: Final = 0.1
+_FREE_CPU_POLL_INTERVAL_S: Final = 0.1
 _CONTAINER_STOP_WAIT_S: Final = 10.0
 """Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
 gives them two. It waits 45 for a claim, of which the publisher may need 20."""
@@ -97,7 +97,7 @@ class ClaimStore:
         *,
         records: str,
         cdi: str,
-        asker: handover.HandoverClient,
+        asker: handover.ClaimRequestClient,
         agent: Agent,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -135,11 +135,11 @@ class ClaimStore:
         for uid in {*handover.list_file_names(self._about)} - found.keys():
             with contextlib.suppress(OSError):
                 remove_directory(os.path.join(self._about, uid))
-        self._put_cdi_right(found)
+        self._repair_cdi_files(found)
         self._asker.remove_leftovers()
         log.info("claims", remembered=len(found))
 
-    def _put_cdi_right(self, claims: Mapping[str, Claim]) -> None:
+    def _repair_cdi_files(self, claims: Mapping[str, Claim]) -> None:
         prefix = f"{self._driver}-claim_"
         for name in handover.list_file_names(self._cdi):
             mine = name.startswith((prefix, f".{prefix}"))
@@ -154,7 +154,7 @@ class ClaimStore:
 
     def on_driver_registered(self) -> None:
         """The kubelet has registered the driver; the publisher learns of it."""
-        self._asker.record_registration()
+        self._asker.write_registration_marker()
 
     # --- the kubelet's calls ----------------------------------------------------------------------
 
@@ -206,11 +206,11 @@ class ClaimStore:
         needed: Counter[int] = Counter()
         for one in claim.results:
             needed[one.numa_node] += one.cpus
-        for _ in range(round(_CONTAINER_STOP_WAIT_S / _POLL_INTERVAL_S)):
+        for _ in range(round(_CONTAINER_STOP_WAIT_S / _FREE_CPU_POLL_INTERVAL_S)):
             free = max_exclusive_by_node(self._agent.desired)
             if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
                 return
-            self._sleep(_POLL_INTERVAL_S)
+            self._sleep(_FREE_CPU_POLL_INTERVAL_S)
 
     def unprepare_claim(self, uid: str) -> None:
         """Forget a claim; one that is not known is forgotten already.
@@ -354,7 +354,7 @@ def build_claim_store(config: AgentConfig, node: str, agent: Agent) -> ClaimStor
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.HandoverClient(config.dra.handover),
+        asker=handover.ClaimRequestClient(config.dra.handover),
         agent=agent,
     )
 
@@ -413,7 +413,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
                 raise InvalidClaim(
                     f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
                 )
-        requested = _resolve_claim_options(machine, claim, number)
+        requested = _resolve_result_options(machine, claim, number)
         if isinstance(requested, Rejection):
             raise InvalidClaim(f"{who}: {requested.detail}")
         # The engine compares the list of ``numamem`` with the machine when it places.
@@ -445,7 +445,7 @@ def with_parameters(
     return replace(pod, annotations={**said, **pod.annotations}) if said else pod
 
 
-def _resolve_claim_options(
+def _resolve_result_options(
     machine: NodeModel, claim: Claim, number: int
 ) -> PlacementOptions | Rejection:
     """What a container with this result alone, and as many CPUs, would ask for."""

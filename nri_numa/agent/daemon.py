@@ -25,14 +25,14 @@ from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatc
 from nri_numa.agent.claims import build_claim_store, serve_kubelet
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
-from nri_numa.agent.interrupts import Interrupts
-from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
+from nri_numa.agent.interrupts import InterruptSteering
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
     is_reached_over_cri,
-    memory_policies,
     runtime_lock_socket,
+    supported_memory_policies,
 )
 from nri_numa.agent.loop import (
     Clock,
@@ -76,7 +76,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import Notifier
 from nri_numa.runtime import LinkState, PermanentlyRejected, RuntimeInfo, RuntimeLink
 from nri_numa.store.checkpoint import CheckpointStore
-from nri_numa.store.files import signing_key
+from nri_numa.store.files import load_or_create_signing_key
 from nri_numa.store.journal import state_from
 from nri_numa.store.notices import NoticeFile
 
@@ -145,8 +145,8 @@ class Daemon:
             config.state_dir, identity=who, clock=clock.time, metrics=metrics
         )
         loaded = self.store.load()
-        key, doubts = signing_key(
-            config.state_dir, trusted=self.store.trusted, writable=self.store.is_locked
+        key, doubts = load_or_create_signing_key(
+            config.state_dir, trusted=self.store.trusted, writable=self.store.has_lock
         )
         state, damaged = state_from(loaded.entries)
         for problem in (*loaded.problems, *doubts, *damaged):
@@ -160,7 +160,7 @@ class Daemon:
             self._outside.refresh_capacity(topology)
         self._steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
         capacity = CapacityFactors(self._outside, self._steal)
-        self._kubelet = KubeletSettings(config.kubelet_root, capacity)
+        self._kubelet = KubeletConfigWatch(config.kubelet_root, capacity)
         self._kubelet.read_config(config)
         settings = self._kubelet.effective_settings(config, topology)
         self._kubelet.report_config()
@@ -188,7 +188,7 @@ class Daemon:
             notices=agent.notices,
             trouble=lambda problem: log.warning("notices not saved", problem=problem),
         )
-        if problem := self._notices.restore_and_open(writable=self.store.is_locked):
+        if problem := self._notices.restore_and_open(writable=self.store.has_lock):
             log.warning("notices", problem=problem)
         agent.notices.changed = agent.notify_listeners
         if config.publish.otlp_endpoint:
@@ -335,7 +335,7 @@ class Daemon:
         """Run the link, once no other agent works on the runtime."""
         while problem := self._lock_runtime():
             if problem != self.runtime.status[1]:
-                self.handler.link_changed(LinkState.DISCONNECTED, problem)
+                self.handler.on_link_changed(LinkState.DISCONNECTED, problem)
             await self.clock.sleep(PERIODIC_INTERVAL_S)
         await self.link.run()
 
@@ -376,7 +376,10 @@ class Daemon:
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
-        interrupts, keep_off = Interrupts(config.state_dir), config.interrupts_off_exclusive_cpus
+        interrupts, keep_off = (
+            InterruptSteering(config.state_dir),
+            config.interrupts_off_exclusive_cpus,
+        )
         if keep_off or interrupts.needs_restore:
             loops["interrupts"] = interrupts.run_steering(agent, self.clock, wanted=keep_off)
         if config.room.max_remote_memory_fraction < 1:
@@ -418,7 +421,7 @@ class Daemon:
                 await self._rereading.read_machine(agent)
                 agent.release_reservations()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
-                self._mover.request_check()
+                self._mover.request_proactive_check()
             self._beside.check_grants()
             self.store.retry_or_compact()
             self._lock_runtime()
@@ -432,9 +435,9 @@ class Daemon:
                 # stop of what is older than they are either. It opens its socket only after its
                 # plugins are up, so the first tries may fail.
                 look_in -= 1
-                if look_in <= 0 and not await self.link.resynchronize_containers():
+                if look_in <= 0 and not await self.link.ensure_containers_reported():
                     look_in = ROUNDS_BETWEEN_RESYNCHRONIZES
-            self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
+            self.runtime.report_unanswered_calls(parse_duration(self.config.runtime.hung_after))
             self.notifier.notify_watchdog()
             gaps.append(self._gaps.pop_longest_gap())
             self.metrics.record_loop_lag(max(gaps))
@@ -445,7 +448,7 @@ class Daemon:
         """Take what the runtime says of itself into account."""
         self.runtime.info = info
         self.agent.set_response_timeout(info.request_timeout)
-        policies = memory_policies(
+        policies = supported_memory_policies(
             info,
             os.uname().release,
             over_cri=self.runtime.over_cri,
@@ -472,7 +475,7 @@ class Daemon:
         for problem in error.problems:
             log.error(event, file=error.source, problem=problem)
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""
         self.runtime.record_link_state(state, detail)
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning

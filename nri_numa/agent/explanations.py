@@ -49,7 +49,9 @@ class _ExplanationDocument(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_ExplanationDocument).decode
 
-Snapshot = tuple[dict[str, tuple[PackedTrace, Allocation]], tuple[RejectedContainer, ...]]
+ExplanationSnapshot = tuple[
+    dict[str, tuple[PackedTrace, Allocation]], tuple[RejectedContainer, ...]
+]
 
 
 class ExplanationFile:
@@ -62,7 +64,7 @@ class ExplanationFile:
         self.path = os.path.join(directory, EXPLANATIONS_FILE_NAME)
         self._identity = {key: value for key, value in identity.items() if key != "version"}
         self._agent = agent
-        self._saved: Snapshot = ({}, ())
+        self._saved: ExplanationSnapshot = ({}, ())
         self._saving: asyncio.Task[None] | None = None
         self._trouble = ""
 
@@ -103,7 +105,7 @@ class ExplanationFile:
         if now != self._saved:
             self._saving = asyncio.create_task(self._save_snapshot(now), name="explanations")
 
-    async def _save_snapshot(self, snapshot: Snapshot) -> None:
+    async def _save_snapshot(self, snapshot: ExplanationSnapshot) -> None:
         self._report_problem(await asyncio.to_thread(self._write_snapshot, snapshot), snapshot)
 
     async def close(self) -> None:
@@ -114,14 +116,14 @@ class ExplanationFile:
         if now != self._saved:
             self._report_problem(self._write_snapshot(now), now)
 
-    def _report_problem(self, problem: str, snapshot: Snapshot) -> None:
+    def _report_problem(self, problem: str, snapshot: ExplanationSnapshot) -> None:
         if not problem:
             self._saved = snapshot
         elif not self._trouble:
             log.warning("explanations not saved", problem=problem)
         self._trouble = problem
 
-    def _current_snapshot(self) -> Snapshot:
+    def _current_snapshot(self) -> ExplanationSnapshot:
         """What there is to save; equal to another one when nothing changed."""
         live = self._agent.state.allocations
         traces = {
@@ -131,7 +133,7 @@ class ExplanationFile:
         }
         return traces, self._agent.rejections
 
-    def _write_snapshot(self, snapshot: Snapshot) -> str:
+    def _write_snapshot(self, snapshot: ExplanationSnapshot) -> str:
         """Replace the file; runs in a thread. Says what went wrong."""
         data = encode_snapshot(snapshot, self._identity)
         try:
@@ -142,7 +144,7 @@ class ExplanationFile:
 
 
 def encode_snapshot(
-    snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_EXPLANATION_BYTES
+    snapshot: ExplanationSnapshot, identity: dict[str, str], limit: int = MAX_EXPLANATION_BYTES
 ) -> bytes:
     """The file's bytes, at most ``limit`` of them: refusals first, the youngest first."""
     traces, refusals = snapshot

@@ -221,14 +221,16 @@ class AgentHandler:
             if self._pending is not None:  # over CRI no stop was reported
                 self._pending.discard(pod.id)
             if self._annotations is not None:
-                self._annotations.remove_pod(uid)
+                self._annotations.report_and_forget_pod(uid)
             if self._devices is not None:
                 self._devices.forget_pod(pod.id)
 
     def _with_devices(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """Pod and container with what is known of the container's devices and claims."""
         if self._devices is not None:
-            known = self._devices.known_devices(pod.id, container.name, container.mentions)
+            known = self._devices.known_container_devices(
+                pod.id, container.name, container.mentions
+            )
             container = known.apply_to(container)
         if self._claims is not None:
             pod, container = self._claims.with_claims(pod, container)
@@ -256,18 +258,18 @@ class AgentHandler:
         if seconds > SLOW_ANSWER_S:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands."""
         if state is not LinkState.ACTIVE and state is not LinkState.CONFIGURED:
             self._metrics.link_up.set(0)
         if self._observer is not None:
-            self._observer.link_changed(state, detail)
+            self._observer.on_link_changed(state, detail)
 
-    def protocol_broken(self) -> None:
+    def on_protocol_broken(self) -> None:
         """Count it."""
         self._metrics.protocol_errors.inc()
 
-    def internal_error(self, event_name: str, error: Exception) -> None:
+    def on_internal_error(self, event_name: str, error: Exception) -> None:
         """A bug of ours: counted, logged with its traceback, answered as configured."""
         self._metrics.internal_errors.inc()
         try:

@@ -33,7 +33,7 @@ HOST_IRQ_DIRECTORY: Final = "/host/proc/irq"
 """Where a container has the host's, if it has it: its own ``/proc/irq`` is read-only."""
 IRQBALANCE_SOCKETS: Final = "/run/irqbalance/irqbalance*.sock"
 _INTERRUPTS_FILE_NAME: Final = "interrupts"
-_MAX_FILE_BYTES: Final = 4 << 20
+_MAX_SAVED_AFFINITY_BYTES: Final = 4 << 20
 _MAX_BAN_LIST_BYTES: Final = 480
 """Bytes of a list for irqbalance, which reads 500 of a message."""
 _NO_BANNED_CPUS: Final = "NULL"
@@ -52,7 +52,7 @@ class _OriginalAffinity(msgspec.Struct):
     banned: dict[str, str] = {}
 
 
-class Interrupts:
+class InterruptSteering:
     """The interrupts of this machine; all methods but `run` do I/O, and are called in a thread."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Interrupts:
         self._lock = threading.Lock()
         try:
             self._kept = msgspec.json.decode(
-                read_file(self._file, _MAX_FILE_BYTES), type=_OriginalAffinity
+                read_file(self._file, _MAX_SAVED_AFFINITY_BYTES), type=_OriginalAffinity
             )
         except FileNotFoundError:
             pass

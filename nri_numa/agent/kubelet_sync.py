@@ -26,9 +26,9 @@ from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import (
-    InheritedSettings,
     KubeletPinningMonitor,
-    inherit_settings,
+    MergedSettings,
+    merge_kubelet_settings,
 )
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.model.machine import Topology
@@ -57,7 +57,7 @@ class KubeletSync:
         agent: Agent,
         metrics: Metrics,
         files: StateFiles,
-        configuration: KubeletSettings,
+        configuration: KubeletConfigWatch,
         clock: Clock,
     ) -> None:
         self._agent = agent
@@ -201,7 +201,7 @@ CONFIG_CHECK_INTERVAL_S: Final = 5.0
 """Seconds between two looks at the kubelet's command line and files."""
 
 
-class KubeletSettings:
+class KubeletConfigWatch:
     """What the kubelet's configuration says, and what became ours of it.
 
     Attributes:
@@ -221,7 +221,7 @@ class KubeletSettings:
         self._capacity = capacity
         self._said: frozenset[str] = frozenset()
         self.discovered = DiscoveredConfig()
-        self.adopted: InheritedSettings | None = None
+        self.adopted: MergedSettings | None = None
 
     def read_config(self, config: AgentConfig) -> bool:
         """Read the kubelet's configuration; whether it is another one than before.
@@ -244,7 +244,9 @@ class KubeletSettings:
         self.adopted = (
             None
             if facts is None
-            else inherit_settings(ours, config, facts, topology, build_allocator_index(topology))
+            else merge_kubelet_settings(
+                ours, config, facts, topology, build_allocator_index(topology)
+            )
         )
         settings = ours if self.adopted is None else self.adopted.settings
         return settings if self._capacity is None else self._capacity.apply_to(settings, topology)

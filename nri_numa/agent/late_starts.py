@@ -21,7 +21,7 @@ from nri_numa.agent.reconcile import observe_cgroups
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LateCounts, Metrics
+from nri_numa.observe.metrics import LateStartMetrics, Metrics
 from nri_numa.observe.notices import NoticeKind, NoticeReason
 
 log = get_logger("late")
@@ -38,7 +38,7 @@ class LateStarts:
 
     def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
-        self._counts = LateCounts(metrics)
+        self._counts = LateStartMetrics(metrics)
         self._reader = reader
         self._clock = clock
         self._known: dict[str, float] = {}
@@ -88,7 +88,9 @@ class LateStarts:
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
-    def on_rejected(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+    def on_started_despite_rejection(
+        self, namespace: str, pod: str, uid: str, container: str, message: str
+    ) -> None:
         """A container was refused, and starts nevertheless."""
         if self._agent.observe:
             return
@@ -110,7 +112,7 @@ class LateStarts:
             reason=NoticeReason.REJECTED_RUNNING,
         )
 
-    def on_resize_rejected(self, container_id: str, quota: int) -> None:
+    def on_rejected_quota_enforced(self, container_id: str, quota: int) -> None:
         """A resize was refused, and the runtime has its CFS quota nevertheless."""
         if not self._agent.observe:
             self._agent.record_enforced_quota(container_id, quota)

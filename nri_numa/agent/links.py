@@ -99,7 +99,7 @@ class RuntimeConnection:
         """Send updates that no request asked for."""
         return await self._link.push_updates(updates)
 
-    def status_facts(self) -> Link:
+    def link_document(self) -> Link:
         """The link at this moment; any thread may ask."""
         from nri_numa.web.responses import Link
 
@@ -114,7 +114,7 @@ class RuntimeConnection:
             interface="cri" if self.over_cri else UNSET,
         )
 
-    def check_answers(self, limit_s: float) -> None:
+    def report_unanswered_calls(self, limit_s: float) -> None:
         """Say when the runtime does not answer a call of ours for so long, and when it does."""
         what, seconds = self._link.watch.longest_pending()
         self._metrics.runtime_unanswered.set(seconds)
@@ -154,7 +154,7 @@ _FALLBACK_POLICIES: Final = {
 }
 
 
-def memory_policies(
+def supported_memory_policies(
     info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
 ) -> MemoryPolicies:
     """What can be set here; a kernel release that cannot be read is taken for a new one."""
@@ -175,11 +175,13 @@ def memory_policies(
             for mode, since in MIN_KERNEL_VERSIONS.items()
             if release is not None and release[:2] < since
         },
-        weights=_interleave_weights(sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"),
+        weights=_read_interleave_weights(
+            sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"
+        ),
     )
 
 
-def _interleave_weights(folder: Path) -> dict[int, int]:
+def _read_interleave_weights(folder: Path) -> dict[int, int]:
     """``node0`` and so on, each a number from 1 to 255; what cannot be read counts as 1."""
     found: dict[int, int] = {}
     for path in sorted(folder.glob("node*")):

@@ -28,7 +28,7 @@ the page with its files and lists, also on a machine that is several times as sl
 HURRIED_CPU_SHARE: Final = 0.5
 """The same while newcomers stand in line: a probe is found by accepting who stands before it, 0.1
 ms for each of a thousand, and the kubelet waits for a second."""
-MAX_PAUSE_S: Final = 0.02
+MAX_BUDGET_PAUSE_S: Final = 0.02
 """Seconds of one pause. A probe is accepted, read and answered in some five rounds of the loop: all
 its pauses together are a tenth of the second that the kubelet gives it, whatever else is served in
 these rounds."""
@@ -60,7 +60,7 @@ class CPUBudget:
         spent = used - self._last_charge[1]
         self._last_charge = now, used
         self._saved = min(HTTP_CPU_BURST_S, self._saved + earned) - spent
-        self._saved = max(self._saved, -share * MAX_PAUSE_S)
+        self._saved = max(self._saved, -share * MAX_BUDGET_PAUSE_S)
         return max(0.0, -self._saved / share)
 
 
@@ -145,10 +145,10 @@ class YieldingSelector(selectors.DefaultSelector):
     is busy for long is still alive.
     """
 
-    STUCK: Final = 0.1
-    PAUSE: Final = 0.001
-    UNTIDY: Final = 1000
-    GC_OBJECTS: Final = 10_000
+    STUCK_AFTER_S: Final = 0.1
+    YIELD_PAUSE_S: Final = 0.001
+    MIN_GC_OBJECTS: Final = 1000
+    MAX_GC_OBJECTS: Final = 10_000
     """New objects from which tidying up pays, and from which most of them are of a large request:
     they live, and looking at them would take long."""
 
@@ -185,10 +185,10 @@ class YieldingSelector(selectors.DefaultSelector):
         end: float | None = None
         while self._watch.busy:
             now = self._clock()
-            end = now + self.STUCK if end is None else end
+            end = now + self.STUCK_AFTER_S if end is None else end
             if now >= end:
                 return
-            self._sleep(self.PAUSE)
+            self._sleep(self.YIELD_PAUSE_S)
 
     def collect_garbage(self) -> None:
         """Collect our own garbage while it is little.
@@ -197,7 +197,7 @@ class YieldingSelector(selectors.DefaultSelector):
         leave circles (every transport of asyncio is one), and those of a thousand connections took
         it 50 ms.
         """
-        if self.UNTIDY <= gc.get_count()[0] < self.GC_OBJECTS and not self._watch.busy:
+        if self.MIN_GC_OBJECTS <= gc.get_count()[0] < self.MAX_GC_OBJECTS and not self._watch.busy:
             gc.collect(0)
 
 

@@ -42,7 +42,7 @@ SMALL_MIGRATION_BYTES: Final = 64 << 20
 that are far stay far."""
 MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
 """Bytes that would not move and are worth a word; fewer round to nothing."""
-RETRY_S: Final = 300.0
+UNMOVED_RETRY_S: Final = 300.0
 """Seconds until what would not move is tried again."""
 NODE_IDLE_AFTER_S: Final = 30.0
 """Seconds without a creation after which something moves ahead of need."""
@@ -78,7 +78,7 @@ class MemoryMigrator:
         if problem:
             log.info("containers with memory of their own NUMA node do not move", because=problem)
 
-    def request_check(self) -> None:
+    def request_proactive_check(self) -> None:
         """See whether something is to move ahead of need; called every few seconds."""
         if self._watch is not None or any(self._agent.machine.settings.rebalance_headroom):
             self._wake.set()
@@ -171,7 +171,7 @@ class MemoryMigrator:
         if a is None:
             return
         ahead = a.moved_proactively
-        rate = self._remaining_budget()[0] if ahead else MAX_MIGRATION_BYTES_PER_S
+        rate = self._remaining_proactive_budget()[0] if ahead else MAX_MIGRATION_BYTES_PER_S
         if ahead and not (rate and self._is_node_idle()):
             self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
@@ -192,7 +192,7 @@ class MemoryMigrator:
             self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
         if moved.unmigrated_bytes > SMALL_MIGRATION_BYTES:
-            self._try_later(container_id, RETRY_S)
+            self._try_later(container_id, UNMOVED_RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
             self._agent.notices.add_for_allocation(
                 a, NoticeKind.MOVED, message, reason=NoticeReason.PARTLY_MOVED
@@ -219,7 +219,7 @@ class MemoryMigrator:
 
     # --- ahead of need ----------------------------------------------------------------------------
 
-    def _remaining_budget(self) -> tuple[float, int]:
+    def _remaining_proactive_budget(self) -> tuple[float, int]:
         """Bytes in a second, and how many containers may move now; 0 where either is used up."""
         size, moves = self._agent.machine.settings.room_budget
         while self._spent and self._spent[0] <= self._clock.monotonic() - BUDGET_WINDOW_S:
@@ -227,7 +227,7 @@ class MemoryMigrator:
         return (size / 60 if moves else 0.0), max(0, moves - len(self._spent)) if size else 0
 
     async def _migrate_proactively(self) -> None:
-        agent, (_, most) = self._agent, self._remaining_budget()
+        agent, (_, most) = self._agent, self._remaining_proactive_budget()
         keep = agent.machine.settings.rebalance_headroom
         tried = agent.state.serial, keep, most
         if not most or agent.observe or not agent.synchronized:
@@ -284,9 +284,9 @@ class MemoryMigrator:
             )
 
         moved = await self._migrate_pages(
-            container_id, sources, target, goes_on, self._remaining_budget()[0]
+            container_id, sources, target, goes_on, self._remaining_proactive_budget()[0]
         )
-        self._try_later(container_id, RETRY_S)
+        self._try_later(container_id, UNMOVED_RETRY_S)
         if not moved.migrated_bytes:
             log.debug("far memory stays", container=a.full_name, bytes=far, problem=moved.obstacle)
             return

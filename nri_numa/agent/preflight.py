@@ -33,7 +33,7 @@ from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
-from nri_numa.kubelet.inherited_settings import inherit_settings
+from nri_numa.kubelet.inherited_settings import merge_kubelet_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, StateFiles
 from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -46,10 +46,10 @@ from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.store.checkpoint import LOCK_FILE_NAME
 from nri_numa.store.files import directory_problem
-from nri_numa.web.security import Certificate, TokenFile, seconds_left
+from nri_numa.web.security import Certificate, TokenFile, certificate_seconds_left
 
 _CONNECT_TIMEOUT_S = 2.0
-_MAX_FILE_BYTES = 1 << 20  # bytes of another program's file that are looked at
+_FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes of another program's file that are looked at
 
 
 class Level(StrEnum):
@@ -111,7 +111,7 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
     yield from check_kubelet(config, topology)
     yield from check_state_directory(Path(config.state_dir))
     yield from check_libraries(config)
-    yield from check_http_address(config)
+    yield from check_http_section(config)
     yield from check_numa_balancing(root)
     yield from check_interrupt_steering(config, root)
     yield from check_systemd_service(config, root)
@@ -247,7 +247,7 @@ _REQUIRED_CONTROLLERS = ("cpuset", "memory")
 
 def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the controllers are there that cpus and mems are written to."""
-    unified = _read_text_file(mount / "cgroup.controllers")
+    unified = _read_text_or_none(mount / "cgroup.controllers")
     there = (
         [n for n in _REQUIRED_CONTROLLERS if (mount / n).is_dir()]
         if unified is None
@@ -258,7 +258,7 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
     if unified is None and len(missing) == len(_REQUIRED_CONTROLLERS):
         known = {
             line.split("\t")[0]
-            for line in (_read_text_file(root / "proc/cgroups") or "").splitlines()
+            for line in (_read_text_or_none(root / "proc/cgroups") or "").splitlines()
         }
         absent = [name for name in _REQUIRED_CONTROLLERS if name not in known]
         yield _failed_finding(
@@ -281,7 +281,7 @@ def check_cgroup_controllers(mount: Path, root: Path = Path("/")) -> Iterator[Fi
         yield _passed_finding("cgroups", f"cgroup {version} with cpuset and memory")
         yield from _check_writes(mount, root)
         for name in ("kubepods.slice", "kubepods"):
-            inside = _read_text_file(mount / name / "cgroup.controllers")
+            inside = _read_text_or_none(mount / name / "cgroup.controllers")
             if inside is not None and "cpuset" not in inside.split():
                 yield _warning_finding(
                     "cgroups",
@@ -313,9 +313,9 @@ _HOST_PROCESSES = "host processes"
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     """Which processes outside of pods may run on CPUs that containers can have exclusively."""
-    from nri_numa.agent.kubelet_sync import KubeletSettings
+    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
 
-    known = KubeletSettings(config.kubelet_root)
+    known = KubeletConfigWatch(config.kubelet_root)
     known.read_config(config)
     reserved = known.effective_settings(config, topology).reserved_cpus & topology.online
     if not reserved:
@@ -334,13 +334,13 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
             f"CPUAffinity={str(reserved).replace(',', ' ')}.",
         )
         return
-    every = _cpus_of(mount) or topology.online
+    every = _read_effective_cpus(mount) or topology.online
     wider = {
         unit.name: cpus
         for unit in sorted(mount.iterdir())
         if unit.suffix in (".slice", ".scope") and not unit.name.startswith("kubepods")
         if not any(unit.glob("kubepods*"))
-        if (cpus := _cpus_of(unit) or every) - reserved
+        if (cpus := _read_effective_cpus(unit) or every) - reserved
     }
     if not wider:
         yield _passed_finding(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
@@ -354,9 +354,9 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
     )
 
 
-def _cpus_of(directory: Path) -> CPUSet:
+def _read_effective_cpus(directory: Path) -> CPUSet:
     try:
-        return CPUSet.parse((_read_text_file(directory / "cpuset.cpus.effective") or "").strip())
+        return CPUSet.parse((_read_text_or_none(directory / "cpuset.cpus.effective") or "").strip())
     except ListFormatError:
         return NO_CPUS
 
@@ -372,15 +372,15 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
         yield from _check_runtime_socket("CRI", path, remedy, "runtime.criSocket")
         return
     path = config.runtime.nri_socket
-    if not os.path.exists(path) and (lacks := containerd_lacks_nri(root)):
+    if not os.path.exists(path) and (lacks := nri_unsupported_reason(root)):
         yield _failed_finding("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
         return
-    disabled = containerd_disables_nri(root)
+    disabled = nri_disabled_reason(root)
     remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
     if disabled is None and (containerd_version(root) or (0,)) >= (2,):
         remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
     elif distribution := containerd_distribution(root):
-        remedy = f"{distribution.advice}."
+        remedy = f"{distribution.nri_enabling_hint}."
     because = "" if disabled is None else f": {disabled}"
     yield from _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because)
 
@@ -439,12 +439,12 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
         lock.close()
 
 
-def containerd_disables_nri(root: Path = Path("/")) -> str | None:
+def nri_disabled_reason(root: Path = Path("/")) -> str | None:
     """Why containerd does not serve NRI, as far as its configuration files say."""
     distribution = containerd_distribution(root)
     path = root / "etc/containerd/config.toml" if distribution is None else distribution.config
     try:
-        version, table, files = containerd_nri(path, root)
+        version, table, files = read_containerd_nri_config(path, root)
     except OSError as error:
         return None if error.filename == str(path) else f"{error.filename}: {error.strerror}"
     except ValueError as error:
@@ -465,7 +465,7 @@ def containerd_disables_nri(root: Path = Path("/")) -> str | None:
     return None
 
 
-def containerd_nri(
+def read_containerd_nri_config(
     path: Path, root: Path = Path("/")
 ) -> tuple[Any, dict[str, Any], dict[str, Path]]:
     """The version of containerd's file, the NRI table, and which file each of its keys is from.
@@ -517,7 +517,7 @@ _BINARY_DIRECTORIES = (
 _FIRST_CONTAINERD_WITH_NRI = (1, 7)
 
 
-def containerd_lacks_nri(root: Path = Path("/")) -> str:
+def nri_unsupported_reason(root: Path = Path("/")) -> str:
     """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
     version = containerd_version(root)
     if version is None or version >= _FIRST_CONTAINERD_WITH_NRI:
@@ -525,7 +525,7 @@ def containerd_lacks_nri(root: Path = Path("/")) -> str:
     return f"containerd {version[0]}.{version[1]} has no NRI, expected 1.7 or newer"
 
 
-class Distribution(NamedTuple):
+class KubernetesDistribution(NamedTuple):
     """A distribution of Kubernetes that makes containerd's configuration itself.
 
     Attributes:
@@ -536,7 +536,7 @@ class Distribution(NamedTuple):
     config: Path
 
     @property
-    def advice(self) -> str:
+    def nri_enabling_hint(self) -> str:
         """Where NRI is turned on instead, for a sentence."""
         return (
             f"{self.name} reads {self.config} and writes it anew at each start: turn NRI on in the "
@@ -545,12 +545,12 @@ class Distribution(NamedTuple):
         )
 
 
-def containerd_distribution(root: Path = Path("/")) -> Distribution | None:
+def containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | None:
     """The distribution whose containerd runs here; None where containerd is its own package."""
     for name in ("k3s", "RKE2"):
         config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
         if config.exists():
-            return Distribution(name, config)
+            return KubernetesDistribution(name, config)
     return None
 
 
@@ -650,7 +650,7 @@ def check_libraries(config: AgentConfig) -> Iterator[Finding]:
             )
 
 
-def check_http_address(config: AgentConfig) -> Iterator[Finding]:
+def check_http_section(config: AgentConfig) -> Iterator[Finding]:
     """Whether the API's address is free, or ours, and its files are in order."""
     section = config.http
     address = split_address(section.address)
@@ -690,7 +690,7 @@ def check_http_address(config: AgentConfig) -> Iterator[Finding]:
 
 
 def _check_certificate_validity(cert: str) -> Iterator[Finding]:
-    left = seconds_left(cert, time.time())
+    left = certificate_seconds_left(cert, time.time())
     if left is not None and left < 0:
         yield _failed_finding("http", f"{cert} has expired", "Renew the certificate.")
     elif left is not None and left < 14 * 86400:
@@ -730,7 +730,10 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
 
 def check_numa_balancing(root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the kernel moves pages on its own account."""
-    if (_read_text_file(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
+    if (_read_text_or_none(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in (
+        "",
+        "0",
+    ):
         yield _passed_finding(
             "kernel",
             "automatic NUMA balancing is on; pinned containers do not need it, "
@@ -752,7 +755,7 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
             "interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones"
         )
     elif any(
-        (_read_text_file(comm) or "").strip() == "irqbalance"
+        (_read_text_or_none(comm) or "").strip() == "irqbalance"
         for comm in root.glob("proc/[0-9]*/comm")
     ):
         yield _warning_finding(
@@ -772,10 +775,10 @@ def check_interrupt_steering(config: AgentConfig, root: Path = Path("/")) -> Ite
         yield _passed_finding("interrupts", "interrupts of devices can be kept off exclusive CPUs")
 
 
-def _read_text_file(path: Path) -> str | None:
+def _read_text_or_none(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+            return file.read(_FOREIGN_FILE_READ_BYTES).decode(errors="replace")
     except OSError:
         return None
 
@@ -887,7 +890,9 @@ def _check_kubelet_differences(
     if topology is None or found.facts is None:
         return
     ours = derive_settings(config)
-    adopted = inherit_settings(ours, config, found.facts, topology, build_allocator_index(topology))
+    adopted = merge_kubelet_settings(
+        ours, config, found.facts, topology, build_allocator_index(topology)
+    )
     for difference in adopted.differences:
         yield _warning_finding(
             "kubelet",
@@ -954,7 +959,7 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
         remedy += "RestrictNamespaces=net on lines of their own"
     else:
         status = dict(
-            _PROC_STATUS_PATTERN.findall(_read_text_file(root / "proc/self/status") or "")
+            _PROC_STATUS_PATTERN.findall(_read_text_or_none(root / "proc/self/status") or "")
         )
         # For another user than root, what the agent may do is not known.
         may = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
@@ -1000,14 +1005,16 @@ def _read_unit_settings(root: Path) -> list[tuple[str, str]]:
         for path in (root / directory / f"{SYSTEMD_UNIT}.d").glob("*.conf"):
             drop_ins.setdefault(path.name, path)
     paths = [units[0], *(path for _, path in sorted(drop_ins.items()))] if units else []
-    return _UNIT_SETTING_PATTERN.findall("\n".join(_read_text_file(path) or "" for path in paths))
+    return _UNIT_SETTING_PATTERN.findall(
+        "\n".join(_read_text_or_none(path) or "" for path in paths)
+    )
 
 
 def _executed_files(root: Path, program: str) -> Iterator[str]:
     """The files that are executed for a program: where its links lead, and its interpreter."""
     path = _resolve_in_root(root, program)
     yield path
-    first = (_read_text_file(root / path.lstrip("/")) or "").partition("\n")[0]
+    first = (_read_text_or_none(root / path.lstrip("/")) or "").partition("\n")[0]
     interpreter = first.removeprefix("#!").split()[:1] if first.startswith("#!") else []
     if interpreter:
         yield interpreter[0]

@@ -47,7 +47,7 @@ from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWriter,
     SystemdScopes,
-    observe_all,
+    read_actual_cgroups,
 )
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.observe.logs import get_logger
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 log = get_logger("reconcile")
 
-POLL_INTERVAL_S: Final = 0.01
+WRITE_CHECK_INTERVAL_S: Final = 0.01
 """Seconds between a write and the look at it, and between two looks."""
 REST_RATIO: Final = 10
 """A look is followed by this many times its own length of rest: a tenth of a core at most."""
@@ -76,7 +76,7 @@ SCHEDULE_INTERVAL_S: Final = 1.0
 to give to systemd: what changes again meanwhile is given once."""
 PUSH_DELAY_S: Final = 1.0
 """Seconds before a push: an update that rides on an answer has arrived by then."""
-MAX_LOG_LINES: Final = 20
+MAX_CONTAINER_LINES_PER_ROUND: Final = 20
 """Lines of one round about single containers; a thousand at once would keep requests waiting."""
 READ_BACK_DELAY_S: Final = 0.2
 """Seconds between a push and reading back what became of it."""
@@ -169,7 +169,7 @@ class Reconciler:
         self._metrics.writes_held_up.inc()
         log.warning(
             "writes of cpusets take long",
-            ids=",".join(i[:12] for i in list(ids)[:MAX_LOG_LINES]),
+            ids=",".join(i[:12] for i in list(ids)[:MAX_CONTAINER_LINES_PER_ROUND]),
             because="the kernel has another change of cgroups under way"
             if in_kernel
             else "the thread that writes got no CPU in time",
@@ -189,7 +189,7 @@ class Reconciler:
                 while True:
                     await self._wake.wait()
                     await self._clock.sleep(
-                        POLL_INTERVAL_S
+                        WRITE_CHECK_INTERVAL_S
                     )  # who writes CPUs also writes memory nodes
                     self._wake.clear()
                     began = self._clock.monotonic()
@@ -197,7 +197,7 @@ class Reconciler:
                     watch.watch_containers(
                         {i: p for i, p in self._agent.cgroup_places.items() if i not in starting}
                     )
-                    self._report_unwatched(watch.problem)
+                    self._report_watch_problem(watch.problem)
                     if self._writer.is_blocked:  # what is read now may be written over in a moment
                         await self._clock.sleep(SCHEDULE_INTERVAL_S)
                         self._wake.set()
@@ -208,7 +208,7 @@ class Reconciler:
                         daemon, self._undelivered.keys() | (written if drifts else ())
                     )
                     took = self._clock.monotonic() - began
-                    await self._clock.sleep(max(POLL_INTERVAL_S, REST_RATIO * took))
+                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, REST_RATIO * took))
             finally:
                 loop.remove_reader(watch.fd)
 
@@ -432,7 +432,7 @@ class Reconciler:
             log.info("drift is looked for again")
         self._unreadable = problem
 
-    def _report_unwatched(self, problem: str) -> None:
+    def _report_watch_problem(self, problem: str) -> None:
         """Say once that drift is found by rounds alone."""
         if problem and problem != self._unwatched:
             log.warning("some cpusets are not watched: their drift is found later", problem=problem)
@@ -615,10 +615,10 @@ def _log_each(
     fields: Callable[[Drift], dict[str, object]] = lambda c: {},
 ) -> None:
     """A line for each of the first, and one with the number of all others."""
-    for c in corrections[:MAX_LOG_LINES]:
+    for c in corrections[:MAX_CONTAINER_LINES_PER_ROUND]:
         say(event, container=c.name, id=c.container_id[:12], found=c.finding, **fields(c))
-    if len(corrections) > MAX_LOG_LINES:
-        say(more, containers=len(corrections) - MAX_LOG_LINES)
+    if len(corrections) > MAX_CONTAINER_LINES_PER_ROUND:
+        say(more, containers=len(corrections) - MAX_CONTAINER_LINES_PER_ROUND)
 
 
 # --- Looking, in a thread ---
@@ -653,7 +653,7 @@ def observe_cgroup_batch(
     reader: CgroupReader, desired: DesiredState, places: Sequence[tuple[str, CgroupPlace]]
 ) -> Observation:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
-    where, observed = dict(places), observe_all(reader, places)
+    where, observed = dict(places), read_actual_cgroups(reader, places)
     for container_id, real in observed.items():
         allocation = desired.state.allocations.get(container_id)
         if allocation is not None and allocation.lifted_quota is not None:

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from nri_numa import config as configuration
 from nri_numa.agent.assigned_files import remove_all
 from nri_numa.agent.explanations import EXPLANATIONS_FILE_NAME
-from nri_numa.agent.interrupts import Interrupts
+from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
@@ -41,7 +41,7 @@ from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState, build_node_state
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
 from nri_numa.kubelet.state_files import StateFiles
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_actual_cgroups
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA
@@ -52,7 +52,7 @@ from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import read_key
 from nri_numa.store.journal import Document, state_from
 
-_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+_CPUOrNUMASet = TypeVar("_CPUOrNUMASet", CPUSet, NUMASet)
 
 RELEASED_CHECKPOINT_NAME: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
@@ -265,7 +265,7 @@ def _kind_from_annotation(
     return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
 
 
-def _parse_list_or_none(kind: type[_Ids], text: str) -> _Ids | None:
+def _parse_list_or_none(kind: type[_CPUOrNUMASet], text: str) -> _CPUOrNUMASet | None:
     try:
         return kind.parse(text)
     except ListFormatError:
@@ -325,7 +325,7 @@ async def release_all_containers(
         planned = await _send_release(config, machine, prior, reader, dry_run, timeout, waiting)
         if dry_run:
             return ReleaseReport(containers=planned, problems=tuple(problems))
-        await asyncio.to_thread(Interrupts(config.state_dir).restore_affinity)
+        await asyncio.to_thread(InterruptSteering(config.state_dir).restore_affinity)
         remove_all(config.state_dir)
         done = await _read_back(reader, planned)
         report = ReleaseReport(containers=done, problems=tuple(problems))
@@ -335,7 +335,7 @@ async def release_all_containers(
 
 
 def _read_checkpoint_entries(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
-    path = os.path.join(config.state_dir, checkpoint.JOURNAL_FILE_NAME)
+    path = os.path.join(config.state_dir, checkpoint.CHECKPOINT_FILE_NAME)
     if not os.path.exists(path):
         return {}
     try:
@@ -411,7 +411,7 @@ async def _read_back(
     deadline = time.monotonic() + READ_BACK_STALL_S
     while open_entries and reader.detect_hierarchy():
         places = [(i, c.cgroup) for i, c in open_entries.items()]
-        seen = await asyncio.to_thread(observe_all, reader, places)
+        seen = await asyncio.to_thread(read_actual_cgroups, reader, places)
         for container_id, observed in seen.items():
             entry = open_entries[container_id]
             arrived = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (

@@ -25,14 +25,14 @@ from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.decision import MeasuredFree, NodeModel
 from nri_numa.errors import ConfigError, TopologyError
-from nri_numa.machine.hotplug import changed_fields, rediscover_topology
+from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.agent.daemon import Daemon
-    from nri_numa.agent.kubelet_sync import KubeletSettings
+    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
     from nri_numa.agent.links import NodeDevices
 
 
@@ -61,7 +61,7 @@ def prepare_config(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: NodeModel,
-    source: KubeletSettings,
+    source: KubeletConfigWatch,
 ) -> PreparedConfig:
     """Read a configuration and make everything ready; touches nothing that others use.
 
@@ -89,7 +89,7 @@ async def prepare_in_thread(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: NodeModel,
-    source: KubeletSettings,
+    source: KubeletConfigWatch,
 ) -> PreparedConfig:
     """`prepare_config` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
@@ -100,7 +100,7 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_config(daemon: Daemon, source: KubeletSettings) -> bool:
+async def apply_config(daemon: Daemon, source: KubeletConfigWatch) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
@@ -199,7 +199,7 @@ class MachineReloader:
     def _log_changes(self, before: Topology, now: Topology) -> None:
         """Say what changed since the last line, of memory no more than a line an hour."""
         self._logged_topology = before
-        found = changed_fields(before, now) if now is not before else {}
+        found = changed_texts_by_field(before, now) if now is not before else {}
         at = self._clock.monotonic()
         if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})

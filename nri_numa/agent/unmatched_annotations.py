@@ -29,7 +29,7 @@ log = get_logger("annotations")
 
 SETTLED_AFTER_S: Final = 120.0
 """Seconds without a container of a new name after which the last one is taken to be there."""
-_MAX_PODS: Final = 2048
+_MAX_PODS_WITH_PENDING_NAMES: Final = 2048
 """Pods with names that have not come yet; the oldest are forgotten."""
 
 
@@ -81,7 +81,7 @@ class UnmatchedAnnotations:
                 wrong = misspelt_prefix_sentences(pod.annotations, prefix)
                 if not wanted and not wrong:
                     continue
-                if len(self._pods) >= _MAX_PODS:
+                if len(self._pods) >= _MAX_PODS_WITH_PENDING_NAMES:
                     del self._pods[next(iter(self._pods))]
                 waiting = _PendingNames(
                     pod.namespace, pod.name, pod.uid, wanted, wrong, self._now()
@@ -102,7 +102,7 @@ class UnmatchedAnnotations:
                     pod=f"{waiting.namespace}/{waiting.name}",
                 )
 
-    def remove_pod(self, uid: str) -> None:
+    def report_and_forget_pod(self, uid: str) -> None:
         """A pod is removed: who has not come will not come."""
         waiting = self._pods.pop(uid, None)
         if waiting is not None:

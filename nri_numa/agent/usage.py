@@ -34,8 +34,8 @@ from nri_numa.machine.usage import (
     ContainerMemoryNodes,
     MachineUsage,
     local_bytes,
-    read_container,
     read_container_memory,
+    read_container_usage,
     read_usage,
 )
 from nri_numa.model.machine import NUMAMemory
@@ -402,10 +402,10 @@ class UsageWatch:
             interval=last.seconds,
             problem=self._problem,
             cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())},
-            numa_nodes=tuple(self._numa_node_load(i, last, samples) for i in sorted(last.memory)),
+            numa_nodes=tuple(self._numa_node_usage(i, last, samples) for i in sorted(last.memory)),
         )
 
-    def _numa_node_load(
+    def _numa_node_usage(
         self, i: int, last: UsageSample, samples: list[UsageSample]
     ) -> NUMANodeLoad:
         one, remote = last.memory[i], last.remote[i]
@@ -441,10 +441,10 @@ class UsageWatch:
             if place is None:
                 return use
             arguments = reader, place, self._cgroup_root, page
-            first = await asyncio.to_thread(read_container, *arguments)
+            first = await asyncio.to_thread(read_container_usage, *arguments)
             begun = time.monotonic()
             await asyncio.sleep(CONTAINER_MEASURE_S)
-            second = await asyncio.to_thread(read_container, *arguments)
+            second = await asyncio.to_thread(read_container_usage, *arguments)
             seconds = time.monotonic() - begun
         if first is None or second is None:
             return replace(use, problem="it has no cgroup that can be read")

@@ -101,7 +101,7 @@ class LiveView:
             on_exclusive_cpus=sum(one.on_exclusive_cpus for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.granted_cpus),
             kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
-            link=self._runtime.status_facts(),
+            link=self._runtime.link_document(),
             checkpoint=shown.Checkpoint(
                 written_at=agent.checkpoint.written_at, problem=agent.checkpoint.write_problem
             ),
@@ -109,7 +109,7 @@ class LiveView:
 
     def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link, problem = self._runtime.status_facts(), self._agent.checkpoint.write_problem
+        link, problem = self._runtime.link_document(), self._agent.checkpoint.write_problem
         reason = link.pending_registration
         if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""

@@ -15,8 +15,8 @@ from urllib.parse import quote
 from nri_numa.cli.common import Failure, InputError, Unreachable, load_command_config
 from nri_numa.text import escape_unprintable
 
-REQUEST_TIMEOUT_S: Final = 5.0
-MAX_ANSWER_BYTES: Final = 64 << 20
+AGENT_REQUEST_TIMEOUT_S: Final = 5.0
+MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
 
 
 class UnknownToAgent(Failure):
@@ -59,7 +59,7 @@ class AgentClient:
         token: str = "",
         ca_file: str = "",
         *,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float = AGENT_REQUEST_TIMEOUT_S,
     ) -> None:
         scheme, _, rest = address.rpartition("://")
         if address.startswith("/"):
@@ -110,7 +110,7 @@ class AgentClient:
             with closing(self._connect()) as connection:
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
-                body = response.read(MAX_ANSWER_BYTES)
+                body = response.read(MAX_AGENT_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
@@ -190,7 +190,7 @@ def new_agent_client(
     ca_file: str | None,
     config: str | None = None,
     *,
-    timeout: float = REQUEST_TIMEOUT_S,
+    timeout: float = AGENT_REQUEST_TIMEOUT_S,
 ) -> AgentClient:
     """The client for the given `api_options`, or for what the configuration says."""
     token = token_file or ""

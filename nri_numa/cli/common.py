@@ -204,7 +204,7 @@ listing_option = output_option("table", "wide", "json", "yaml")
 # --- The configuration --------------------------------------------------------------------------
 
 
-def config_path(given: str | None) -> str | None:
+def find_config_path(given: str | None) -> str | None:
     """The file to read: the given one, or the default one where it exists."""
     if given:
         return given
@@ -220,7 +220,9 @@ def load_command_config(given: str | None) -> AgentConfig:
     from nri_numa import config as configuration
 
     with translate_errors():
-        return configuration.load_config(config_path(given), os.environ, command_line_settings())
+        return configuration.load_config(
+            find_config_path(given), os.environ, command_line_settings()
+        )
 
 
 def run_service(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:

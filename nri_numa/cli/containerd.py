@@ -19,14 +19,14 @@ import click
 
 from nri_numa.agent.preflight import (
     containerd_distribution,
-    containerd_lacks_nri,
-    containerd_nri,
     nri_section,
+    nri_unsupported_reason,
+    read_containerd_nri_config,
 )
 from nri_numa.cli.common import Failure, InputError
 from nri_numa.store.files import replace_file
 
-DEFAULT_CONFIG = "/etc/containerd/config.toml"
+DEFAULT_CONTAINERD_CONFIG_PATH = "/etc/containerd/config.toml"
 NRI_PLUGIN_NAME = "io.containerd.nri.v1.nri"
 _NRI_SECTION_PATTERN = re.compile(
     rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NRI_PLUGIN_NAME)}\1[ \t]*\]"
@@ -50,7 +50,7 @@ class FileChange(NamedTuple):
 def plan_fix(path: Path) -> FileChange | None:
     """The change that turns NRI on; None when it is on."""
     try:
-        version, table, files = containerd_nri(path)
+        version, table, files = read_containerd_nri_config(path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(path):
             return _plan_new_file(path, 2)
@@ -133,10 +133,10 @@ def fix_containerd_config(config: str, *, write: bool) -> None:
     Raises:
         Failure: this containerd has no NRI, or a distribution or another file system has the file.
     """
-    if lacks := containerd_lacks_nri():
+    if lacks := nri_unsupported_reason():
         raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
-    if (distribution := containerd_distribution()) and config == DEFAULT_CONFIG:
-        raise Failure(f"{distribution.advice}:\n{_NRI_SECTION}")
+    if (distribution := containerd_distribution()) and config == DEFAULT_CONTAINERD_CONFIG_PATH:
+        raise Failure(f"{distribution.nri_enabling_hint}:\n{_NRI_SECTION}")
     if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
         raise Failure(
             f"this pod does not see {config}; in that file of the node set:\n{_NRI_SECTION}"

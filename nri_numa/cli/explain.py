@@ -111,7 +111,7 @@ def explain(
     if kubelet and len(spaces) == 1:
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
         with show_progress("asking the kubelet"):
-            document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
+            document["kubelet"] = query_kubelet_grants(kubelet_root, spaces[0], pod)
         for sentence in kubelet_sentences(
             document["kubelet"], document["explanations"], only_differences=not verbose
         ):
@@ -242,7 +242,7 @@ def _memory_location_lines(assignment: dict[str, Any]) -> Iterator[str]:
 # --- What the kubelet gave -----------------------------------------------------------------------
 
 
-def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
+def query_kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
     """What the kubelet of this node gave to a pod, or ``problem`` where it does not answer."""
     from nri_numa.kubelet.pod_resources import query_pod
 

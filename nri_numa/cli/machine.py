@@ -57,7 +57,7 @@ from nri_numa.text import (
     BadQuantity,
     escape_unprintable,
     human_bytes,
-    page_size,
+    page_bytes_of_resource,
     whole_bytes,
 )
 
@@ -75,7 +75,7 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
     out, however long the lines get.
     """
-    given = load_machine(machine, sysfs_root)
+    given = machine_argument(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
         devices = () if tree is None else pci_devices(tree)
@@ -390,7 +390,7 @@ MAX_SYNTHETIC_CPUS: Final = 4096
 """More CPUs than this take seconds to build and belong to no machine."""
 
 
-def load_machine(machine: str | None, sysfs_root: str | None) -> str | None:
+def machine_argument(machine: str | None, sysfs_root: str | None) -> str | None:
     """What ``--machine`` or ``--sysfs-root`` names; None for the machine that this runs on."""
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
@@ -444,7 +444,7 @@ def parse_synthetic(text: str) -> Topology:
             raise ValueError(f"{key} is given twice; expected it once")
         try:
             if key.startswith(HUGEPAGES_PREFIX):
-                hugepages[page_size(key)] = whole_bytes(value)
+                hugepages[page_bytes_of_resource(key)] = whole_bytes(value)
                 continue
             if key not in SYNTHETIC_KEYS:
                 near = difflib.get_close_matches(key, SYNTHETIC_KEYS, n=1)

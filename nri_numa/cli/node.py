@@ -29,7 +29,7 @@ from nri_numa.cli.common import (
     sysfs_setting,
     translate_errors,
 )
-from nri_numa.cli.common import config_path as default_path
+from nri_numa.cli.common import find_config_path as default_path
 from nri_numa.cli.output import (
     TABLE_FORMATS,
     Column,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.preflight import Finding
     from nri_numa.agent.release import ReleasedContainer, ReleaseReport
 
-_CONTAINER_COLUMNS: Final = ("NAMESPACE", "POD", "CONTAINER")
+_CONTAINER_NAME_COLUMNS: Final = ("NAMESPACE", "POD", "CONTAINER")
 _CPUSET_COLUMNS: Final = (Column("CPUS", ColumnKind.LIST), Column("MEMS", ColumnKind.LIST))
 
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -159,14 +159,16 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
 
     Works while the agent runs. Exit code 1 when the checkpoint is damaged, 3 when there is none.
     """
-    from nri_numa.store.checkpoint import JOURNAL_FILE_NAME
+    from nri_numa.store.checkpoint import CHECKPOINT_FILE_NAME
 
     path = (
-        Path(file) if file else Path(load_command_config(config_path).state_dir, JOURNAL_FILE_NAME)
+        Path(file)
+        if file
+        else Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
     )
     with suppress(OSError):  # where it cannot even be looked for, reading it says why
         if file and not path.exists():
-            usual = Path(load_command_config(config_path).state_dir, JOURNAL_FILE_NAME)
+            usual = Path(load_command_config(config_path).state_dir, CHECKPOINT_FILE_NAME)
             expected = f"expected a checkpoint such as {usual}"
             raise Unreachable(f"{file}: there is no such file; {expected}")
     with show_progress(f"reading {path}"):
@@ -230,7 +232,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
         return
     cpus, mems = Column("CPUS OR NODES", ColumnKind.LIST), _CPUSET_COLUMNS[1]
     yield from render_table(
-        (*_CONTAINER_COLUMNS, Column("KIND"), cpus, mems, Column("AGE")),
+        (*_CONTAINER_NAME_COLUMNS, Column("KIND"), cpus, mems, Column("AGE")),
         [
             (
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
@@ -340,7 +342,7 @@ def _release_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
 
     changed = [c for c in report.containers if c.has_changes]
     if changed:
-        head = (*_CONTAINER_COLUMNS, *_CPUSET_COLUMNS, Column("LIMIT"), Column("RESULT"))
+        head = (*_CONTAINER_NAME_COLUMNS, *_CPUSET_COLUMNS, Column("LIMIT"), Column("RESULT"))
         yield from render_table(head, [_container_row(c) for c in changed])
         yield ""
     count = Counter(c.result for c in report.containers)

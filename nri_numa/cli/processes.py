@@ -20,7 +20,7 @@ from nri_numa.cli.common import (
     command_line_settings,
     config_error_message,
     config_option,
-    config_path,
+    find_config_path,
     load_command_config,
     log_settings,
     nri_socket_setting,
@@ -127,7 +127,7 @@ def load_and_run_daemon(
     from nri_numa import config as configuration
     from nri_numa.observe import logs
 
-    path = config_path(given)
+    path = find_config_path(given)
     env = dict(os.environ)
 
     early, unusable = "", None

@@ -20,7 +20,7 @@ from nri_numa.cli.common import (
     sysfs_option,
     translate_errors,
 )
-from nri_numa.cli.common import config_path as default_path
+from nri_numa.cli.common import find_config_path as default_path
 from nri_numa.cli.output import write_output
 from nri_numa.errors import ConfigError
 from nri_numa.model.machine import count_text
@@ -124,16 +124,16 @@ def simulate(
             )
         ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
-    from nri_numa.cli.machine import load_machine, read_machine
+    from nri_numa.cli.machine import machine_argument, read_machine
     from nri_numa.simulate.manifests import read_files
     from nri_numa.simulate.pods import ineffective_annotation_sentences
     from nri_numa.simulate.simulator import plan_actions
     from nri_numa.simulate.simulator import simulate_plan as run
 
-    given = load_machine(machine, sysfs_root)
+    given = machine_argument(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         topology, tree = read_machine(given)
-        reading = _measured_free(given, topology) if live_memory and tree is not None else None
+        reading = _read_measured_free(given, topology) if live_memory and tree is not None else None
     # The configuration of this node says nothing about other machines.
     path = config_path if given else default_path(config_path)
     values = [_parse_settings("--set", settings)]
@@ -160,7 +160,7 @@ def simulate(
     refused = any(one.first_refused is not None for one in runs)
     mistaken = ineffective_annotation_sentences(manifests.workloads, first.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
-    notes += [*_collect_warnings(result), *_memory_policies(result)]
+    notes += [*_collect_warnings(result), *_memory_policy_notes(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration. This simulation takes it to be on, "
@@ -210,7 +210,7 @@ def _collect_warnings(result: Simulation) -> list[str]:
     ]
 
 
-def _memory_policies(result: Simulation) -> list[str]:
+def _memory_policy_notes(result: Simulation) -> list[str]:
     """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
     from nri_numa.model.workload import MIN_KERNEL_VERSIONS, MIN_RUNTIMES_TEXT, MemoryPolicy
 
@@ -259,7 +259,7 @@ def _simulate_cluster(
     )
 
 
-def _measured_free(given: str | None, topology: Topology) -> MeasuredFree:
+def _read_measured_free(given: str | None, topology: Topology) -> MeasuredFree:
     """What the machine's kernel has left."""
     from nri_numa.engine.decision import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
@@ -302,7 +302,7 @@ def _parse_settings(option: str, texts: Iterable[str]) -> dict[str, object]:
         if key in found:
             raise click.UsageError(f"{option} {text}: {key} is given twice; expected it once")
         try:
-            found[key] = value if isinstance(leaf.default, str) else safe_yaml.parse(value)
+            found[key] = value if isinstance(leaf.default, str) else safe_yaml.parse_yaml12(value)
         except safe_yaml.YAMLProblem as problem:
             raise click.UsageError(f"{option} {text}: {problem}") from problem
     return found
@@ -320,19 +320,19 @@ def _build_machine(
     from nri_numa.engine.cpus.index import build_allocator_index
     from nri_numa.engine.decision import NodeModel
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
-    from nri_numa.kubelet.inherited_settings import InheritedSettings, inherit_settings
+    from nri_numa.kubelet.inherited_settings import MergedSettings, merge_kubelet_settings
 
     with translate_errors():
         config = configuration.load_config(path, {}, values)
         problems = configuration.validate_config(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    one, ours = config.kubelet, InheritedSettings(settings=configuration.derive_settings(config))
+    one, ours = config.kubelet, MergedSettings(settings=configuration.derive_settings(config))
     found = read_kubelet_config(
         one.config if here else CONFIG_OFF, one.config_dir, config.kubelet_root
     )
     if found.facts is not None:
-        ours = inherit_settings(
+        ours = merge_kubelet_settings(
             ours.settings, config, found.facts, topology, build_allocator_index(topology)
         )
     machine = NodeModel(topology=topology, settings=ours.settings)

@@ -50,7 +50,7 @@ _COMPARISON_COLUMNS: Final = (
     *(Column("A CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=1)),
     *(Column("B CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=2)),
 )
-_FILL_COMPARISON_COLUMNS: Final = (
+_FINAL_FILL_COMPARISON_COLUMNS: Final = (
     *(Column("NUMA NODE"), Column("A AFTER", drop_rank=3), Column("CPUS FREE"), _MEMORY_FREE),
     *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE),
 )
@@ -76,7 +76,7 @@ def report_lines(
         if lines := [line for event in result.events for line in about(event)]:
             yield from (heading, *lines, "")
     yield "How full"
-    yield from render_table(_FILL_COLUMNS, _fill_table(result))
+    yield from render_table(_FILL_COLUMNS, _node_fill_rows(result))
     yield ""
     yield from _verdict_lines(result)
     yield from _note_lines(notes)
@@ -116,7 +116,7 @@ def comparison_lines(
         [i, *_usage_cells(first.final_fill[i]), *_usage_cells(second.final_fill[i])]
         for i in first.final_fill
     ]
-    yield from render_table(_FILL_COMPARISON_COLUMNS, rows)
+    yield from render_table(_FINAL_FILL_COMPARISON_COLUMNS, rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
         total, *rest = _verdict_lines(result, trace=False)
@@ -236,7 +236,7 @@ def _changed_cpus_lines(event: SimulatedEvent) -> Iterator[str]:
         yield f"  {event.number}: and {len(names) - MAX_NAMED_CONTAINERS} more"
 
 
-def _fill_table(result: Simulation) -> Iterator[list[object]]:
+def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
     for i, after in result.final_fill.items():
         before = result.initial_fill[i]
         idle = f" (+{after.idle_siblings} idle)" if after.idle_siblings else ""

@@ -9,13 +9,13 @@ from msgspec.structs import asdict
 
 from nri_numa.config.sections import AgentConfig, NamespaceQuotaDocument, Quantity, Quotas
 from nri_numa.config.values import (
-    page_size,
-    parse_amount,
+    page_bytes_of_type,
+    parse_cpu_amount,
     parse_cpus,
     parse_duration,
+    parse_memory_bytes,
     parse_numa_nodes,
-    parse_pool,
-    parse_quantity,
+    parse_pool_floor,
 )
 from nri_numa.model.settings import (
     Limits,
@@ -73,9 +73,13 @@ def derive_settings(config: AgentConfig) -> Settings:
             Rule(**asdict(one.match), values=annotation_texts(one.keys)) for one in config.rules
         ),
         "reserved_cpus": parse_cpus(config.reserved_cpus),
-        "reserved_memory": {i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
+        "reserved_memory": {i: parse_memory_bytes(q.get("memory", 0)) for i, q in reserved.items()},
         "reserved_hugepages": {
-            i: {page_size(t): parse_quantity(q) for t, q in types.items() if t != "memory"}
+            i: {
+                page_bytes_of_type(t): parse_memory_bytes(q)
+                for t, q in types.items()
+                if t != "memory"
+            }
             for i, types in reserved.items()
             if types.keys() - {"memory"}
         },
@@ -104,10 +108,10 @@ def derive_settings(config: AgentConfig) -> Settings:
         "rebalance_moves": config.room.max_moves,
         "rebalance_headroom": (
             config.room.headroom.cpus,
-            parse_quantity(config.room.headroom.memory),
+            parse_memory_bytes(config.room.headroom.memory),
         ),
         "room_budget": (
-            parse_quantity(config.room.budget.bytes),
+            parse_memory_bytes(config.room.budget.bytes),
             config.room.budget.moves_per_hour,
         ),
     }
@@ -125,7 +129,7 @@ def _derive_limits(config: AgentConfig) -> Limits:
     quotas, pool = config.quotas, config.shared_pool
     return Limits(
         quota=_derive_quota(quotas),
-        idle_siblings=parse_amount(quotas.idle_cpus),
+        idle_siblings=parse_cpu_amount(quotas.idle_cpus),
         namespaces=tuple(
             NamespaceQuota(
                 name=f"quotas.namespaces[{number}]",
@@ -134,10 +138,12 @@ def _derive_limits(config: AgentConfig) -> Limits:
             )
             for number, one in enumerate(quotas.namespaces)
         ),
-        pool=parse_pool(pool.cpus),
-        numa_pool=parse_amount(pool.numa_node_cpus),
+        pool=parse_pool_floor(pool.cpus),
+        numa_pool=parse_cpu_amount(pool.numa_node_cpus),
     )
 
 
 def _derive_quota(of: Quotas | NamespaceQuotaDocument) -> Quota:
-    return Quota(exclusive=parse_amount(of.exclusive_cpus), listed=parse_amount(of.listed_cpus))
+    return Quota(
+        exclusive=parse_cpu_amount(of.exclusive_cpus), listed=parse_cpu_amount(of.listed_cpus)
+    )

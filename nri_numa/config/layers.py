@@ -46,7 +46,7 @@ Document = dict[str, Any]
 
 
 @functools.cache
-def environment_names() -> dict[str, str]:
+def config_path_by_environment_name() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
     return {
         _environment_name(path): path for path in config_keys() if path not in _DOCUMENT_TYPE_KEYS
@@ -142,7 +142,7 @@ def parse_text(text: str, source: str) -> Document:
 def _parse_yaml(text: str) -> Any:
     from nri_numa import safe_yaml  # only where there is a text to read
 
-    return safe_yaml.parse(text)
+    return safe_yaml.parse_yaml12(text)
 
 
 def read_file(path: str) -> Document:
@@ -163,7 +163,7 @@ def read_file(path: str) -> Document:
 
 
 def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
-    names = environment_names()
+    names = config_path_by_environment_name()
     # Short names are laid first, so that the full name of a key wins over its short one.
     for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_NAMES:

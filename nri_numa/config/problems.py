@@ -14,15 +14,15 @@ from nri_numa.config.derived import annotation_texts, driver_sockets, reserved_t
 from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, config_keys
 from nri_numa.config.values import (
     DAY_S,
-    LONGEST_SOCKET,
+    MAX_SOCKET_PATH_BYTES,
     is_loopback,
-    page_size,
-    parse_amount,
+    page_bytes_of_type,
+    parse_cpu_amount,
     parse_cpus,
     parse_duration,
+    parse_memory_bytes,
     parse_numa_nodes,
-    parse_pool,
-    parse_quantity,
+    parse_pool_floor,
     split_address,
 )
 from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level, check_value
@@ -47,7 +47,7 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
         *_check_permissions(config),
         *_check_namespace_quotas(config),
         *_check_reserved_resources(config),
-        *_kubelet_options(config),
+        *_kubelet_option_problems(config),
     ]
     return found if topology is None else found + list(_against_machine(config, topology))
 
@@ -91,9 +91,9 @@ def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
     if _is_exposed(http.address):
         if http.token_file:
             if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
-                yield _plaintext_token_problem("http", "tokenFile", http.address)
+                yield _plaintext_token_text("http", "tokenFile", http.address)
         elif not http.allow_anonymous:
-            yield _exposed_problem("http", http.address, "tokenFile")
+            yield _exposed_server_text("http", http.address, "tokenFile")
     if _is_exposed(config.publish.address):
         yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
     page = controller.page
@@ -106,11 +106,11 @@ def _check_exposed_servers(config: AgentConfig) -> Iterator[str]:
         tokens = controller.token_file or (page.enabled and page.token_file)
         if tokens and not (controller.tls_cert or controller.allow_plaintext_token):
             key = "tokenFile" if controller.token_file else "page.tokenFile"
-            yield _plaintext_token_problem("controller", key, controller.address)
+            yield _plaintext_token_text("controller", key, controller.address)
     if scheduler.address == "off":
         yield "scheduler.address: 'off', expected host:port, where kube-scheduler can reach it"
     if _is_exposed(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):
-        yield _exposed_problem("scheduler", scheduler.address, "clientCA")
+        yield _exposed_server_text("scheduler", scheduler.address, "clientCA")
 
 
 def _is_exposed(address: str) -> bool:
@@ -119,7 +119,7 @@ def _is_exposed(address: str) -> bool:
     return host_port is not None and not is_loopback(host_port[0])
 
 
-def _plaintext_token_problem(section: str, key: str, address: str) -> str:
+def _plaintext_token_text(section: str, key: str, address: str) -> str:
     return (
         f"{section}.{key}: clients would send the token to {address} unencrypted; set "
         f"{section}.tlsCert and {section}.tlsKey, or listen on 127.0.0.1, or set "
@@ -127,7 +127,7 @@ def _plaintext_token_problem(section: str, key: str, address: str) -> str:
     )
 
 
-def _exposed_problem(section: str, address: str, key: str) -> str:
+def _exposed_server_text(section: str, address: str, key: str) -> str:
     return (
         f"{section}.address: {address} can be reached from other machines; set {section}.{key}, or "
         f"{section}.allowAnonymous: true, or listen on 127.0.0.1"
@@ -182,10 +182,10 @@ def _check_dra(config: AgentConfig) -> Iterator[str]:
         )
     driver = config.dra.driver
     longest = max(len(path.encode()) for path in driver_sockets(config.kubelet_root, driver))
-    if longest > LONGEST_SOCKET:
+    if longest > MAX_SOCKET_PATH_BYTES:
         yield (
             f"dra.driver: {driver[:120]!r} makes a socket's path of {longest} bytes below "
-            f"kubeletRoot, expected at most {LONGEST_SOCKET}"
+            f"kubeletRoot, expected at most {MAX_SOCKET_PATH_BYTES}"
         )
 
 
@@ -235,8 +235,8 @@ def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
         path = f"quotas.namespaces[{number}]"
         if not one.namespaces:
             yield f"{path}.namespaces: is empty, expected at least one namespace"
-        yield from _check_value(f"{path}.exclusiveCPUs", parse_amount, one.exclusive_cpus)
-        yield from _check_value(f"{path}.listedCPUs", parse_amount, one.listed_cpus)
+        yield from _check_value(f"{path}.exclusiveCPUs", parse_cpu_amount, one.exclusive_cpus)
+        yield from _check_value(f"{path}.listedCPUs", parse_cpu_amount, one.listed_cpus)
 
 
 # --- What is reserved ---------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def _check_reserved_resources(config: AgentConfig) -> Iterator[str]:
                 yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
     for path, _, resource, quantity in _reserved_memory(config):
         if resource != "memory":
-            yield from _check_value(path, page_size, resource)
-        yield from _check_value(path, parse_quantity, quantity)
+            yield from _check_value(path, page_bytes_of_type, resource)
+        yield from _check_value(path, parse_memory_bytes, quantity)
     if config.strict_reserved and config.reserved_cpus == "":
         yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
 
@@ -276,7 +276,7 @@ def _reserved_memory(config: AgentConfig) -> Iterator[tuple[str, int, str, str |
 # the kubelet.
 
 
-def _kubelet_options(config: AgentConfig) -> Iterator[str]:
+def _kubelet_option_problems(config: AgentConfig) -> Iterator[str]:
     if config.align_by_socket:
         for path in _paths_with_value(config, "policy", "single-numa-node"):
             yield (
@@ -313,7 +313,7 @@ def _paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str
 
 def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """What the machine does not have; values that cannot be read are reported already."""
-    floor, cpus = _parse_or_none(parse_pool, config.shared_pool.cpus), len(topology.allowed)
+    floor, cpus = _parse_or_none(parse_pool_floor, config.shared_pool.cpus), len(topology.allowed)
     if floor is not None and floor.cpus_of_total(cpus) >= cpus:
         yield (
             f"sharedPool.cpus: {floor} is the whole machine, which has {cpus} CPUs; no CPU could "
@@ -342,7 +342,10 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
 def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[str]:
     for path, i, resource, quantity in _reserved_memory(config):
         numa_node = topology.numa_nodes.get(i)
-        bytes_, size = _parse_or_none(parse_quantity, quantity), _parse_or_none(page_size, resource)
+        bytes_, size = (
+            _parse_or_none(parse_memory_bytes, quantity),
+            _parse_or_none(page_bytes_of_type, resource),
+        )
         if numa_node is None or bytes_ is None or (size is None and resource != "memory"):
             continue
         capacity = numa_node.memory_bytes if size is None else numa_node.hugepages.get(size, 0)

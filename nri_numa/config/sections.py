@@ -21,7 +21,13 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from nri_numa.config import values
-from nri_numa.config.values import AUTO, DAY_S, LONGEST_SOCKET, absolute_path_check, duration_check
+from nri_numa.config.values import (
+    AUTO,
+    DAY_S,
+    MAX_SOCKET_PATH_BYTES,
+    absolute_path_check,
+    duration_check,
+)
 from nri_numa.model.settings import (
     ANY_KEY,
     CPUOrder,
@@ -50,7 +56,7 @@ def with_parser(parse: Callable[[Any], object]) -> Meta:
     return Meta(extra={"check": parse})
 
 
-AT_START: Final = Meta(extra={"restart": True})
+RESTART_REQUIRED: Final = Meta(extra={"restart": True})
 """Read once: a reload leaves the key, or the whole section, as it was."""
 
 API_VERSION: Final = "nri-numa/v1"
@@ -59,7 +65,7 @@ CONFIG_KIND: Final = "AgentConfig"
 Text = Annotated[str, Meta(min_length=1)]
 AnnotationValue = str | int
 Quantity = str | int
-Amount = Annotated[str | int, with_parser(values.parse_amount)]
+Amount = Annotated[str | int, with_parser(values.parse_cpu_amount)]
 CPUList = Annotated[str | int, with_parser(values.parse_cpus)]
 NUMAList = Annotated[str | int, with_parser(values.parse_numa_nodes)]
 Duration = Annotated[str | float, with_parser(values.parse_duration)]
@@ -102,7 +108,7 @@ class PermissionDocument(Section, frozen=True):
 class SharedPool(Section, frozen=True):
     """What stays for containers without exclusive CPUs."""
 
-    cpus: Annotated[str | int, with_parser(values.parse_pool)] = AUTO
+    cpus: Annotated[str | int, with_parser(values.parse_pool_floor)] = AUTO
     """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
     as 10%. auto is 1 where reservedCPUs are part of the pool, else a twentieth of the CPUs, at
     least 1."""
@@ -168,11 +174,11 @@ class Runtime(Section, frozen=True):
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
     start, and refusals stop nothing (docs/install.md)."""
-    nri_socket: Annotated[Text, with_parser(absolute_path_check(LONGEST_SOCKET))] = (
+    nri_socket: Annotated[Text, with_parser(absolute_path_check(MAX_SOCKET_PATH_BYTES))] = (
         "/var/run/nri/nri.sock"
     )
     """Unix socket on which the runtime serves NRI."""
-    cri_socket: Annotated[Text, with_parser(values.socket_address)] = (
+    cri_socket: Annotated[Text, with_parser(values.check_socket_address)] = (
         "/run/containerd/containerd.sock"
     )
     """Unix socket on which the runtime serves CRI; for link: cri."""
@@ -206,7 +212,7 @@ class HTTP(Section, frozen=True):
     address: Address = "127.0.0.1:9891"
     """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
     allowAnonymous."""
-    socket: Annotated[str, with_parser(absolute_path_check(LONGEST_SOCKET, empty=True))] = ""
+    socket: Annotated[str, with_parser(absolute_path_check(MAX_SOCKET_PATH_BYTES, empty=True))] = ""
     """Unix socket to serve the API on besides, for nri-numa publish; empty for none. Its user and
     the group of its directory may connect, without a token."""
     token_file: str = ""
@@ -227,7 +233,7 @@ class HTTP(Section, frozen=True):
 class DevicePluginSection(Section, frozen=True):
     """``nri-numa device-plugin``; the agent reads none of it."""
 
-    resource_name: Annotated[Text, with_parser(values.extended_resource)] = (
+    resource_name: Annotated[Text, with_parser(values.check_extended_resource)] = (
         "numa.example.com/exclusive-cpu"
     )
     """Name of the extended resource that the scheduler counts exclusive CPUs by; outside
@@ -239,7 +245,7 @@ class DevicePluginSection(Section, frozen=True):
         Text,
         with_parser(
             absolute_path_check(
-                LONGEST_SOCKET - len("/kubelet.sock"),
+                MAX_SOCKET_PATH_BYTES - len("/kubelet.sock"),
                 why=", because sockets in it have no longer paths",
             )
         ),
@@ -264,7 +270,7 @@ class Devices(Section, frozen=True):
     /proc/driver/nvidia."""
     cdi: bool = True
     """Names of the Container Device Interface, with its files."""
-    cdi_directories: Annotated[tuple[str, ...], with_parser(values.check_paths)] = (
+    cdi_directories: Annotated[tuple[str, ...], with_parser(values.check_absolute_paths)] = (
         "/etc/cdi",
         "/var/run/cdi",
     )
@@ -287,7 +293,7 @@ class DRA(Section, frozen=True):
     enabled: bool = False
     """Serve the kubelet as a DRA driver, and publish each NUMA node as a device with consumable
     capacity. Needs nri-numa publish, Kubernetes 1.36 or newer, and a runtime with CDI."""
-    driver: Annotated[str, with_parser(values.driver_name)] = "dra.numa.example.com"
+    driver: Annotated[str, with_parser(values.check_driver_name)] = "dra.numa.example.com"
     """Name of the driver, in ResourceSlices and DeviceClasses; best below a domain of yours."""
     list_attributes: bool = False
     """Publish attributes that have several values as lists. Only where API server and scheduler
@@ -331,7 +337,7 @@ class Publish(Section, frozen=True):
     numatopology: bool = False
     """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
     cluster and the rights to create and patch it."""
-    otlp_endpoint: Annotated[str, with_parser(values.query_url)] = ""
+    otlp_endpoint: Annotated[str, with_parser(values.check_prometheus_url)] = ""
     """OTLP receiver over HTTP, such as http://127.0.0.1:4318, that gets a span of each request of
     the runtime that was decided; empty for none. Needs nri-numa[otel]."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
@@ -359,7 +365,7 @@ class OfflineCapacitySection(Section, frozen=True):
 class Prometheus(Section, frozen=True):
     """Capacity factors from a query."""
 
-    url: Annotated[str, with_parser(values.query_url)] = ""
+    url: Annotated[str, with_parser(values.check_prometheus_url)] = ""
     """Of the server, such as http://prometheus:9090; empty for none."""
     query: str = ""
     """Instant query whose samples are capacity factors from 0 to 1, one for each NUMA node of each
@@ -441,7 +447,7 @@ class PageSection(Section, frozen=True):
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
     which capacity is PUT. Needed wider than loopback."""
-    node_url: Annotated[str, with_parser(values.page_url)] = ""
+    node_url: Annotated[str, with_parser(values.check_page_url)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
 
@@ -498,7 +504,7 @@ class MissingTopologyAction(StrEnum):
     ALLOW = "allow"
 
 
-LONGEST_BIND: Final = 4.0
+MAX_BIND_TIMEOUT_S: Final = 4.0
 """Seconds; a Lease that was lost is taken by another replica 5 s after the last renewal counted."""
 
 
@@ -529,7 +535,9 @@ class Scheduling(Section, frozen=True):
     """Of the nodes with room filter names those that suit best, so that the scheduler needs no
     prioritizeVerb; false where one is configured, or where another extender filters after this
     one."""
-    bind_timeout: Annotated[str | float, with_parser(duration_check(0.1, LONGEST_BIND))] = "4s"
+    bind_timeout: Annotated[str | float, with_parser(duration_check(0.1, MAX_BIND_TIMEOUT_S))] = (
+        "4s"
+    )
     """Time for one binding; below the scheduler's httpTimeout, at most 4s."""
     settle: Annotated[str | float, with_parser(duration_check(0, 600))] = "10s"
     """Time from the start of a pod's containers until its node's NodeResourceTopology counts them,
@@ -559,9 +567,9 @@ class Log(Section, frozen=True):
 
     level: LogLevel = LogLevel.INFO
     """Least severe line that is written."""
-    format: Annotated[LogFormat, AT_START] = LogFormat.LOGFMT
+    format: Annotated[LogFormat, RESTART_REQUIRED] = LogFormat.LOGFMT
     """logfmt (key=value) or json."""
-    file: Annotated[str, AT_START] = ""
+    file: Annotated[str, RESTART_REQUIRED] = ""
     """File to append to instead of standard error. A plugin that the runtime launched has no
     standard error and writes to the journal without this."""
 
@@ -593,14 +601,14 @@ class RebalanceHeadroom(Section, frozen=True):
     cpus: Annotated[int, Meta(ge=0, le=8192)] = 0
     """While no pod starts, movable containers move so that a container with so many exclusive CPUs
     would fit. 0 beside memory 0 is off."""
-    memory: Annotated[Quantity, with_parser(values.parse_quantity)] = 0
+    memory: Annotated[Quantity, with_parser(values.parse_memory_bytes)] = 0
     """Its memory: bytes, or a text such as 16Gi."""
 
 
 class RebalanceBudget(Section, frozen=True):
     """What may move ahead of need: for room.keep and room.farPages, never for a waiting pod."""
 
-    bytes: Annotated[Quantity, with_parser(values.parse_quantity)] = "1Gi"
+    bytes: Annotated[Quantity, with_parser(values.parse_memory_bytes)] = "1Gi"
     """Memory that moves in a minute at most; 0: none ever."""
     moves_per_hour: Annotated[int, Meta(ge=0)] = msgspec.field(name="moves", default=12)
     """Containers that move in an hour at most; 0: none ever."""
@@ -611,8 +619,8 @@ class Rebalance(Section, frozen=True):
 
     max_moves: Annotated[int, Meta(ge=0, le=3)] = msgspec.field(name="moves", default=2)
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
-    max_remote_memory_fraction: Annotated[float, Meta(ge=0, le=1), AT_START] = msgspec.field(
-        name="farPages", default=1.0
+    max_remote_memory_fraction: Annotated[float, Meta(ge=0, le=1), RESTART_REQUIRED] = (
+        msgspec.field(name="farPages", default=1.0)
     )
     """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
     not its own. Where it is more, or memory runs short there that others were given, and more than
@@ -674,45 +682,45 @@ class MeasuredCapacity(Section, frozen=True):
 class AgentConfig(Section, frozen=True):
     """The whole configuration of the node agent."""
 
-    api_version: Annotated[Literal["nri-numa/v1"], AT_START] = API_VERSION
+    api_version: Annotated[Literal["nri-numa/v1"], RESTART_REQUIRED] = API_VERSION
     """Version of this document's form."""
-    kind: Annotated[Literal["AgentConfig"], AT_START] = CONFIG_KIND
+    kind: Annotated[Literal["AgentConfig"], RESTART_REQUIRED] = CONFIG_KIND
     """What this document is."""
-    runtime: Annotated[Runtime, AT_START] = Runtime()
+    runtime: Annotated[Runtime, RESTART_REQUIRED] = Runtime()
     """How the container runtime is reached."""
-    node_name: Annotated[str, with_parser(values.node_name), AT_START] = ""
+    node_name: Annotated[str, with_parser(values.check_node_name), RESTART_REQUIRED] = ""
     """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's
     `--hostname-override` or the host name when empty. The manifests set it to the name that
     Kubernetes has, by the environment."""
-    node_group: Annotated[str, AT_START] = ""
+    node_group: Annotated[str, RESTART_REQUIRED] = ""
     """Name of the kind of nodes whose settings these are, for `nri-numa check` and the log; set by
     the Helm chart, from its `nodeGroups`."""
-    state_dir: Annotated[Text, AT_START] = "/run/nri-numa"
+    state_dir: Annotated[Text, RESTART_REQUIRED] = "/run/nri-numa"
     """Directory of the checkpoint. /run is right: containers do not outlive a reboot either."""
-    sysfs_root: Annotated[Text, AT_START] = "/"
+    sysfs_root: Annotated[Text, RESTART_REQUIRED] = "/"
     """Directory that holds the sys/ tree the machine is read from. Another one than / is a captured
     machine."""
-    cgroup_root: Annotated[Text, AT_START] = "/sys/fs/cgroup"
+    cgroup_root: Annotated[Text, RESTART_REQUIRED] = "/sys/fs/cgroup"
     """Where the cgroup file systems are mounted."""
-    kubelet_root: Annotated[Text, AT_START] = "/var/lib/kubelet"
+    kubelet_root: Annotated[Text, RESTART_REQUIRED] = "/var/lib/kubelet"
     """The kubelet's directory, read to find CPUs that its managers have pinned."""
     kubelet: KubeletSection = KubeletSection()
     """The kubelet, and who may take a container away from its managers."""
-    http: Annotated[HTTP, AT_START] = HTTP()
+    http: Annotated[HTTP, RESTART_REQUIRED] = HTTP()
     """Metrics, health, the API and the page."""
-    device_plugin: Annotated[DevicePluginSection, AT_START] = DevicePluginSection()
+    device_plugin: Annotated[DevicePluginSection, RESTART_REQUIRED] = DevicePluginSection()
     """Exclusive CPUs as an extended resource that the scheduler counts."""
-    devices: Annotated[Devices, AT_START] = Devices()
+    devices: Annotated[Devices, RESTART_REQUIRED] = Devices()
     """Placing containers beside the devices that they have."""
-    dra: Annotated[DRA, AT_START] = DRA()
+    dra: Annotated[DRA, RESTART_REQUIRED] = DRA()
     """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
-    publish: Annotated[Publish, AT_START] = Publish()
+    publish: Annotated[Publish, RESTART_REQUIRED] = Publish()
     """What nri-numa publish writes to the API server."""
-    offline_capacity: Annotated[OfflineCapacitySection, AT_START] = OfflineCapacitySection()
+    offline_capacity: Annotated[OfflineCapacitySection, RESTART_REQUIRED] = OfflineCapacitySection()
     """How annotations of the Node about its capacity get to the agent."""
-    controller: Annotated[Controller, AT_START] = Controller()
+    controller: Annotated[Controller, RESTART_REQUIRED] = Controller()
     """nri-numa controller, one for the cluster."""
-    scheduler: Annotated[Scheduling, AT_START] = Scheduling()
+    scheduler: Annotated[Scheduling, RESTART_REQUIRED] = Scheduling()
     """The extender of kube-scheduler, nri-numa scheduler."""
     log: Log = Log()
     """Log lines, written to standard error."""
@@ -720,7 +728,9 @@ class AgentConfig(Section, frozen=True):
     """Decide, log and count, but change nothing."""
     on_internal_error: InternalErrorAnswer = InternalErrorAnswer.UNPINNED
     """When we fail by a mistake of our own: start the container unpinned, or reject it."""
-    annotation_prefix: Annotated[Text, with_parser(values.annotation_prefix)] = "numa.kubernetes.io"
+    annotation_prefix: Annotated[Text, with_parser(values.check_annotation_prefix)] = (
+        "numa.kubernetes.io"
+    )
     """Prefix of the annotations that pods ask with, without the slash."""
     defaults: dict[str, AnnotationValue] = field(default_factory=dict)
     """Annotation keys and values for pods that say nothing themselves."""
@@ -740,7 +750,7 @@ class AgentConfig(Section, frozen=True):
     ended, for its restart or the next container of the pod, of one that is to come, and of one that
     was created and never started (at least 2m); no longer than its sandbox runs. 0 gives them back
     at once."""
-    interrupts_off_exclusive_cpus: Annotated[bool, AT_START] = False
+    interrupts_off_exclusive_cpus: Annotated[bool, RESTART_REQUIRED] = False
     """Keep interrupts of devices off CPUs that containers have exclusively (and off their idle
     siblings), by /proc/irq or, where irqbalance runs, by its list of banned CPUs. Given back when
     the agent stops. Interrupts that the kernel manages stay where they are, and the log says so."""
@@ -810,18 +820,18 @@ class AgentConfig(Section, frozen=True):
     """Run containers with exclusive CPUs without CFS quota."""
     environment: bool = True
     """Put NUMA_CPUS and NUMA_MEMS into pinned containers."""
-    assigned_files: Annotated[bool, AT_START] = False
+    assigned_files: Annotated[bool, RESTART_REQUIRED] = False
     """Mount /run/numa into pinned containers, read-only: assigned.cpuset and assigned.memset say
     what the container has at any time, also after a resize. Not over CRI."""
     reconcile: Reconcile = Reconcile()
     """Comparing the real cgroups with what was decided."""
     room: Rebalance = Rebalance()
     """Making room for containers that strict policies would refuse."""
-    memory_locality: Annotated[MemoryLocality, AT_START] = MemoryLocality()
+    memory_locality: Annotated[MemoryLocality, RESTART_REQUIRED] = MemoryLocality()
     """Looking where the memory of containers is."""
-    cpu_waiting: Annotated[CPUWaiting, AT_START] = CPUWaiting()
+    cpu_waiting: Annotated[CPUWaiting, RESTART_REQUIRED] = CPUWaiting()
     """Looking how much containers wait for CPUs."""
-    measured_capacity: Annotated[MeasuredCapacity, AT_START] = MeasuredCapacity()
+    measured_capacity: Annotated[MeasuredCapacity, RESTART_REQUIRED] = MeasuredCapacity()
     """Capacity factors that follow steal."""
 
 

@@ -12,11 +12,11 @@ from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.settings import CPUAmount
 
 Check = Callable[[str], object]
-_Ids = TypeVar("_Ids")
+_Ids = TypeVar("_CPUOrNUMASet")
 
 DAY_S: Final = 86_400.0
 AUTO: Final = "auto"
-LONGEST_SOCKET: Final = 107
+MAX_SOCKET_PATH_BYTES: Final = 107
 """Bytes of a unix socket's path: ``sun_path`` of unix(7) without its terminating zero."""
 
 _QUANTITY_PATTERN = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]|[KMGTPE]i)?", re.ASCII)
@@ -35,7 +35,7 @@ _MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 # --- Amounts ------------------------------------------------------------------------------------
 
 
-def parse_quantity(value: str | int) -> int:
+def parse_memory_bytes(value: str | int) -> int:
     """Bytes of a memory quantity in Kubernetes' notation (``1536Mi``, ``2G``, ``1073741824``)."""
     if isinstance(value, int):
         if value < 0:
@@ -46,17 +46,17 @@ def parse_quantity(value: str | int) -> int:
     return int(text.parse_exact_quantity(value))
 
 
-def page_size(resource: str) -> int:
+def page_bytes_of_type(resource: str) -> int:
     """Bytes of one page of ``hugepages-2Mi`` and the like."""
     try:
-        return text.page_size(resource)
+        return text.page_bytes_of_resource(resource)
     except text.BadQuantity as error:
         raise ValueError(
             "unknown type, expected memory or huge pages such as hugepages-1Gi"
         ) from error
 
 
-def parse_amount(value: str | int) -> CPUAmount:
+def parse_cpu_amount(value: str | int) -> CPUAmount:
     """A number of CPUs, or a percentage of them."""
     text = str(value)
     match = _PERCENT_PATTERN.fullmatch(text)
@@ -67,9 +67,9 @@ def parse_amount(value: str | int) -> CPUAmount:
     raise ValueError(f"{text[:40]!r}, expected a number of CPUs, or a part of them such as 25%")
 
 
-def parse_pool(value: str | int) -> CPUAmount | None:
+def parse_pool_floor(value: str | int) -> CPUAmount | None:
     """The floor of the shared pool; None for ``auto``."""
-    return None if value == AUTO else parse_amount(value)
+    return None if value == AUTO else parse_cpu_amount(value)
 
 
 def parse_duration(value: str | float) -> float:
@@ -137,7 +137,7 @@ def absolute_path_check(most: int = 4095, *, empty: bool = False, why: str = "")
     return check_absolute_path
 
 
-def check_paths(paths: Sequence[str]) -> None:
+def check_absolute_paths(paths: Sequence[str]) -> None:
     """A few of them."""
     if len(paths) > 8:
         raise ValueError(f"{len(paths)} directories, expected at most 8")
@@ -145,9 +145,9 @@ def check_paths(paths: Sequence[str]) -> None:
         absolute_path_check()(path)
 
 
-def socket_address(value: str) -> None:
+def check_socket_address(value: str) -> None:
     """The address of a unix socket as CRI's clients write it, with or without ``unix://``."""
-    absolute_path_check(LONGEST_SOCKET, why=", with or without unix:// in front")(
+    absolute_path_check(MAX_SOCKET_PATH_BYTES, why=", with or without unix:// in front")(
         value.removeprefix("unix://")
     )
 
@@ -180,15 +180,15 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host))
 
 
-def query_url(url: str) -> None:
+def check_prometheus_url(url: str) -> None:
     """The address of a Prometheus server, or none."""
     if url and not url.startswith(("http://", "https://")):
         raise ValueError(f"{url[:80]!r}, expected http:// or https://")
 
 
-def page_url(url: str) -> None:
+def check_page_url(url: str) -> None:
     """The address of a node's page, with the node in it, or none."""
-    query_url(url)
+    check_prometheus_url(url)
     if url and "{node}" not in url and "{address}" not in url:
         raise ValueError(f"{url[:80]!r} names no node, expected {{node}} or {{address}} in it")
 
@@ -202,7 +202,7 @@ _LONGEST_DRIVER = 63
 """Source: kubernetes ``pkg/apis/resource/validation`` (DriverNameMaxLength)."""
 
 
-def node_name(name: str) -> None:
+def check_node_name(name: str) -> None:
     """The name of a Node, or none."""
     if name and (len(name) > 253 or not _DNS_NAME.fullmatch(name)):
         raise ValueError(
@@ -211,7 +211,7 @@ def node_name(name: str) -> None:
         )
 
 
-def annotation_prefix(prefix: str) -> None:
+def check_annotation_prefix(prefix: str) -> None:
     """The prefix of annotations."""
     if len(prefix) > 253 or not _DNS_NAME.fullmatch(prefix):
         raise ValueError(
@@ -220,7 +220,7 @@ def annotation_prefix(prefix: str) -> None:
         )
 
 
-def driver_name(driver: str) -> None:
+def check_driver_name(driver: str) -> None:
     """The name of a DRA driver."""
     if len(driver) > _LONGEST_DRIVER or not _DRIVER_NAME_PATTERN.fullmatch(driver):
         raise ValueError(
@@ -243,7 +243,7 @@ _QUOTA_RESOURCE_PREFIX = "requests."
 _LONGEST_PREFIX = 253 - len(_QUOTA_RESOURCE_PREFIX)
 
 
-def extended_resource(name: str) -> None:
+def check_extended_resource(name: str) -> None:
     """The name of an extended resource.
 
     Source: kubernetes ``pkg/apis/core/v1/helper/helpers.go`` (IsExtendedResourceName) and

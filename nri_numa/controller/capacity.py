@@ -28,18 +28,18 @@ from nri_numa.model.offline_capacity import (
     OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
-    encode_capacity,
+    encode_offline_capacity,
     format_id_list,
-    parse_capacity,
     parse_capacity_factor,
     parse_id_list,
+    parse_offline_capacity,
     parse_zone_factors,
     parse_zone_id,
 )
 from nri_numa.publisher.outbox import Output, backoff_seconds
 
-MAX_NODES: Final = 20_000
-MAX_PROBLEMS: Final = 20
+MAX_DOCUMENT_NODES: Final = 20_000
+MAX_NAMED_PROBLEMS: Final = 20
 """Problems of one document that are named; the rest is counted."""
 MIN_VALIDITY_S: Final = 5.0
 
@@ -52,7 +52,7 @@ RENEWAL_FRACTION: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class CapacityReport:
     """What one source says of one Node.
 
     Attributes:
@@ -65,7 +65,7 @@ class Measurement:
     validity: float | None = None
 
 
-def parse_put(node: str, document: object, *, longest: float) -> Measurement:
+def parse_capacity_put(node: str, document: object, *, longest: float) -> CapacityReport:
     """The body of a PUT about a node, with so many seconds of validity at most.
 
     Raises:
@@ -80,17 +80,17 @@ def parse_put(node: str, document: object, *, longest: float) -> Measurement:
         raise BadCapacity("zones: is empty, expected at least one NUMA node")
     validity = document.get("validity")
     if validity is None:
-        return Measurement(node, found)
+        return CapacityReport(node, found)
     if isinstance(validity, bool) or not isinstance(validity, int | float):
         raise BadCapacity(f"validity: {ascii(validity)[:60]}, expected seconds")
     if not MIN_VALIDITY_S <= validity <= longest:
         raise BadCapacity(
             f"validity: {ascii(validity)[:60]}, expected {MIN_VALIDITY_S:g} to {longest:g} seconds"
         )
-    return Measurement(node, found, float(validity))
+    return CapacityReport(node, found, float(validity))
 
 
-def parse_file(document: object) -> tuple[list[Measurement], list[str]]:
+def parse_capacity_file(document: object) -> tuple[list[CapacityReport], list[str]]:
     """A file ``{nodes: {worker-1: {0: 0.5}}}``: what is sound of it, and what is wrong.
 
     Raises:
@@ -99,13 +99,13 @@ def parse_file(document: object) -> tuple[list[Measurement], list[str]]:
     nodes = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(nodes, Mapping) or set(document) != {"nodes"}:  # type: ignore[call-overload]
         raise BadCapacity("expected a mapping with the one key nodes: {worker-1: {0: 0.5}}")
-    if len(nodes) > MAX_NODES:
-        raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MAX_NODES} at most")
-    measurements: list[Measurement] = []
+    if len(nodes) > MAX_DOCUMENT_NODES:
+        raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MAX_DOCUMENT_NODES} at most")
+    measurements: list[CapacityReport] = []
     problems: list[str] = []
     for name, one in nodes.items():
         try:
-            measurements.append(Measurement(str(name), parse_zone_factors(one)))
+            measurements.append(CapacityReport(str(name), parse_zone_factors(one)))
         except BadCapacity as error:
             problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
     return measurements, truncate_problems(problems)
@@ -113,7 +113,7 @@ def parse_file(document: object) -> tuple[list[Measurement], list[str]]:
 
 def parse_query_answer(
     document: object, *, node_label: str, numa_node_label: str
-) -> tuple[list[Measurement], list[str]]:
+) -> tuple[list[CapacityReport], list[str]]:
     """The answer to an instant query (``/api/v1/query``): what is sound of it, and what is wrong.
 
     Raises:
@@ -136,9 +136,11 @@ def parse_query_answer(
             found[node][i] = value
         except BadCapacity as error:
             problems.append(str(error))
-    if len(found) > MAX_NODES:
-        raise BadCapacity(f"the query has {len(found)} nodes, expected {MAX_NODES} at most")
-    measurements = [Measurement(node, zones) for node, zones in sorted(found.items()) if zones]
+    if len(found) > MAX_DOCUMENT_NODES:
+        raise BadCapacity(
+            f"the query has {len(found)} nodes, expected {MAX_DOCUMENT_NODES} at most"
+        )
+    measurements = [CapacityReport(node, zones) for node, zones in sorted(found.items()) if zones]
     return measurements, truncate_problems(problems)
 
 
@@ -163,8 +165,8 @@ def _parse_sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[s
 def truncate_problems(problems: Iterable[str]) -> list[str]:
     """The first problems, and how many more there are."""
     found = list(problems)
-    more = len(found) - MAX_PROBLEMS
-    return [*found[:MAX_PROBLEMS], f"and {more} more"] if more > 0 else found
+    more = len(found) - MAX_NAMED_PROBLEMS
+    return [*found[:MAX_NAMED_PROBLEMS], f"and {more} more"] if more > 0 else found
 
 
 # --- one Node -------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class CapacityRules:
 
 
 @dataclass(slots=True)
-class _SourceValue:
+class _SmoothedFactor:
     reported: float
     average: float
     reported_at: float
@@ -207,13 +209,13 @@ class NodeCapacity:
 
     rules: CapacityRules
     written: OfflineCapacity | None = None
-    _values: dict[tuple[str, int], _SourceValue] = field(default_factory=dict)
+    _values: dict[tuple[str, int], _SmoothedFactor] = field(default_factory=dict)
     _changed_at: float = -math.inf
     _last_effective: OfflineCapacity | None = None
     _reported: bool = False
     _withdrawn: bool = False
 
-    def record_measurement(
+    def record_report(
         self, source: str, zones: Mapping[int, float], now: float, validity: float | None = None
     ) -> None:
         """A source says this now of these NUMA nodes, and nothing of the others."""
@@ -224,7 +226,7 @@ class NodeCapacity:
         for i, said in zones.items():
             value = self._values.get((source, i))
             if value is None or value.expires_at <= now:
-                self._values[source, i] = _SourceValue(said, said, now, until)
+                self._values[source, i] = _SmoothedFactor(said, said, now, until)
                 continue
             value.average = self._smoothed_factor(value, now)
             value.reported, value.reported_at, value.expires_at = said, now, until
@@ -235,7 +237,7 @@ class NodeCapacity:
             del self._values[key]
             self._withdrawn = True
 
-    def _smoothed_factor(self, value: _SourceValue, now: float) -> float:
+    def _smoothed_factor(self, value: _SmoothedFactor, now: float) -> float:
         """The average of a value up to now: what was said last counts for the time since then."""
         if self.rules.smoothing <= 0:
             return value.reported
@@ -341,7 +343,7 @@ class OfflineCapacityOutput(Output):
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         annotations = annotations_of(document)
         ids: frozenset[int] | None = None
@@ -355,7 +357,7 @@ class OfflineCapacityOutput(Output):
         if text is None and name not in self._capacity:
             return
         try:
-            written = None if text is None else parse_capacity(text)
+            written = None if text is None else parse_offline_capacity(text)
         except BadCapacity:
             written = _UNREADABLE_CAPACITY
         self._node_capacity(name).written = written
@@ -372,7 +374,7 @@ class OfflineCapacityOutput(Output):
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def record_measurement(self, source: str, measured: Measurement, now: float) -> str:
+    def record_report(self, source: str, measured: CapacityReport, now: float) -> str:
         """A source says something of a Node.
 
         Returns:
@@ -389,7 +391,7 @@ class OfflineCapacityOutput(Output):
                 f"Node {measured.node} has no NUMA node {format_id_list(set(absent))}; "
                 f"it has {format_id_list(ids)}"
             )
-        self._node_capacity(measured.node).record_measurement(
+        self._node_capacity(measured.node).record_report(
             source, measured.zones, now, measured.validity
         )
         if ids is None:
@@ -443,7 +445,7 @@ class OfflineCapacityOutput(Output):
             if capacity is None or not capacity.is_write_due(now, self._wall):
                 continue
             wanted = capacity.desired_annotation(now, self._wall)
-            text = None if wanted is None else encode_capacity(wanted)
+            text = None if wanted is None else encode_offline_capacity(wanted)
             body = {"metadata": {"annotations": {self._key: text}}}
             return self._new_request(Verb.PATCH, Resource.NODES, node, body=body, version=wanted)
         return None

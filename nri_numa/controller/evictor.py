@@ -27,10 +27,10 @@ from nri_numa.kube.requests import (
     mapping_or_empty,
 )
 from nri_numa.model.offline_capacity import (
+    CPU_ID_LIMIT,
     DRAINED_ANNOTATION,
-    MAX_CPU_ID,
-    MAX_NUMA_NODE_ID,
     NUMA_IDS_KEY,
+    NUMA_NODE_ID_LIMIT,
     BadCapacity,
     format_id_list,
     parse_id_list,
@@ -146,13 +146,13 @@ class Evictor(Output, Generic[C]):
 
     # --- what a selector says ---------------------------------------------------------------------
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
 
     def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
 
-    def on_topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_topology_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
 
     def on_topology_removed(self, name: str) -> None:
@@ -233,7 +233,7 @@ class Evictor(Output, Generic[C]):
             if len(self._evicted) >= MAX_EVICTION_RECORDS:
                 del self._evicted[next(iter(self._evicted))]
             self._evicted[pod.uid] = None
-            self._note_move(pod, now)
+            self._record_eviction(pod, now)
             self._events.append(self._event_request(pod, self._eviction_reason(pod, now)))
         elif outcome.result is OutcomeKind.MISSING:
             self.pods.pop(pod.uid, None)
@@ -252,7 +252,7 @@ class Evictor(Output, Generic[C]):
             del self._moves[workload]
         return now if len(moves) < self._rules.per_workload else moves[0] + self._rules.window_s
 
-    def _note_move(self, pod: C, now: float) -> None:
+    def _record_eviction(self, pod: C, now: float) -> None:
         """A pod was evicted."""
         if most := self._rules.per_workload:
             if len(self._moves) >= MAX_EVICTION_RECORDS:
@@ -315,13 +315,13 @@ class _DrainingNUMANodes:
     due_at: float
 
 
-def assigned_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> frozenset[int]:
+def parse_assigned_numa_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> frozenset[int]:
     """The NUMA nodes in the text of ``assigned``, by their CPUs; none where it cannot be read."""
     try:
         found: set[int] = set()
         for one in json.loads(text).values():
             found |= parse_id_list(str(one.get("mems", "")))
-            used = parse_id_list(str(one.get("cpus", "")), MAX_CPU_ID)
+            used = parse_id_list(str(one.get("cpus", "")), CPU_ID_LIMIT)
             found |= {i for i, there in cpus.items() if there & used}
     except (ValueError, AttributeError, RecursionError):
         return frozenset()
@@ -340,7 +340,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         """NUMA nodes that are to be emptied."""
         return sum(len(one.numa_nodes) for one in self._emptied.values())
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
         ids = _numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS_KEY}", ""))
@@ -348,7 +348,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         self._cpus[name] = {}
         if len(ids) == len(fields):
             each = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: _numa_nodes(cpus, MAX_CPU_ID) for i, cpus in each}
+            self._cpus[name] = {i: _numa_nodes(cpus, CPU_ID_LIMIT) for i, cpus in each}
 
     def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
@@ -376,7 +376,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def _next_pod_list(self, now: float) -> APIRequest | None:
         for name, one in sorted(self._emptied.items()):
             if one.due_at <= now:
-                return self._list_pods(name, spec_nodeName=name)
+                return self._pod_list_request(name, spec_nodeName=name)
         return None
 
     def _on_pod_list(
@@ -393,7 +393,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
             metadata = document["metadata"]
             uid = str(metadata.get("uid", ""))
             text = annotations_of(document).get(f"{self._prefix}/assigned", "")
-            places = assigned_nodes(text, self._cpus.get(name, {})) & node.numa_nodes
+            places = parse_assigned_numa_nodes(text, self._cpus.get(name, {})) & node.numa_nodes
             if not places or uid in self._evicted:
                 continue
             found[uid] = NUMANodePod(
@@ -409,7 +409,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         self._replace_pods(name, found)
 
 
-def _numa_nodes(text: str, most: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
+def _numa_nodes(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
     """A list of ids; none where it cannot be read."""
     try:
         return parse_id_list(text, most)
@@ -417,7 +417,7 @@ def _numa_nodes(text: str, most: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
         return frozenset()
 
 
-class DrainEvictor(_NUMANodeEvictor):
+class NUMANodeDrainEvictor(_NUMANodeEvictor):
     """NUMA nodes that an operator's annotation ``drained`` names.
 
     It keeps new containers away by itself. A factor of 0 that was measured moves no pod: a
@@ -431,9 +431,9 @@ class DrainEvictor(_NUMANodeEvictor):
     def __init__(self, prefix: str, rules: EvictionRules, now: float) -> None:
         super().__init__("drain", prefix, rules, now)
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; a list that cannot be read drains nothing."""
-        super().on_node(name, document, now)
+        super().on_node_updated(name, document, now)
         named = _numa_nodes(
             annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
         )
@@ -483,7 +483,7 @@ class StealEvictor(_NUMANodeEvictor):
         self._attribute = f"{prefix}/{MEASURED_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
 
-    def on_topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_topology_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists; what cannot be read of it is a whole factor."""
         known, found = self._measured.get(name, {}), dict[int, _MeasuredCapacityFactor]()
         for i, factor in _measured_factors(document, self._attribute):

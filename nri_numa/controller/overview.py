@@ -35,7 +35,7 @@ _YIELD_EVERY_NODES: Final = 100
 
 
 DEFAULT_POLICY: Final = "single-numa-node"
-FULL_CAPACITY_FACTOR: Final = 1000
+FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
 
 
@@ -198,7 +198,7 @@ class Overview:
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         try:
             drained = parse_id_list(
@@ -304,7 +304,7 @@ class Overview:
             return "not-ready"
         if self._drained.get(name):
             return "drained"
-        return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR else ""
+        return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR_MILLI else ""
 
     def _node_cell(self, name: str, state: str, fits: bool | None) -> NodeCell:
         room = self._nodes.published_resources(name)
@@ -340,12 +340,14 @@ class Overview:
         self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
     ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = await service.in_turns(self._candidates.filter_steps(request, names))
+        found = await service.run_in_turns(self._candidates.filter_steps(request, names))
         reasons.update(found.failed)
         reasons.update(found.unresolvable)
         reasons.update(dict.fromkeys(found.feasible, ""))
         # What was found for the filter is remembered: nothing is judged twice.
-        scores = await service.in_turns(self._candidates.prioritize_steps(request, found.feasible))
+        scores = await service.run_in_turns(
+            self._candidates.prioritize_steps(request, found.feasible)
+        )
         return dict.fromkeys(found.feasible, 0) | dict(scores)
 
     def _node_entry(self, name: str, request: PodRequest | None, reason: str | None) -> NodeEntry:
@@ -369,7 +371,7 @@ class Overview:
                     free_exclusive_cpus=room.exclusive.free[place],
                     memory_bytes=memory.capacity[place] if memory else 0,
                     free_memory_bytes=memory.free[place] if memory else 0,
-                    capacity_factor=room.factor[place] / FULL_CAPACITY_FACTOR,
+                    capacity_factor=room.factor[place] / FULL_CAPACITY_FACTOR_MILLI,
                     drained=i in drained,
                 )
                 for place, i in enumerate(room.ids)

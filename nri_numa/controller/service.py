@@ -22,8 +22,13 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
 from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
-from nri_numa.controller.capacity import Measurement, OfflineCapacityOutput, UnknownNode, parse_put
-from nri_numa.controller.evictor import DrainEvictor, StealEvictor
+from nri_numa.controller.capacity import (
+    CapacityReport,
+    OfflineCapacityOutput,
+    UnknownNode,
+    parse_capacity_put,
+)
+from nri_numa.controller.evictor import NUMANodeDrainEvictor, StealEvictor
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import ClusterPage
 from nri_numa.controller.sources import FileSource, PrometheusSource
@@ -31,7 +36,7 @@ from nri_numa.controller.stuck_pods import EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
-from nri_numa.model.offline_capacity import MAX_VALIDITY_S, BadCapacity
+from nri_numa.model.offline_capacity import MAX_CAPACITY_VALIDITY_S, BadCapacity
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
@@ -57,7 +62,7 @@ PUT_SOURCE: Final = "put"
 FORWARDED_HEADER: Final = "nri-numa-forwarded"
 """Header of what another replica has got."""
 FORWARD_TIMEOUT_S: Final = 5.0
-MAX_BODY_BYTES: Final = 65536
+MAX_PUT_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
 CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
 NODES_PATH: Final = Resource.NODES.api_path()
@@ -100,7 +105,7 @@ class ControllerMetrics(WriterMetrics):
         )
 
 
-class _ObjectFollower(WatchHandler):
+class _ObjectEventFanout(WatchHandler):
     """Objects of one kind by their key, as several parts of the controller follow them."""
 
     def __init__(
@@ -122,13 +127,13 @@ class _ObjectFollower(WatchHandler):
             removed(key)
 
 
-class _TopologyReader:
+class _TopologyFanout:
     """What nodes publish, read once for all parts of the controller that judge by it."""
 
     def __init__(self, prefix: str, parts: Sequence[StuckPodEvictor | Overview]) -> None:
         self._fresh, self._parts = TopologyValidity(prefix), parts
 
-    def on_topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_topology_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
         room = self._fresh.decode_with_validity(name, document, now)
         for part in self._parts:
@@ -177,7 +182,7 @@ class ControllerService:
         now = clock()
         self.drained = self.stolen = self.refused = None
         if section.drain.evict:
-            self.drained = DrainEvictor(prefix, _eviction_rules(section.drain), now)
+            self.drained = NUMANodeDrainEvictor(prefix, _eviction_rules(section.drain), now)
         if (steal := section.steal).evict:
             self.stolen = StealEvictor(
                 prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
@@ -236,22 +241,22 @@ class ControllerService:
                 Route(
                     "PUT",
                     CAPACITY_PATH,
-                    self._forward_to_leader(self._put),
-                    MAX_BODY_BYTES,
+                    self._forward_to_leader(self._put_capacity),
+                    MAX_PUT_BODY_BYTES,
                     self._check_write_allowed,
                 ),
                 Route(
                     "DELETE",
                     CAPACITY_PATH,
-                    self._forward_to_leader(self._delete),
-                    MAX_BODY_BYTES,
+                    self._forward_to_leader(self._withdraw_capacity),
+                    MAX_PUT_BODY_BYTES,
                     self._check_write_allowed,
                 ),
                 Route(
                     "GET",
                     CAPACITY_PATH,
-                    self._forward_to_leader(self._get),
-                    MAX_BODY_BYTES,
+                    self._forward_to_leader(self._get_capacity),
+                    MAX_PUT_BODY_BYTES,
                     self._check_write_allowed,
                 ),
                 *(self.page.http_routes() if self.page is not None else ()),
@@ -271,31 +276,31 @@ class ControllerService:
         shown = [overview] if overview is not None else []
         every = [self.capacity, *self._evictors, *shown]
         judging = [one for one in (self.refused, overview) if one is not None]
-        readers = [_TopologyReader(config.annotation_prefix, judging)] if judging else []
+        readers = [_TopologyFanout(config.annotation_prefix, judging)] if judging else []
         self._ticking = [*readers, *self._evictors]
-        nodes = _ObjectFollower(
-            clock, [one.on_node for one in every], [one.on_node_removed for one in every]
+        nodes = _ObjectEventFanout(
+            clock, [one.on_node_updated for one in every], [one.on_node_removed for one in every]
         )
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
         whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: ClusterPage | None = None
-        published: list[_TopologyReader | StealEvictor] = [*readers]
+        published: list[_TopologyFanout | StealEvictor] = [*readers]
         if self.stolen is not None:
             published.append(self.stolen)
         if published:
-            changed = [one.on_topology for one in published]
+            changed = [one.on_topology_updated for one in published]
             removed = [one.on_topology_removed for one in published]
-            topologies = follow(TOPOLOGIES_PATH, _ObjectFollower(clock, changed, removed))
+            topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
             if overview is not None:
                 self.page = ClusterPage(config, overview, topologies)
         if (refused := self.refused) is not None:
-            pods = _ObjectFollower(
+            pods = _ObjectEventFanout(
                 clock, [lambda _, pod, now: refused.on_pod(pod, now)], [refused.on_pod_removed]
             )
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
             if self._section.stuck.partly_running:
-                events = _ObjectFollower(
+                events = _ObjectEventFanout(
                     clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
                 )
                 follow(EVENTS_PATH, events, fields=EVENT_SELECTOR, key=uid_of)
@@ -320,20 +325,18 @@ class ControllerService:
                 group.create_task(self._run_ticks())
                 if section.capacity_file:
                     readable = up.labels(FileSource.name).set
-                    file = FileSource(section.capacity_file, self._record_measurements, readable)
+                    file = FileSource(section.capacity_file, self._record_reports, readable)
                     group.create_task(file.run())
                 if section.prometheus.url:
                     readable = up.labels(PrometheusSource.name).set
-                    query = PrometheusSource(
-                        section.prometheus, self._record_measurements, readable
-                    )
+                    query = PrometheusSource(section.prometheus, self._record_reports, readable)
                     group.create_task(query.run())
         finally:
             await self.server.stop()
             await self.lease.release()
             await self._api.close()
 
-    def pending_summary(self) -> dict[str, object]:
+    def unfinished_work_fields(self) -> dict[str, object]:
         """Nothing: the sources say everything to the next leader, too."""
         return {}
 
@@ -389,26 +392,26 @@ class ControllerService:
 
         return handle
 
-    def _put(self, request: HTTPRequest) -> Response:
+    def _put_capacity(self, request: HTTPRequest) -> Response:
         try:
             document = json.loads(request.body)
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _api_errors(), self._count_measurement(PUT_SOURCE):
-            measured = parse_put(node, document, longest=MAX_VALIDITY_S)
-            warning = self.capacity.record_measurement(PUT_SOURCE, measured, self._clock())
+        with _translate_api_errors(), self._count_measurement(PUT_SOURCE):
+            measured = parse_capacity_put(node, document, longest=MAX_CAPACITY_VALIDITY_S)
+            warning = self.capacity.record_report(PUT_SOURCE, measured, self._clock())
         return _json_response({"warning": warning, **self.capacity_document(node)})
 
-    def _delete(self, request: HTTPRequest) -> Response:
+    def _withdraw_capacity(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
-        with _api_errors():
+        with _translate_api_errors():
             self.capacity.require_node(node)
         self.capacity.withdraw_source(PUT_SOURCE, node)
         return Response(204, b"")
 
-    def _get(self, request: HTTPRequest) -> Response:
-        with _api_errors():
+    def _get_capacity(self, request: HTTPRequest) -> Response:
+        with _translate_api_errors():
             return _json_response(self.capacity_document(request.segments[2]))
 
     def unready_reason(self) -> str:
@@ -435,7 +438,7 @@ class ControllerService:
             metrics.stolen.set(self.stolen.degraded_count())
         return metrics.render_metrics()
 
-    def _record_measurements(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
+    def _record_reports(self, source: str, measurements: Sequence[CapacityReport]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
         if not self._nodes.synced.is_set():
             return []
@@ -444,7 +447,7 @@ class ControllerService:
         for one in measurements:
             try:
                 with self._count_measurement(source):
-                    self.capacity.record_measurement(source, one, now)
+                    self.capacity.record_report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 problems.append(str(error))
         for node in self.capacity.reported_nodes() - {one.node for one in measurements}:
@@ -518,7 +521,7 @@ def _eviction_rules(section: Drain | Stuck | Steal) -> evictor.EvictionRules:
 
 
 @contextlib.contextmanager
-def _api_errors() -> Iterator[None]:
+def _translate_api_errors() -> Iterator[None]:
     """What is wrong with a request, as an answer."""
     try:
         yield

@@ -15,8 +15,8 @@ import msgspec
 from nri_numa import safe_yaml
 from nri_numa.config.sections import Prometheus
 from nri_numa.controller.capacity import (
-    Measurement,
-    parse_file,
+    CapacityReport,
+    parse_capacity_file,
     parse_query_answer,
     truncate_problems,
 )
@@ -33,7 +33,7 @@ QUERY_TIMEOUT_S: Final = 10.0
 QUERY_INTERVAL_S: Final = 30.0
 """Seconds between two queries."""
 
-MeasurementSink = Callable[[str, Sequence[Measurement]], list[str]]
+CapacityReportSink = Callable[[str, Sequence[CapacityReport]], list[str]]
 
 
 class CapacitySource:
@@ -47,7 +47,7 @@ class CapacitySource:
     name = location = ""
     interval = FILE_INTERVAL_S
 
-    def __init__(self, take: MeasurementSink, up: Callable[[bool], object]) -> None:
+    def __init__(self, take: CapacityReportSink, up: Callable[[bool], object]) -> None:
         self._take, self._up = take, up
         self._said: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class CapacitySource:
     async def poll_once(self) -> None:
         """Read once."""
         try:
-            measurements, problems = await self._read_measurements()
+            measurements, problems = await self._read_capacity_reports()
         except BadCapacity as error:
             self._report_problems([str(error)], readable=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -70,7 +70,7 @@ class CapacitySource:
             found = [*problems, *truncate_problems(self._take(self.name, measurements))]
             self._report_problems(found, readable=True)
 
-    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
+    async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
         """What is said now: what is sound of it, and what is wrong."""
         raise NotImplementedError
 
@@ -93,16 +93,16 @@ class FileSource(CapacitySource):
 
     name = "file"
 
-    def __init__(self, path: str, take: MeasurementSink, up: Callable[[bool], object]) -> None:
+    def __init__(self, path: str, take: CapacityReportSink, up: Callable[[bool], object]) -> None:
         super().__init__(take, up)
         self.location = path
         self._seen: tuple[int, ...] = ()
-        self._last: tuple[list[Measurement], list[str]] = [], []
+        self._last: tuple[list[CapacityReport], list[str]] = [], []
 
-    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
-        return await asyncio.to_thread(self._read_changed)
+    async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
+        return await asyncio.to_thread(self._read_if_changed)
 
-    def _read_changed(self) -> tuple[list[Measurement], list[str]]:
+    def _read_if_changed(self) -> tuple[list[CapacityReport], list[str]]:
         seen, self._seen = self._seen, ()
         with open(self.location, "rb") as file:
             status = os.fstat(file.fileno())
@@ -112,7 +112,7 @@ class FileSource(CapacitySource):
                 if len(data) > MAX_SOURCE_BYTES:
                     raise BadCapacity(f"is larger than {MAX_SOURCE_BYTES} bytes")
                 try:
-                    self._last = parse_file(safe_yaml.parse(data.decode()))
+                    self._last = parse_capacity_file(safe_yaml.parse_yaml12(data.decode()))
                 except (safe_yaml.YAMLProblem, UnicodeDecodeError) as error:
                     raise BadCapacity(str(error)[:300]) from None
         self._seen = now
@@ -125,13 +125,13 @@ class PrometheusSource(CapacitySource):
     name = "prometheus"
 
     def __init__(
-        self, config: Prometheus, take: MeasurementSink, up: Callable[[bool], object]
+        self, config: Prometheus, take: CapacityReportSink, up: Callable[[bool], object]
     ) -> None:
         super().__init__(take, up)
         self.location, self.interval = config.url, QUERY_INTERVAL_S
         self._config = config
 
-    async def _read_measurements(self) -> tuple[list[Measurement], list[str]]:
+    async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
         config = self._config
         headers = {}
         if config.token_file:

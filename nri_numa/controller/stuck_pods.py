@@ -33,7 +33,7 @@ from nri_numa.controller.evictor import (
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
 from nri_numa.model.reasons import read_rejection
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
-from nri_numa.scheduler.fit import Fit, Unfit, Work
+from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
@@ -41,12 +41,12 @@ from nri_numa.scheduler.pod_request import PodRequest
 WAITING_REASON: Final = "CreateContainerError"
 EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
-STEP_WORK: Final = 1000
+TARGET_SEARCH_STEP_WORK: Final = 1000
 """Work (`nri_numa.scheduler.fit.Work`) of one turn of a look for another node, about 10 ms."""
 CHECK_INTERVAL_S: Final = 10.0
 """Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
 its own node every ten or more."""
-SIGN_TIMEOUT_S: Final = 60.0
+SUSPECT_TIMEOUT_S: Final = 60.0
 """Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
 TARGET_RESERVATION_S: Final = 60.0
 """Seconds for which the room of a successor is not offered to another refused pod."""
@@ -112,7 +112,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def on_node(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
         self._facts[name] = facts_of(name, document)
 
@@ -188,9 +188,9 @@ class StuckPodEvictor(Evictor[StuckPod]):
         if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):
             return
         if (known := self._suspects.get(pod)) is not None:
-            known.expires_at = now + SIGN_TIMEOUT_S
+            known.expires_at = now + SUSPECT_TIMEOUT_S
         elif len(self._suspects) < MAX_RUNNING_PODS:
-            self._suspects[pod] = _Suspect(due_at=now, expires_at=now + SIGN_TIMEOUT_S)
+            self._suspects[pod] = _Suspect(due_at=now, expires_at=now + SUSPECT_TIMEOUT_S)
 
     def _next_list_at(self) -> float:
         return min((one.due_at for one in self._suspects.values()), default=float("inf"))
@@ -199,7 +199,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         """The pod of a name, by a list: who moves pods may list."""
         for (namespace, name), one in self._suspects.items():
             if one.due_at <= now:
-                return self._list_pods((namespace, name), namespace, metadata_name=name)
+                return self._pod_list_request((namespace, name), namespace, metadata_name=name)
         return None
 
     def _on_pod_list(
@@ -216,7 +216,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             self.pods.pop(one.uid, None)
         one.uid = uid if waits else ""
         if waits:
-            one.expires_at = now + SIGN_TIMEOUT_S
+            one.expires_at = now + SUSPECT_TIMEOUT_S
             self.on_pod(document, now)
         elif not uid or one.expires_at <= now:
             del self._suspects[request.key]
@@ -245,11 +245,11 @@ class StuckPodEvictor(Evictor[StuckPod]):
 
         What one look leaves for the next is judged faster then: verdicts are remembered.
         """
-        work, pause = Work(), STEP_WORK
+        work, pause = WorkBudget(), TARGET_SEARCH_STEP_WORK
         for name in sorted(self._nodes.node_names) if self._has_no_room(pod) else ():
             work.done += 1
             if work.done >= pause:
-                pause = work.done + STEP_WORK
+                pause = work.done + TARGET_SEARCH_STEP_WORK
                 yield
             if work.done >= MAX_QUESTION_WORK:
                 break
@@ -274,8 +274,8 @@ class StuckPodEvictor(Evictor[StuckPod]):
         known = isinstance(own, NodeResources) and not own.agent_not_ready
         return known and (isinstance(here, Unfit) or here.requires_moves)
 
-    def _note_move(self, pod: StuckPod, now: float) -> None:
-        super()._note_move(pod, now)
+    def _record_eviction(self, pod: StuckPod, now: float) -> None:
+        super()._record_eviction(pod, now)
         assert pod.target is not None  # noqa: S101  # `_may` says so
         node, fits = pod.target
         self._nodes.assume_pod(

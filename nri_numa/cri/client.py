@@ -28,7 +28,7 @@ from nri_numa.model.workload import (
     Resources,
     find_device_mentions,
 )
-from nri_numa.runtime import RuntimeInfo, inferred_qos, page_size
+from nri_numa.runtime import RuntimeInfo, inferred_qos, parse_page_bytes
 
 _RUNTIME_SERVICE_PATH = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
@@ -52,7 +52,7 @@ _UNREACHABLE_CODES = frozenset(
 )
 
 
-class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime did not update a container.
 
     Attributes:
@@ -191,7 +191,7 @@ class CRIClient:
             "ContainerStatus", request, cri_pb2.ContainerStatusResponse
         )
 
-    async def update_container(self, update: ContainerUpdate) -> UpdateFailed | None:
+    async def update_container(self, update: ContainerUpdate) -> UpdateFailure | None:
         """Change resources of a container that was created or runs; None when it was applied.
 
         What the update leaves keeps what it was; nothing can be unset. The runtime calls its NRI
@@ -216,7 +216,7 @@ class CRIClient:
                 "UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse
             )
         except CallRefused as refused:
-            return UpdateFailed(
+            return UpdateFailure(
                 container_id=update.container_id, unknown=refused.unknown, message=refused.details
             )
         return None
@@ -332,20 +332,20 @@ class _LinuxConfig(msgspec.Struct, frozen=True):
     resources: _PodResources = _PodResources()
 
 
-class _Config(msgspec.Struct, frozen=True):
+class _KubeletPodConfig(msgspec.Struct, frozen=True):
     linux: _LinuxConfig = _LinuxConfig()
 
 
-class _Info(_OCI, frozen=True):
+class _VerboseStatusInfo(_OCI, frozen=True):
     """The JSON in a verbose status: containerd and CRI-O put it under ``info``."""
 
     pid: _Int = 0
     sandbox_id: str = msgspec.field(default="", name="sandboxID")
     runtime_spec: _Spec | None = None
-    config: _Config | None = None
+    config: _KubeletPodConfig | None = None
 
     @classmethod
-    def from_status(cls, info: Mapping[str, str]) -> _Info:
+    def from_status(cls, info: Mapping[str, str]) -> _VerboseStatusInfo:
         try:
             return msgspec.json.decode(info.get("info", "{}"), type=cls)
         except (msgspec.DecodeError, RecursionError):
@@ -357,8 +357,8 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """
-    status, info = answer.status, _Info.from_status(answer.info)
-    config = (info.config or _Config()).linux
+    status, info = answer.status, _VerboseStatusInfo.from_status(answer.info)
+    config = (info.config or _KubeletPodConfig()).linux
     given = config.resources
     resources = Resources(
         cpu_shares=given.cpu_shares,
@@ -390,7 +390,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
     containerd reports resources that were *asked for* until the first update, so they are not the
     truth about a pinned container: its cgroup is.
     """
-    status, info = answer.status, _Info.from_status(answer.info)
+    status, info = answer.status, _VerboseStatusInfo.from_status(answer.info)
     spec = info.runtime_spec or _Spec()
     annotations = {**status.annotations, **spec.annotations}
     given, score = spec.linux.resources, spec.process.oom_score_adj
@@ -401,7 +401,9 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
             cpu_period=given.cpu.period,
             memory_limit=given.memory.limit,
             hugepages={
-                page_size(one.page_size): one.limit for one in given.hugepage_limits if one.limit
+                parse_page_bytes(one.page_size): one.limit
+                for one in given.hugepage_limits
+                if one.limit
             },
             cpus=given.cpu.cpus,
             mems=given.cpu.mems,
@@ -414,7 +416,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
             cpu_quota=linux.cpu_quota or None,
             cpu_period=linux.cpu_period or None,
             memory_limit=linux.memory_limit_in_bytes or None,
-            hugepages={page_size(one.page_size): one.limit for one in linux.hugepage_limits},
+            hugepages={parse_page_bytes(one.page_size): one.limit for one in linux.hugepage_limits},
             cpus=linux.cpuset_cpus,
             mems=linux.cpuset_mems,
         )

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailed, container_from
+from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailure, container_from
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.machine import count_text
@@ -75,7 +75,9 @@ _T = TypeVar("_T")
 # --- everything that runs; and updates made from it, once -----------------------------------------
 
 
-async def list_all(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Container]]:
+async def list_pods_and_containers(
+    client: CRIClient,
+) -> tuple[dict[str, PodSandbox], list[Container]]:
     """All pods by id, and all containers that were created or run.
 
     Raises:
@@ -116,7 +118,7 @@ async def update_once(plan: Planner, *, socket_path: str) -> str:
     """
     try:
         async with CRIClient(socket_path) as client:
-            pods, containers = await list_all(client)
+            pods, containers = await list_pods_and_containers(client)
             outbox = UpdateQueue(client)
             updates = plan(_pod_table(pods, containers), containers)
             await asyncio.gather(*map(outbox.enqueue_update, updates))
@@ -128,7 +130,7 @@ async def update_once(plan: Planner, *, socket_path: str) -> str:
 @dataclass(slots=True)
 class _PendingUpdate:
     update: ContainerUpdate
-    outcome: asyncio.Future[UpdateFailed | None]
+    outcome: asyncio.Future[UpdateFailure | None]
 
 
 class UpdateQueue:
@@ -147,7 +149,7 @@ class UpdateQueue:
 
     def enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
-    ) -> asyncio.Future[UpdateFailed | None]:
+    ) -> asyncio.Future[UpdateFailure | None]:
         """Send an update soon, together with what waits for this container already.
 
         Urgent ones start right now, and do not wait behind updates of others. The outcome is None
@@ -186,11 +188,11 @@ class UpdateQueue:
     async def _send_pending_updates(self, container_id: str) -> None:
         try:
             while (waiting := self._waiting.pop(container_id, None)) is not None:
-                failed: UpdateFailed | None = _closed_failure(container_id)
+                failed: UpdateFailure | None = _closed_failure(container_id)
                 try:
                     failed = await self._client.update_container(waiting.update)
                 except RuntimeUnavailable as error:
-                    failed = UpdateFailed(
+                    failed = UpdateFailure(
                         container_id=container_id, unknown=False, message=str(error)
                     )
                 finally:
@@ -199,8 +201,8 @@ class UpdateQueue:
             self._workers.pop(container_id, None)
 
 
-def _closed_failure(container_id: str) -> UpdateFailed:
-    return UpdateFailed(
+def _closed_failure(container_id: str) -> UpdateFailure:
+    return UpdateFailure(
         container_id=container_id, unknown=False, message="the connection was closed"
     )
 
@@ -211,7 +213,7 @@ def _closed_failure(container_id: str) -> UpdateFailed:
 # before; what we sent ourselves is not such a change.
 
 
-class ResourceValues(NamedTuple):
+class ContainerSize(NamedTuple):
     """CPU shares, quota and period, and bytes of memory; 0 where nothing is given."""
 
     cpu_shares: int = 0
@@ -220,7 +222,7 @@ class ResourceValues(NamedTuple):
     limit: int = 0
 
     @classmethod
-    def from_resources(cls, resources: Resources) -> ResourceValues:
+    def from_resources(cls, resources: Resources) -> ContainerSize:
         """The size in resources."""
         return cls(
             resources.cpu_shares or 0,
@@ -252,7 +254,7 @@ class LiveContainer:
     """
 
     state: cri_pb2.ContainerState
-    size: ResourceValues
+    size: ContainerSize
     sent: int | None = None
     changes: int = 0
     last_update: ContainerUpdate | None = None
@@ -260,7 +262,7 @@ class LiveContainer:
 
     def detect_change(self, resources: Resources) -> ResourceChange | None:
         """What was asked for since the container was last seen; None for nothing."""
-        before, now = self.size, ResourceValues.from_resources(resources)
+        before, now = self.size, ContainerSize.from_resources(resources)
         self.size = now
         if before == now:
             return None
@@ -295,7 +297,7 @@ class LiveContainer:
 class LifecycleCallbacks(Protocol):
     """What happens to containers over CRI and not over NRI; called on the loop."""
 
-    def on_rejected(
+    def on_started_despite_rejection(
         self, namespace: str, pod: str, uid: str, container: str, message: str, /
     ) -> None:
         """A container was refused, with this message, and starts nevertheless."""
@@ -313,7 +315,7 @@ class LifecycleCallbacks(Protocol):
         """The runtime has applied the update of a container that began so."""
         ...
 
-    def on_resize_rejected(self, container_id: str, quota: int, /) -> None:
+    def on_rejected_quota_enforced(self, container_id: str, quota: int, /) -> None:
         """A resize was refused, and its CFS quota is in force nevertheless."""
         ...
 
@@ -343,7 +345,7 @@ class CRIConnection:
         self._again: set[str] = set()
         self._querying: dict[str, asyncio.Task[None]] = {}
         self._round: list[str] = []
-        self._careful: set[asyncio.Task[UpdateFailed | None]] = set()
+        self._careful: set[asyncio.Task[UpdateFailure | None]] = set()
         self._listens = False
         self._failure: RuntimeUnavailable | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -356,11 +358,11 @@ class CRIConnection:
         """
         # First: what happens from now on is reported, and what was before is listed.
         self._listener = asyncio.create_task(self._follow_event_stream(), name="cri events")
-        pods, containers = await list_all(self._client)
+        pods, containers = await list_pods_and_containers(self._client)
         for container in containers:
             state = CREATED_STATE if container.starting else RUNNING_STATE
             self._live[container.id] = LiveContainer(
-                state, ResourceValues.from_resources(container.resources)
+                state, ContainerSize.from_resources(container.resources)
             )
             self._pod_of[container.id] = container.pod_id
         self._pods = pods
@@ -402,7 +404,7 @@ class CRIConnection:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._outbox.close()
 
-    def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
+    def send_update(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailure | None]:
         """Send an update; what becomes of it."""
         one = self._live.get(update.container_id)
         if not update.cpu_quota or one is None or one.state != RUNNING_STATE:
@@ -416,7 +418,7 @@ class CRIConnection:
 
     async def _send_after_query(
         self, one: LiveContainer, update: ContainerUpdate
-    ) -> UpdateFailed | None:
+    ) -> UpdateFailure | None:
         before = one.changes
         self.request_query(update.container_id)
         try:
@@ -430,7 +432,7 @@ class CRIConnection:
 
     def _enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
-    ) -> asyncio.Future[UpdateFailed | None]:
+    ) -> asyncio.Future[UpdateFailure | None]:
         one = self._live.get(update.container_id)
         if one is not None and one.state == CREATED_STATE:
             one.last_update = update.merge_onto(one.last_update) if one.last_update else update
@@ -439,7 +441,7 @@ class CRIConnection:
         return outcome
 
     def _on_update_outcome(
-        self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailed | None]
+        self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailure | None]
     ) -> None:
         taken = not outcome.cancelled() and outcome.result() is None
         if taken and update.cpu_quota and update.container_id in self._live:
@@ -467,7 +469,7 @@ class CRIConnection:
                 why = str(error)
             except Exception as error:
                 why = repr(error)
-                self._on_internal_error("GetContainerEvents", error)
+                self._report_internal_error("GetContainerEvents", error)
             finally:
                 self._listens = False
             if why != said:
@@ -526,7 +528,7 @@ class CRIConnection:
             self._failure = error
             self._soon.set()
         except Exception as error:
-            self._on_internal_error("query", error)
+            self._report_internal_error("query", error)
         finally:
             self._querying.pop(container_id, None)
 
@@ -535,11 +537,11 @@ class CRIConnection:
             return  # it is a pod, ahead of its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE_STATES:
-            self._on_removed(container_id, known=answer is not None)
+            self._report_removed(container_id, known=answer is not None)
             return
         container, one = container_from(answer), self._live.get(container_id)
         if one is not None and one.state == RUNNING_STATE:
-            self._on_unreported_resize(one, container)
+            self._decide_unreported_resize(one, container)
             return
         if one is not None and container.starting:
             return
@@ -550,13 +552,13 @@ class CRIConnection:
         pod = _with_inferred_qos(pod, container)
         if one is None:
             one = self._live[container_id] = LiveContainer(
-                CREATED_STATE, ResourceValues.from_resources(container.resources)
+                CREATED_STATE, ContainerSize.from_resources(container.resources)
             )
-            await self._on_unreported(one, pod, container)
+            await self._decide_unreported_container(one, pod, container)
         if not container.starting and container_id in self._live:
             await self._on_container_started(one, pod, container, answer.status.started_at / 1e9)
 
-    def _on_unreported_resize(self, one: LiveContainer, container: Container) -> None:
+    def _decide_unreported_resize(self, one: LiveContainer, container: Container) -> None:
         """Have a resize decided about that is not reported."""
         pod = self._pods.get(self._pod_of.get(container.id, ""))
         if pod is None:
@@ -580,7 +582,7 @@ class CRIConnection:
                 problem=refusal.message,
             )
             if change.requested.cpu_quota:
-                self._callbacks.on_resize_rejected(container.id, change.requested.cpu_quota)
+                self._callbacks.on_rejected_quota_enforced(container.id, change.requested.cpu_quota)
             return
         for update in updates or ():
             self._enqueue_update(update).add_done_callback(
@@ -613,7 +615,7 @@ class CRIConnection:
                 self._call_handler("RunPodSandbox", lambda: self._handler.run_pod(pod))
         return self._pods[pod_id]
 
-    async def _on_unreported(
+    async def _decide_unreported_container(
         self, one: LiveContainer, pod: PodSandbox, container: Container
     ) -> None:
         """Have a container decided about, and send what was decided."""
@@ -624,7 +626,7 @@ class CRIConnection:
                 refusals=True,
             )
         except RequestRejected as refusal:
-            self._callbacks.on_rejected(
+            self._callbacks.on_started_despite_rejection(
                 pod.namespace, pod.name, pod.uid, container.name, refusal.message
             )
             # It starts nevertheless: adopted as one that runs, where it disturbs no other.
@@ -652,7 +654,7 @@ class CRIConnection:
             else:
                 self._report_failed_update(failed)
 
-    def _on_removed(self, container_id: str, *, known: bool) -> None:
+    def _report_removed(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
         if self._live.pop(container_id, None) is not None:
             updates = self._call_handler(
@@ -678,15 +680,15 @@ class CRIConnection:
                 raise
             return None
         except Exception as error:
-            self._on_internal_error(name, error)
+            self._report_internal_error(name, error)
             return None
         finally:
             self._handler.on_request_answered(name, time.perf_counter() - began)
 
-    def _on_internal_error(self, name: str, error: Exception) -> None:
+    def _report_internal_error(self, name: str, error: Exception) -> None:
         """One of ours; nothing can be refused because of it here."""
         with contextlib.suppress(RequestRejected):
-            self._handler.internal_error(name, error)
+            self._handler.on_internal_error(name, error)
 
     def _send_all(self, updates: Sequence[ContainerUpdate]) -> None:
         for update in updates:
@@ -694,7 +696,7 @@ class CRIConnection:
                 lambda done: self._report_failed_update(done.result())
             )
 
-    def _report_failed_update(self, failed: UpdateFailed | None) -> None:
+    def _report_failed_update(self, failed: UpdateFailure | None) -> None:
         """Say that an update failed; what the container really has is looked at anyway."""
         if failed is not None and not failed.unknown:
             log.info(
@@ -753,7 +755,7 @@ class CRILink(RuntimeLink):
         broken = [one.message for one in failed if one is not None and not one.unknown]
         return PushResult("; ".join(broken[:3]))
 
-    async def resynchronize_containers(self) -> str:
+    async def ensure_containers_reported(self) -> str:
         """Nothing to do: listings show what runs."""
         return ""
 

@@ -338,10 +338,10 @@ class _DemoScript:
                     role = "" if manifest.role is Role.APP else f", {manifest.role} container"
                     print_container_heading(label, f"{file}{role}")
                     print_detail("asks", _pod_request_text(pod, manifest))
-                self._show_assignment(container, f"#{number + 1} " if name else "")
+                self._print_assignment(container, f"#{number + 1} " if name else "")
         return shown
 
-    def _show_assignment(self, container: DemoContainer, head: str) -> None:
+    def _print_assignment(self, container: DemoContainer, head: str) -> None:
         decision = read_assigned_annotation(container)
         idle = f", and {cpus_text(decision['idle'])} stays idle" if decision.get("idle") else ""
         where = f"memory of {numa_text(container.mems)}{idle}"

@@ -98,7 +98,7 @@ class DemoRuntime:
         self._path, self._machine = socket_path, machine
         # The plugin that has registered, and the calls that wait for its answers.
         self._session = RuntimeSession()
-        self._transport: SessionTransport[ev.RuntimeEvent] | None = None
+        self._transport: SessionTransport[ev.RuntimeSessionEvent] | None = None
         self._calls: dict[int, asyncio.Future[ev.RequestAnswered]] = {}
         self._lock = asyncio.Lock()  # NRI's: one operation at a time on the whole node
         self._tasks: set[asyncio.Task[None]] = set()
@@ -199,7 +199,7 @@ class DemoRuntime:
     def _accept_plugin(self) -> asyncio.BaseProtocol:
         session = RuntimeSession()
 
-        def on_session_event(event: ev.RuntimeEvent) -> None:
+        def on_session_event(event: ev.RuntimeSessionEvent) -> None:
             match event:
                 case ev.RegisterRequested():
                     session.reply(event.stream)
@@ -219,7 +219,7 @@ class DemoRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_plugin_exit(self, transport: SessionTransport[ev.RuntimeEvent]) -> None:
+    def _on_plugin_exit(self, transport: SessionTransport[ev.RuntimeSessionEvent]) -> None:
         if transport is not self._transport:
             return
         self._transport = None
@@ -230,7 +230,7 @@ class DemoRuntime:
         self._calls.clear()
 
     async def _configure_plugin(
-        self, session: RuntimeSession, transport: SessionTransport[ev.RuntimeEvent]
+        self, session: RuntimeSession, transport: SessionTransport[ev.RuntimeSessionEvent]
     ) -> None:
         """Configure and synchronize a plugin that has registered."""
         async with self._lock:

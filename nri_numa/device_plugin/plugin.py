@@ -35,7 +35,7 @@ from nri_numa.web.responses import SlotsDocument
 
 log = get_logger("device-plugin")
 
-API_VERSION: Final = "v1beta1"
+DEVICE_PLUGIN_API_VERSION: Final = "v1beta1"
 HEALTHY_STATE: Final = "Healthy"
 UNHEALTHY_STATE: Final = "Unhealthy"
 _PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
@@ -198,7 +198,9 @@ async def register_with_kubelet(kubelet_socket: str, endpoint: str, resource: st
     Raises:
         RuntimeUnavailable: it does not answer in time, or refuses; the message has its words.
     """
-    request = pb.RegisterRequest(version=API_VERSION, endpoint=endpoint, resource_name=resource)
+    request = pb.RegisterRequest(
+        version=DEVICE_PLUGIN_API_VERSION, endpoint=endpoint, resource_name=resource
+    )
     async with grpc.aio.insecure_channel(
         f"unix:{kubelet_socket}", options=_CHANNEL_OPTIONS
     ) as channel:

@@ -119,7 +119,7 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
     else:
         from nri_numa import safe_yaml
 
-        file = msgspec.convert(safe_yaml.parse(text), _SpecFile)
+        file = msgspec.convert(safe_yaml.parse_yaml12(text), _SpecFile)
     for device in file.devices:
         edits = device.container_edits
         name = f"{file.kind}={device.name}"
@@ -133,7 +133,7 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
             yield name, CDIDevice(tuple(nodes), tuple(filter(None, interfaces)))
 
 
-class _Node(msgspec.Struct, frozen=True, rename="camel"):
+class _CDIDeviceNode(msgspec.Struct, frozen=True, rename="camel"):
     path: str
     host_path: str = ""
     type: str = ""
@@ -141,13 +141,13 @@ class _Node(msgspec.Struct, frozen=True, rename="camel"):
     minor: int | None = None
 
 
-class _Interface(msgspec.Struct, frozen=True, rename="camel"):
+class _CDINetDevice(msgspec.Struct, frozen=True, rename="camel"):
     host_interface_name: str = ""
 
 
 class _Edits(msgspec.Struct, frozen=True, rename="camel"):
-    device_nodes: tuple[_Node, ...] = ()
-    net_devices: tuple[_Interface, ...] = ()
+    device_nodes: tuple[_CDIDeviceNode, ...] = ()
+    net_devices: tuple[_CDINetDevice, ...] = ()
 
 
 class _Device(msgspec.Struct, frozen=True, rename="camel"):
@@ -162,7 +162,7 @@ class _SpecFile(msgspec.Struct, frozen=True):
     devices: tuple[_Device, ...]
 
 
-def _resolve_device_node(node: _Node) -> DeviceNode | None:
+def _resolve_device_node(node: _CDIDeviceNode) -> DeviceNode | None:
     if node.type and node.major is not None and node.minor is not None:
         return DeviceNode(node.type, node.major, node.minor)
     # Numbers that are left out are those of the host's file.

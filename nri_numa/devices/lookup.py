@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class UnlocatedDevices:
+class MissedHints:
     """What gives no hint.
 
     Attributes:
@@ -48,7 +48,7 @@ class UnlocatedDevices:
     notes: list[str] = field(default_factory=list)
 
 
-class Lookup:
+class DeviceFinder:
     """Knows devices by what they are called; safe to use from several threads.
 
     Attributes:
@@ -66,7 +66,7 @@ class Lookup:
         self.cdi = CDIRegistry(sources.cdi_directories)
 
     def find_mentioned(
-        self, mentions: DeviceMentions, missed: UnlocatedDevices
+        self, mentions: DeviceMentions, missed: MissedHints
     ) -> Iterator[LocatedDevice]:
         """The devices that a message mentions; what gives no hint is put into ``missed``."""
         sources = self._sources
@@ -75,18 +75,18 @@ class Lookup:
                 f"{mentions.unread} more devices than are looked at: no hint of them"
             )
         for node in mentions.nodes:
-            yield from self._of_node(node)
+            yield from self._find_by_device_file(node)
         for variable, value in sorted(mentions.variables.items()):
             if sources.variables and variable.startswith(PCI_VARIABLE_PREFIX):
                 for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
-                    yield from self._of_address(variable, part, missed)
+                    yield from self._find_by_pci_variable(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
-                yield from self._of_gpus(value, missed)
+                yield from self._find_nvidia_gpus(value, missed)
         if sources.cdi:
             for name in mentions.cdi:
-                yield from self._of_cdi(name, missed)
+                yield from self._find_by_cdi_name(name, missed)
 
-    def _of_node(self, node: DeviceNode) -> Iterator[LocatedDevice]:
+    def _find_by_device_file(self, node: DeviceNode) -> Iterator[LocatedDevice]:
         if node.major == NVIDIA_MAJOR and node.type in ("c", "u"):
             address = self.gpus.address_of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
@@ -94,8 +94,8 @@ class Lookup:
         elif self._sources.nodes:
             yield from self.sysfs.by_number(node.type, node.major, node.minor)
 
-    def _of_address(
-        self, variable: str, text: str, missed: UnlocatedDevices
+    def _find_by_pci_variable(
+        self, variable: str, text: str, missed: MissedHints
     ) -> Iterator[LocatedDevice]:
         """Of a variable of the SR-IOV network device plugin's; anybody may write one into a pod.
 
@@ -115,7 +115,7 @@ class Lookup:
                 "PCI address: no hint"
             )
 
-    def _of_gpus(self, value: str, missed: UnlocatedDevices) -> Iterator[LocatedDevice]:
+    def _find_nvidia_gpus(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
         """Of the variable of NVIDIA's device plugin: UUIDs or indices."""
         word = value.strip().lower()
         if word == ALL_DEVICES:
@@ -134,7 +134,7 @@ class Lookup:
             else:
                 yield self._gpu_at(gpu)
 
-    def _of_cdi(self, name: str, missed: UnlocatedDevices) -> Iterator[LocatedDevice]:
+    def _find_by_cdi_name(self, name: str, missed: MissedHints) -> Iterator[LocatedDevice]:
         device = self.cdi.devices.get(name)
         if device is None:
             missed.cdi = True
@@ -143,7 +143,7 @@ class Lookup:
             )
             device = CDIDevice()
         for node in device.nodes:
-            yield from self._of_node(node)
+            yield from self._find_by_device_file(node)
         for interface in device.interfaces:
             yield from self.sysfs.by_interface(interface)
 

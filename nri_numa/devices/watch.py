@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.devices import interfaces
-from nri_numa.devices.lookup import Lookup, UnlocatedDevices, build_hints, read_gpus
+from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_gpus
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = get_logger("devices")
 
-MAX_PODS: Final = 4096
+MAX_REMEMBERED_PODS: Final = 4096
 _GPU_REREAD_INTERVAL_S: Final = 60.0
 _FILE_REREAD_INTERVAL_S: Final = 1.0
 """Seconds between two looks because of a name that is not known."""
@@ -47,7 +47,7 @@ _NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not said yet what it gave: no 
 
 KUBELET_TIMEOUT_S: Final = 0.05
 """Seconds for an answer. It is known at once or not in time: the first container comes soon."""
-QUERY_INTERVAL_S: Final = 0.02
+MIN_KUBELET_QUERY_INTERVAL_S: Final = 0.02
 """Seconds between two questions: half of what the kubelet admits, for others ask as well."""
 RATE_LIMIT_RETRY_S: Final = 0.1
 """Seconds after which a kubelet that was asked too often is asked once more."""
@@ -127,7 +127,7 @@ class DeviceWatch:
         self._places = places
         self._clock = clock
         self._deadline = deadline
-        self._lookup = Lookup(sources, root=root, own_resource=own_resource)
+        self._lookup = DeviceFinder(sources, root=root, own_resource=own_resource)
         self._pods: dict[str, PodDevices] = {}
         # One thread each, so that a kubelet that hangs holds up no look at network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
@@ -163,13 +163,13 @@ class DeviceWatch:
             ({}, _NO_KUBELET_ANSWER_TEXT * asks),
         )
         self._pods[pod.id] = entry
-        while len(self._pods) > MAX_PODS:
+        while len(self._pods) > MAX_REMEMBERED_PODS:
             del self._pods[next(iter(self._pods))]
         if not self._refresh_waiting:
             self._refresh_waiting = True
             self._submit_task(self._local, self._refresh_sources)
         if looks:
-            self._submit_task(self._local, self._read_network, pod, entry)
+            self._submit_task(self._local, self._find_network_devices, pod, entry)
         if asks:
             self._submit_task(self._asking, self._query_kubelet, pod, entry)
 
@@ -185,16 +185,18 @@ class DeviceWatch:
         """A pod is removed."""
         self._pods.pop(pod_id, None)
 
-    def known_devices(self, pod_id: str, name: str, mentions: DeviceMentions) -> KnownDevices:
+    def known_container_devices(
+        self, pod_id: str, name: str, mentions: DeviceMentions
+    ) -> KnownDevices:
         """What is known at this moment of the devices of the container ``name``."""
         entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
-        lookup, missed = self._lookup, UnlocatedDevices()
+        lookup, missed = self._lookup, MissedHints()
         found = list(lookup.find_mentioned(mentions, missed))
         # A name that is missed is looked for once more.
         if missed.cdi and self._clock() - self._files_read > _FILE_REREAD_INTERVAL_S:
             self._files_read = self._clock()
-            self._submit_task(self._local, self._read_files)
+            self._submit_task(self._local, self._read_cdi_files)
         if missed.gpu and self._clock() - self._gpus_read > _GPU_REREAD_INTERVAL_S:
             self._gpus_read = self._clock()
             self._submit_task(self._local, self._read_gpus)
@@ -231,7 +233,7 @@ class DeviceWatch:
         if self._sources.nvidia:
             self._read_gpus()
         if self._sources.cdi:
-            self._read_files()
+            self._read_cdi_files()
         if self._sources.network:
             interfaces.preload_pyroute2()
 
@@ -239,9 +241,9 @@ class DeviceWatch:
         self._refresh_waiting = False  # whatever changes from here on is another look's
         self._lookup.sysfs.refresh_links()
         if self._sources.cdi:
-            self._read_files()
+            self._read_cdi_files()
 
-    def _read_files(self) -> None:
+    def _read_cdi_files(self) -> None:
         cdi = self._lookup.cdi
         if cdi.refresh_specs():
             for problem in cdi.problems:
@@ -250,7 +252,7 @@ class DeviceWatch:
     def _read_gpus(self) -> None:
         self._lookup.gpus = read_gpus(self._root)
 
-    def _read_network(self, pod: PodSandbox, entry: PodDevices) -> None:
+    def _find_network_devices(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
         parents = interfaces.list_interface_parents(pod.network_namespace)
@@ -274,4 +276,4 @@ class DeviceWatch:
             for devices in answer.values():
                 list(self._lookup.locate_devices(devices))  # the next lookup finds them remembered
             entry.kubelet = answer, ""
-        time.sleep(QUERY_INTERVAL_S)  # of this thread, which nothing waits for
+        time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # of this thread, which nothing waits for

@@ -24,7 +24,7 @@ MAX_CPUS: Final = 8192
 
 CLAIM_PARAMETERS: Final = ("bind", "devices", "load", "mempolicy", "numamem", "policy", "smt")
 """Annotation keys that a claim may set."""
-FORBIDDEN_KEYS: Final = {
+FORBIDDEN_CLAIM_PARAMETERS: Final = {
     "cpus": "the CPUs of a claim are exclusive",
     "numacpu": "the scheduler counted CPUs, and the agent chooses which",
     "on-failure": "a container has the CPUs of its claim, or waits for them",
@@ -36,7 +36,7 @@ CPUSET_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
 """How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
 POD_CLAIM_NAME_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: its name in the pod."""
-NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+NUMA_NODE_ATTRIBUTE: Final = "resource.kubernetes.io/numaNode"
 """KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
 CPU_CAPACITY: Final = "cpu"
 """Capacity of a device, below the driver's name: exclusive CPUs."""
@@ -249,8 +249,8 @@ def _request_parameters(
             continue
         for key, value in _require_mapping(opaque.get("parameters"), "parameters").items():
             expected = f"expected one of {', '.join(CLAIM_PARAMETERS)}"
-            if key in FORBIDDEN_KEYS:
-                why = FORBIDDEN_KEYS[key]
+            if key in FORBIDDEN_CLAIM_PARAMETERS:
+                why = FORBIDDEN_CLAIM_PARAMETERS[key]
                 raise InvalidClaim(
                     f"parameter {key!r} is not for claims, because {why}; {expected}"
                 )
@@ -347,7 +347,7 @@ def metadata_document(
     driver: str, pool: str, claim: Claim, one: ClaimResult, cpus: Iterable[int], generation: int
 ) -> str:
     """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
-    numa = {NUMA_NODE: {"int": one.numa_node}}
+    numa = {NUMA_NODE_ATTRIBUTE: {"int": one.numa_node}}
     devices: list[dict[str, Any]] = [{"name": device_name(one.numa_node), "attributes": numa}]
     devices += (
         {"name": f"cpu{cpu}", "attributes": {**numa, "dra.cpu/cpuID": {"int": cpu}}} for cpu in cpus

@@ -26,14 +26,14 @@ import msgspec
 
 from nri_numa.dra.claims import MAX_CLAIM_BYTES, InvalidClaim
 
-REGISTRATION_FILE: Final = "registered.json"
+REGISTRATION_MARKER_FILE: Final = "registered.json"
 _FILE_PREFIXES: Final = ("ask", "answer")
 _REQUEST_FILE: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _POLL_INTERVAL_S: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
 
-class HandoverClient:
+class ClaimRequestClient:
     """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
@@ -93,15 +93,15 @@ class HandoverClient:
             raise InvalidClaim(f"{who}: {str(answer['problem'])[:500]}")
         return answer.get("claim")
 
-    def record_registration(self) -> None:
+    def write_registration_marker(self) -> None:
         """The kubelet has taken the driver."""
         self._registered += 1
         text = json.dumps({"process": os.getpid(), "at": time.time(), "times": self._registered})
         with contextlib.suppress(OSError):  # it is published again in a while anyway
-            write_file_atomically(os.path.join(self._directory, REGISTRATION_FILE), text)
+            write_file_atomically(os.path.join(self._directory, REGISTRATION_MARKER_FILE), text)
 
 
-class HandoverServer:
+class ClaimRequestServer:
     """The publisher's side."""
 
     def __init__(self, directory: str) -> None:
@@ -139,7 +139,7 @@ class HandoverServer:
     def read_registration_marker(self) -> str:
         """A text that is another one when the kubelet has taken the driver again."""
         try:
-            return read_small_file(os.path.join(self._directory, REGISTRATION_FILE), 4096)
+            return read_small_file(os.path.join(self._directory, REGISTRATION_MARKER_FILE), 4096)
         except OSError:
             return ""
 

@@ -53,7 +53,7 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.model.workload import SMT, Load, PodSandbox
+from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
 
 def count_free_exclusive(
@@ -101,7 +101,7 @@ def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list
     return sizes
 
 
-def loads_by_cpu(state: NodeState) -> dict[int, Load]:
+def loads_by_cpu(state: NodeState) -> dict[int, BusySchedule]:
     """CPU to the load of the exclusive container that owns it, where it has one."""
     return {
         cpu: a.load
@@ -386,7 +386,7 @@ def _check_quotas(
     )
 
 
-def check_list_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejection | None:
+def check_listed_cpus_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejection | None:
     """Refuse a list of CPUs above a quota; nobody could own them any more.
 
     A list that the request pays for is within every quota; soft ones are never refused.

@@ -107,7 +107,7 @@ def admit(  # noqa: C901 - not cut yet
     desired_before = DesiredState(machine, before)
     pool_before = desired_before.pool
     state = _drop_replaced_allocations(state, pod, container)
-    requested = machine.resolve_options(pod, container) if resolved is None else resolved
+    requested = machine.options_resolver(pod, container) if resolved is None else resolved
     kept = state.reservations_of(pod.uid)
     open_to_pod = without_allocations(state, kept)
     if container.annotations:

@@ -196,7 +196,7 @@ def _check_unsigned(
     """Check a claim against what the pod could be given today; or say what contradicts it."""
     # Its cpuset is the one in question, so no other program's.
     bare = replace(container, resources=replace(container.resources, cpus=""))
-    requested = with_slots(machine.settings, pod, bare, machine.resolve_options(pod, container))
+    requested = with_slots(machine.settings, pod, bare, machine.options_resolver(pod, container))
     requested = with_static_cpus(machine.settings, pod, bare, requested)
     if isinstance(requested, Rejection):
         return "what its pod asks for cannot be read"
@@ -208,7 +208,7 @@ def _cpus_beyond_lists_text(
     machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
 ) -> str:
     """CPUs or memory nodes beyond the pod's lists, or a shared container's NUMA nodes, in words."""
-    options = machine.resolve_options(pod, container)
+    options = machine.options_resolver(pod, container)
     listed = PlacementOptions() if isinstance(options, Rejection) else options
     cpus = claim.cpus
     limit = listed.listed_cpus if claim.kind is ContainerKind.LISTED else NO_CPUS

@@ -188,7 +188,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return build_allocator_index(self.topology)
 
     @cached_property
-    def resolve_options(self) -> OptionsResolver:
+    def options_resolver(self) -> OptionsResolver:
         """Reads what a container asks for, as `engine.request.annotations` does."""
         return OptionsResolver(self.settings, self.max_list_chars)
 
@@ -208,7 +208,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return sum(n.memory_bytes for n in self.topology.numa_nodes.values())
 
     @cached_property
-    def numa_ids(self) -> NUMASet:
+    def assignable_numa_nodes(self) -> NUMASet:
         """NUMA nodes that computed assignments may use: with CPUs, or memory tiers let in."""
         if self.settings.kubelet_memory:
             tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
@@ -228,13 +228,13 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def alignable_nodes(self) -> NUMASet:
         """The NUMA nodes that alignment chooses from: what serves others is part of them."""
-        return self.numa_ids - NUMASet(self.memory_only_nodes.attached)
+        return self.assignable_numa_nodes - NUMASet(self.memory_only_nodes.attached)
 
     @cached_property
     def usable_cpus_by_node(self) -> Mapping[int, CPUSet]:
         """By NUMA node, the CPUs that containers may use there."""
         allowed = self.topology.allowed
-        return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.numa_ids}
+        return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.assignable_numa_nodes}
 
     @cached_property
     def withheld_isolated_cpus(self) -> CPUSet:
@@ -300,9 +300,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return int(cpus * 1000 * self.settings.cpu_overcommit)
 
     @cached_property
-    def memory_nodes(self) -> NUMASet:
+    def assignable_memory_nodes(self) -> NUMASet:
         """NUMA nodes that computed assignments may take memory from."""
-        return self.numa_ids & self.topology.memory_nodes
+        return self.assignable_numa_nodes & self.topology.memory_nodes
 
     @cached_property
     def cpu_capacity_milli(self) -> Mapping[int, int]:
@@ -347,7 +347,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def usable_memory(self) -> Mapping[int, int]:
         """`memory_capacity` of the NUMA nodes that computed assignments may use."""
-        return {i: self.memory_capacity[i] for i in self.numa_ids}
+        return {i: self.memory_capacity[i] for i in self.assignable_numa_nodes}
 
     def hugepages_capacity(self, size: int) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size that can be allocated: total − reserved."""

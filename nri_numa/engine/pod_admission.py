@@ -134,7 +134,7 @@ def reserve_for_sandbox(
     )
     if not machine.settings.reservation_seconds or pod.uid in state.pods:
         return Released(state=state)
-    requested = machine.resolve_options(pod, all_of_it)
+    requested = machine.options_resolver(pod, all_of_it)
     if isinstance(requested, Rejection) or requested.scope is not Scope.POD:
         return Released(state=state)
     decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)

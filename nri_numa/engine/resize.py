@@ -499,7 +499,7 @@ def _yield_to_kubelet(
     """
     allocation = state.allocations[container.id]
     requested = _with_current_slots(
-        machine, pod, container, allocation, machine.resolve_options(pod, container)
+        machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
     if not isinstance(requested, Rejection):
         side = keep_or_override_grant(
@@ -601,7 +601,7 @@ def resize_to_current_resources(
         free_cpu_milli=DesiredState(machine, rest).free_cpu_milli,
         free_memory=machine.free_memory(rest, reading),
     )
-    requested = machine.resolve_options(pod, container)
+    requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection):
         # It was readable at creation; a rule changed under it. What it has stays valid.
         step = f"{container_subject(pod, container)}: {requested.detail}"

@@ -135,7 +135,7 @@ def rebuild_node_state(  # noqa: C901 - not cut yet
             )
             break
         container, held = _running_request(machine, state, pool, stranger)
-        resolved = machine.resolve_options(pod, container)
+        resolved = machine.options_resolver(pod, container)
         if names[container.pod_id, container.name] == 1:
             alone = unpinned_allocation(machine, state.kubelet, pod, container, now, resolved)
             if alone is not None:

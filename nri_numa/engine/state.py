@@ -33,9 +33,9 @@ from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.model.workload import (
     NO_GRANTS,
     SMT,
+    BusySchedule,
     Container,
     KubeletGrants,
-    Load,
     MemoryPolicy,
     PodSandbox,
     Policy,
@@ -145,7 +145,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     policy: Policy = Policy.NONE
     smt: SMT = SMT.ANY
-    load: Load | None = None
+    load: BusySchedule | None = None
     aligned: bool = msgspec.field(name="preferred", default=True)
     reason: str = ""
     foreign_cpus: CPUSet = msgspec.field(name="pinned", default=NO_CPUS)

@@ -41,11 +41,11 @@ from nri_numa.kube.requests import (
 )
 from nri_numa.observe.logs import get_logger
 
-MAX_CONNECTIONS: Final = 32
+MAX_API_SERVER_CONNECTIONS: Final = 32
 """Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
 KEEPALIVE_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
-STEP_TIMEOUT_S: Final = 10.0
+REQUEST_STEP_TIMEOUT_S: Final = 10.0
 """Seconds for each step of a request; a silent server must not hold us for ever."""
 LIST_TIMEOUT_S: Final = 60.0
 """The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
@@ -74,8 +74,8 @@ _UNAUTHORIZED_STATUS, _NOT_FOUND_STATUS, _GONE_STATUS, _TOO_MANY_REQUESTS_STATUS
     429,
 )
 ACCEPT_WHOLE_OBJECT: Final = "application/json"
-METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-METADATA_LIST: Final = METADATA.replace("Metadata;", "MetadataList;")
+ACCEPT_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+ACCEPT_METADATA_LIST: Final = ACCEPT_METADATA.replace("Metadata;", "MetadataList;")
 """What is accepted: an object, or its metadata alone; of a list that of each object."""
 WATCH_OPENED: Final = ""
 """What a watch says first: the server follows."""
@@ -142,7 +142,7 @@ class KubeAPI:
                 documents = await self.list_objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else ContentType.FULL_OBJECT
-                accept = METADATA if request.metadata else ACCEPT_WHOLE_OBJECT
+                accept = ACCEPT_METADATA if request.metadata else ACCEPT_WHOLE_OBJECT
                 method = HTTP_METHODS[request.verb]
                 documents = [
                     await self.request_json(method, path, request.body, form=form, accept=accept)
@@ -161,7 +161,7 @@ class KubeAPI:
         *,
         form: str = ContentType.FULL_OBJECT,
         accept: str = ACCEPT_WHOLE_OBJECT,
-        seconds: float = STEP_TIMEOUT_S,
+        seconds: float = REQUEST_STEP_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
 
@@ -258,7 +258,7 @@ class KubeAPI:
         url: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        silence: float = STEP_TIMEOUT_S,
+        silence: float = REQUEST_STEP_TIMEOUT_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request, signed; once more with the token read anew where it was denied."""
         with self._translate_errors():
@@ -270,7 +270,7 @@ class KubeAPI:
                     data=body,
                     headers={"Authorization": self._bearer, **(headers or {})},
                     timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=STEP_TIMEOUT_S, sock_read=silence
+                        total=None, sock_connect=REQUEST_STEP_TIMEOUT_S, sock_read=silence
                     ),
                     allow_redirects=False,
                 )
@@ -320,7 +320,7 @@ class KubeAPI:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 ssl=context,
-                limit=MAX_CONNECTIONS,
+                limit=MAX_API_SERVER_CONNECTIONS,
                 keepalive_timeout=KEEPALIVE_S,
                 socket_factory=self._create_socket,
             ),
@@ -482,7 +482,9 @@ class Watch:
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
         self._accept = (
-            (METADATA, METADATA_LIST) if metadata else (ACCEPT_WHOLE_OBJECT, ACCEPT_WHOLE_OBJECT)
+            (ACCEPT_METADATA, ACCEPT_METADATA_LIST)
+            if metadata
+            else (ACCEPT_WHOLE_OBJECT, ACCEPT_WHOLE_OBJECT)
         )
         self._log = get_logger("kube")
         self._keys: set[str] = set()

@@ -157,7 +157,7 @@ SERVER_WIDE_RESULTS: Final = frozenset(
     {OutcomeKind.THROTTLED, OutcomeKind.UNAUTHORIZED, OutcomeKind.UNREACHABLE}
 )
 """What is not about the one request: nothing else would fare better."""
-_CUSTOM_RESOURCES: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
+_RESOURCES_NEEDING_CRD: Final = frozenset({Resource.TOPOLOGIES, Resource.NUMATOPOLOGIES})
 """Kinds that a cluster has only where their definition was applied."""
 
 
@@ -209,7 +209,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
             )
     elif (
         code == 404
-        and request.resource in _CUSTOM_RESOURCES
+        and request.resource in _RESOURCES_NEEDING_CRD
         and f'"{request.name}"' not in api_text
     ):
         # The message about a missing object names it; otherwise its definition is missing.

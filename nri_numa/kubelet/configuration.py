@@ -15,9 +15,9 @@ import msgspec
 
 from nri_numa.kubelet import state_files
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
+from nri_numa.text import BadQuantity, milli_cpus, page_bytes_of_resource, whole_bytes
 
-API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
+KUBELET_CONFIG_API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KUBELET_CONFIG_KIND: Final = "KubeletConfiguration"
 
 _DEFAULT_ROOT: Final = "/var/lib/kubelet"
@@ -139,7 +139,10 @@ def merge_documents(
         if not isinstance(document, dict):
             problems.append(f"{name}: is {_type_text(document)}, expected a {KUBELET_CONFIG_KIND}")
             continue
-        for key, wanted in (("apiVersion", API_VERSION), ("kind", KUBELET_CONFIG_KIND)):
+        for key, wanted in (
+            ("apiVersion", KUBELET_CONFIG_API_VERSION),
+            ("kind", KUBELET_CONFIG_KIND),
+        ):
             if document.get(key) != wanted:
                 problems.append(
                     f"{name}: {key} is {_value_text(document.get(key))}, expected {wanted}"
@@ -202,7 +205,9 @@ def decode_kubelet_facts(document: Mapping[str, Any], flags: Mapping[str, Any]) 
         by_size = memory.setdefault(one.numa_node, {})
         for kind, value in (one.limits or {}).items():
             key = f"reservedMemory.{kind}"
-            size = 0 if kind == "memory" else _parse_reserved_amount(key, page_size, kind)
+            size = (
+                0 if kind == "memory" else _parse_reserved_amount(key, page_bytes_of_resource, kind)
+            )
             by_size[size] = by_size.get(size, 0) + _parse_reserved_amount(key, whole_bytes, value)
     return KubeletFacts(
         cpu_policy=found.cpu_manager_policy or "none",
@@ -237,7 +242,7 @@ def _value_text(value: object) -> str:
 # root on the node has none. Everything here happens in a thread, never while a request waits.
 
 
-MAX_FILES: Final = 200
+MAX_DROP_IN_FILES: Final = 200
 """Drop-ins that are read; more is the wrong directory."""
 CONFIG_AUTO: Final = "auto"
 CONFIG_OFF: Final = "off"
@@ -312,9 +317,9 @@ def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
         paths = sorted(_drop_ins(prefix + directory, len(prefix)), key=lambda path: path.split("/"))
     except OSError as error:
         return [], [f"{directory}: cannot be read: {error.strerror or error}"]
-    if len(paths) > MAX_FILES:
-        problem = f"{directory}: has {len(paths)} drop-ins, expected at most {MAX_FILES}"
-        return paths[:MAX_FILES], [problem]
+    if len(paths) > MAX_DROP_IN_FILES:
+        problem = f"{directory}: has {len(paths)} drop-ins, expected at most {MAX_DROP_IN_FILES}"
+        return paths[:MAX_DROP_IN_FILES], [problem]
     return paths, []
 
 
@@ -329,7 +334,7 @@ def _read_documents(
     signature: list[object] = []
     for name in names:
         try:
-            data, file_signature = state_files.read_state_file(prefix + name)
+            data, file_signature = state_files.read_kubelet_file(prefix + name)
             text = data.decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -337,7 +342,7 @@ def _read_documents(
             continue
         signature.append((name, file_signature))
         try:
-            documents.append((name, safe_yaml.parse(text)))
+            documents.append((name, safe_yaml.parse_yaml12(text)))
         except ValueError as error:
             problems.append(f"{name}: {error}")
     return documents, problems, signature

@@ -66,7 +66,7 @@ class KubeletPinningMonitor:
                 log.info("the kubelet does not pin containers any more", manager=manager)
 
 
-class InheritedSettings(msgspec.Struct, frozen=True, kw_only=True):
+class MergedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with what the kubelet's configuration adds.
 
     Attributes:
@@ -80,13 +80,13 @@ class InheritedSettings(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[str, ...] = ()
 
 
-def inherit_settings(
+def merge_kubelet_settings(
     settings: Settings,
     config: AgentConfig,
     facts: KubeletFacts,
     topology: Topology,
     index: AllocatorIndex,
-) -> InheritedSettings:
+) -> MergedSettings:
     """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
     adopted: list[str] = []
     differences: list[str] = list(_double_pinning_problems(config, facts))
@@ -140,9 +140,7 @@ def inherit_settings(
             f"reservedMemory is {ours} bytes in all, and the kubelet reserves "
             f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
         )
-    return InheritedSettings(
-        settings=settings, adopted=tuple(adopted), differences=tuple(differences)
-    )
+    return MergedSettings(settings=settings, adopted=tuple(adopted), differences=tuple(differences))
 
 
 def _kubelet_reserved_cpus(

@@ -240,19 +240,19 @@ def _decode_container(container: Any) -> ContainerResources:
             ids.setdefault(id, set()).update(node.ID for node in one.topology.nodes)
     return ContainerResources(
         container=container.name,
-        cpus=_valid_id_set(CPUSet, container.cpu_ids),
+        cpus=_keep_valid_ids(CPUSet, container.cpu_ids),
         memory=tuple(
             AllocatedMemory(
                 kind=block.memory_type,
                 size=block.size,
-                numa_nodes=_valid_id_set(NUMASet, (node.ID for node in block.topology.nodes)),
+                numa_nodes=_keep_valid_ids(NUMASet, (node.ID for node in block.topology.nodes)),
             )
             for block in container.memory
         ),
         devices=tuple(
             AllocatedDevices(
                 resource=name,
-                by_id={id: _valid_id_set(NUMASet, nodes) for id, nodes in ids.items()},
+                by_id={id: _keep_valid_ids(NUMASet, nodes) for id, nodes in ids.items()},
             )
             for name, ids in sorted(devices.items())
         ),
@@ -268,7 +268,7 @@ def _decode_container(container: Any) -> ContainerResources:
     )
 
 
-def _valid_id_set(kind: Any, ids: Iterable[int]) -> Any:
+def _keep_valid_ids(kind: Any, ids: Iterable[int]) -> Any:
     """A set of ids; what no machine has is left out."""
     found = set()
     for id in ids:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.workload import MAX_SHARED_CPUSETS, NO_GRANTS, GrantHolder, KubeletGrants
-from nri_numa.text import BadQuantity, page_size
+from nri_numa.text import BadQuantity, page_bytes_of_resource
 
 # --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
 
@@ -39,7 +39,7 @@ def file_signature(found: os.stat_result) -> Signature:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def read_state_file(path: str) -> tuple[bytes, Signature]:
+def read_kubelet_file(path: str) -> tuple[bytes, Signature]:
     """The whole file, and what distinguishes it from another one.
 
     Raises:
@@ -115,7 +115,7 @@ class StateFiles:
         try:
             if file_signature(os.stat(path)) == before:
                 return False
-            data, self._seen[manager] = read_state_file(path)
+            data, self._seen[manager] = read_kubelet_file(path)
             self._said[manager] = (
                 decode_cpu_grants(data) if manager == "cpu" else decode_memory_grants(data)
             )
@@ -147,7 +147,7 @@ STATE_DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 # Names go into log lines and documents.
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")]
-_Amount = Annotated[int, msgspec.Meta(ge=0)]
+_NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Wrapped(msgspec.Struct, frozen=True, rename="camel"):
@@ -171,7 +171,7 @@ class _CPUState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Block(msgspec.Struct, frozen=True, rename="camel"):
-    numa_affinity: tuple[_Amount, ...] | None = None
+    numa_affinity: tuple[_NonNegativeInt, ...] | None = None
 
 
 class _PodMemory(msgspec.Struct, frozen=True, rename="camel"):
@@ -179,7 +179,7 @@ class _PodMemory(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _MemoryTable(msgspec.Struct, frozen=True):
-    reserved: _Amount = 0
+    reserved: _NonNegativeInt = 0
 
 
 class _NUMANode(msgspec.Struct, frozen=True, rename="camel"):
@@ -190,14 +190,14 @@ class _MemoryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Version 2 has the memory of whole pods too."""
 
     policy_name: Literal["None", "Static", "BestEffort"]
-    machine_state: dict[_Amount, _NUMANode] | None = None
+    machine_state: dict[_NonNegativeInt, _NUMANode] | None = None
     entries: dict[_Name, dict[_Name, tuple[_Block, ...] | None]] | None = None
     pod_entries: dict[_Name, _PodMemory] | None = None
 
 
 _State = TypeVar("_State", _CPUState, _MemoryState)
 _Key = TypeVar("_Key")
-_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+_CPUOrNUMASet = TypeVar("_CPUOrNUMASet", CPUSet, NUMASet)
 
 
 def _decode_state(data: bytes, kind: type[_State]) -> _State:
@@ -244,7 +244,7 @@ def decode_memory_grants(data: bytes) -> KubeletGrants:
                 memory[numa_node] = table.reserved
                 continue
             try:
-                hugepages.setdefault(numa_node, {})[page_size(kind)] = table.reserved
+                hugepages.setdefault(numa_node, {})[page_bytes_of_resource(kind)] = table.reserved
             except BadQuantity:
                 continue  # a type of memory that nothing of ours asks for
     return KubeletGrants(
@@ -305,5 +305,7 @@ def combine_grants(
     return made, tuple(problems)
 
 
-def _restrict_to(sets: Mapping[_Key, _Ids], there: _Ids) -> dict[_Key, _Ids]:
+def _restrict_to(
+    sets: Mapping[_Key, _CPUOrNUMASet], there: _CPUOrNUMASet
+) -> dict[_Key, _CPUOrNUMASet]:
     return {key: ids & there for key, ids in sets.items() if ids & there}

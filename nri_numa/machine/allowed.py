@@ -145,7 +145,7 @@ USUAL_CPUSET_MOUNTS: Final = ("sys/fs/cgroup", "sys/fs/cgroup/cpuset")
 """Where cpusets are mounted unless proc/mounts says otherwise."""
 _CPUSET_FILE_PREFIXES: Final = ("cpuset.", "")
 """Of the files of version 1; without one where it is mounted with ``noprefix``."""
-MAX_CGROUPS: Final = 2000
+MAX_SEARCHED_CGROUPS: Final = 2000
 """Cgroups that are looked at; a node full of pods has as many, and nothing else has."""
 
 _CONTROL_FILE_PATTERN: Final = re.compile(
@@ -210,7 +210,7 @@ def _find_exclusive_cgroups(tree: Tree, mount: str) -> list[Partition]:
         if tree.read_file(f"{mount}/{prefix}cpu_exclusive") is None:
             continue
         apart = {name.partition("/")[0] for name in _POD_CGROUPS}
-        for directory in _list_child_cgroups(tree, mount)[:MAX_CGROUPS]:
+        for directory in _list_child_cgroups(tree, mount)[:MAX_SEARCHED_CGROUPS]:
             name = directory.removeprefix(f"{mount}/")
             if name not in apart and tree.read_file(f"{directory}/{prefix}cpu_exclusive") == "1":
                 cpus = _parse_ids(CPUSet, tree.read_file(f"{directory}/{prefix}cpus")) or NO_CPUS
@@ -248,7 +248,7 @@ def _search_partitions(
     """Look through cgroups of version 2 and all within them, but those that are ``apart``."""
     waiting, seen = deque(start), 0
     found: list[Partition] = []
-    while waiting and seen < MAX_CGROUPS:
+    while waiting and seen < MAX_SEARCHED_CGROUPS:
         directory = waiting.popleft()
         if directory in apart:
             continue

@@ -384,7 +384,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-NO_CGROUP: Final = WriteOutcome(missing=True)
+NO_CGROUP_OUTCOME: Final = WriteOutcome(missing=True)
 MAX_WRITE_WAIT_SECONDS: Final = 0.5
 """Seconds that writes are waited for; the runtime waits two for the whole answer."""
 _SLOW_WRITE: Final = f"a write of cpusets takes longer than {MAX_WRITE_WAIT_SECONDS} s"
@@ -482,7 +482,7 @@ class CgroupWriter:
         try:
             directory = self.reader.directory_of(place)
             if not directory:
-                return NO_CGROUP
+                return NO_CGROUP_OUTCOME
             # crun's own cgroup in a scope as well, or it would keep what it has.
             child = inner_cgroup(directory) if self.reader.unified else ""
             for each in (directory, child) if child else (directory,):
@@ -492,7 +492,7 @@ class CgroupWriter:
                         changed = True
         except OSError as error:
             if error.errno in _MISSING_ERRNOS:
-                return NO_CGROUP
+                return NO_CGROUP_OUTCOME
             why = self.reader.blocking_cgroup_text(place, name, wanted)
             because = f" ({why})" if why else ""
             return WriteOutcome(problem=f"{path}: {error.strerror}{because}")
@@ -566,7 +566,7 @@ def _parse_mems(text: str) -> NUMASet:
     return NUMASet.parse(text)
 
 
-def observe_all(
+def read_actual_cgroups(
     reader: CgroupReader, places: Iterable[tuple[str, CgroupPlace]]
 ) -> dict[str, ActualCgroup]:
     """Look at many containers; those without a cgroup are left out.
@@ -587,7 +587,7 @@ def observe_all(
 # keeps the properties of a scope in files (systemd.unit(5)) and takes others over D-Bus.
 
 
-SYSTEMD_SECONDS: Final = 5.0
+SYSTEMD_ANSWER_TIMEOUT_S: Final = 5.0
 """How long systemd may take for one answer."""
 _SYSTEMD_MANAGER_OBJECT: Final = (
     "/org/freedesktop/systemd1",
@@ -673,9 +673,9 @@ class SystemdScopes:
             (unit, True, masks),
         )
         with open_dbus_connection(
-            f"unix:path={self._bus}", auth_timeout=SYSTEMD_SECONDS
+            f"unix:path={self._bus}", auth_timeout=SYSTEMD_ANSWER_TIMEOUT_S
         ) as connection:
-            answer = connection.send_and_get_reply(call, timeout=SYSTEMD_SECONDS)
+            answer = connection.send_and_get_reply(call, timeout=SYSTEMD_ANSWER_TIMEOUT_S)
         if answer.header.message_type is MessageType.error:
             return str(answer.body[0]) if answer.body else "refused"
         return ""

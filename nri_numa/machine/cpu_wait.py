@@ -19,7 +19,7 @@ import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import PROCESS_GONE_ERRNOS, UsageUnknown, cpu_numbers, processes_of
+from nri_numa.machine.usage import PROCESS_GONE_ERRNOS, UsageUnknown, parse_cpu_lines, processes_of
 from nri_numa.model.machine import Topology
 
 PRESSURE_FILE: Final = "cpu.pressure"
@@ -99,7 +99,7 @@ def tasks_waiting(
     return sum(grown) / seconds if grown and seconds > 0 else None
 
 
-def parse_cpu_pressure(pressure: str) -> float | None:
+def parse_cpu_pressure_avg60(pressure: str) -> float | None:
     """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
     match = _PRESSURE_LINE.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
@@ -116,7 +116,7 @@ def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float
         path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE_FILE}"
         why_not = f"cgroup v1 has no {PRESSURE_FILE}"
     try:
-        found = parse_cpu_pressure(read_text(path))
+        found = parse_cpu_pressure_avg60(read_text(path))
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             raise UsageUnknown(why_not) from error
@@ -203,11 +203,15 @@ class CPUTimes(msgspec.Struct, frozen=True):
     waited: Mapping[int, float] = msgspec.field(default_factory=dict)
 
 
-def cpu_times(stat: str, schedstat: str) -> CPUTimes:
+def parse_cpu_times(stat: str, schedstat: str) -> CPUTimes:
     """The times in the texts of /proc/stat and /proc/schedstat; what is no such text tells none."""
     return CPUTimes(
-        {c: (ticks[7], sum(ticks)) for c, ticks in cpu_numbers(stat).items() if len(ticks) == 8},
-        {c: times[7] / 1e9 for c, times in cpu_numbers(schedstat).items() if len(times) == 8},
+        {
+            c: (ticks[7], sum(ticks))
+            for c, ticks in parse_cpu_lines(stat).items()
+            if len(ticks) == 8
+        },
+        {c: times[7] / 1e9 for c, times in parse_cpu_lines(schedstat).items() if len(times) == 8},
     )
 
 
@@ -252,7 +256,7 @@ def runqueue_by_node(
     return found
 
 
-class SmoothedFactors:
+class SmoothedStealFactors:
     """Capacity factors that follow steal, slowly and in steps.
 
     Half of a change has arrived after ``half_life`` seconds; what is measured must be ``step`` from

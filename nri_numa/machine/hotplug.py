@@ -150,7 +150,7 @@ def _read_online_numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
     return NUMASet(i for i in listed if f"node{i}" in there) or topology.numa_ids
 
 
-def changed_fields(before: Topology, after: Topology) -> dict[str, str]:
+def changed_texts_by_field(before: Topology, after: Topology) -> dict[str, str]:
     """What is different, for a line in the log: short name to what it is now.
 
     Of memory also what it was, as people read it: what differs by less than that is not named.

@@ -18,7 +18,7 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MemoryReading,
+    MachineMemoryReading,
     NUMAMemory,
     NUMANode,
     Socket,
@@ -212,7 +212,7 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
     }
 
 
-def sysfs_files(topology: Topology, memory: MemoryReading | None = None) -> dict[str, str]:
+def sysfs_files(topology: Topology, memory: MachineMemoryReading | None = None) -> dict[str, str]:
     """Write a machine as the files of /sys and /proc that the kernel would show, by relative path.
 
     All memory is free where no reading says otherwise.

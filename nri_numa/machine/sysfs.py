@@ -26,7 +26,7 @@ from nri_numa.model.machine import (
     Core,
     CoreKind,
     L3Group,
-    MemoryReading,
+    MachineMemoryReading,
     NUMAMemory,
     NUMANode,
     Topology,
@@ -72,7 +72,7 @@ def read_online(root: Path | str) -> CPUSet:
     return _Discovery(open_tree(root)).read_online_cpus()
 
 
-def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
+def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
     """Read what each NUMA node's memory is used for now; a few files per NUMA node.
 
     A NUMA node that went away reads as all zero.
@@ -92,7 +92,7 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
             reclaimable_bytes=_reclaimable_bytes(info, share),
             free_hugepages=_read_hugepages(tree, directory, "free_hugepages"),
         )
-    return MemoryReading(numa_nodes=readings)
+    return MachineMemoryReading(numa_nodes=readings)
 
 
 def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
@@ -556,9 +556,9 @@ class _Discovery:
             self._add_warning(
                 f"the L3 caches of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
             )
-        return groups or self._instead_of_l3(online, cores)
+        return groups or self._read_l3_substitutes(online, cores)
 
-    def _instead_of_l3(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
+    def _read_l3_substitutes(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
         """What to keep together where the kernel tells no caches: dies, else clusters of cores.
 
         Only what is larger than a core and, somewhere, smaller than a socket says anything.

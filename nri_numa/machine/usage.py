@@ -59,7 +59,7 @@ class ContainerUsage(msgspec.Struct, frozen=True):
     memory: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
-def cpu_numbers(text: str) -> dict[int, list[int]]:
+def parse_cpu_lines(text: str) -> dict[int, list[int]]:
     """By CPU, the first eight numbers of its line in /proc/stat or /proc/schedstat."""
     return {
         int(match[1]): [int(word) for word in match[2].split()[:8]]
@@ -67,14 +67,14 @@ def cpu_numbers(text: str) -> dict[int, list[int]]:
     }
 
 
-def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
+def parse_busy_ticks(stat: str) -> dict[int, tuple[int, int]]:
     """``(busy, total)`` ticks by CPU, of the text of /proc/stat.
 
     Idle and waiting for a disk are not busy; guest time is within user time already.
     """
     return {
         cpu: (sum(ticks) - sum(ticks[3:5]), sum(ticks))
-        for cpu, ticks in cpu_numbers(stat).items()
+        for cpu, ticks in parse_cpu_lines(stat).items()
         if len(ticks) >= 4
     }
 
@@ -94,10 +94,10 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
         )
         if "local_node" in stat and "other_node" in stat:
             pages[i] = int(stat["local_node"]), int(stat["other_node"])
-    return MachineUsage(cpu_times(tree.read_file("proc/stat") or ""), memory, pages)
+    return MachineUsage(parse_busy_ticks(tree.read_file("proc/stat") or ""), memory, pages)
 
 
-def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
+def parse_memory_numa_stat(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
     """Bytes by NUMA node, of the text of memory.numa_stat.
 
     Version 2 counts bytes of each sort, version 1 pages, with a total that has those of the cgroups
@@ -114,7 +114,7 @@ def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int
     return found
 
 
-def read_container(
+def read_container_usage(
     reader: CgroupReader, place: CgroupPlace, root: str, page_size: int
 ) -> ContainerUsage | None:
     """Read what one container uses now; None when it has no cgroup."""
@@ -210,7 +210,7 @@ def local_bytes(by_numa_node: Mapping[int, int], home: Container[int]) -> int:
     return sum(amount for i, amount in by_numa_node.items() if i in home)
 
 
-def mapped_by_numa_node(lines: bytes, found: dict[int, int]) -> None:
+def add_mapped_bytes(lines: bytes, found: dict[int, int]) -> None:
     """Add to ``found`` what whole lines of numa_maps say, in bytes by NUMA node.
 
     Pages are of the size that their line names: huge pages of hugetlbfs count one each, transparent
@@ -250,7 +250,7 @@ def _read_numa_stat(
             if error.errno not in PROCESS_GONE_ERRNOS:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
-        found = memory_by_numa_node(stat, unified=unified, page_size=page_size)
+        found = parse_memory_numa_stat(stat, unified=unified, page_size=page_size)
         if found:
             return found, ""
         why_not = f"{NUMA_STAT} names no NUMA node"
@@ -295,10 +295,10 @@ def _read_process_numa_maps(
             rest = b""
             while piece := file.read(_READ_BYTES):
                 whole, line_end, rest = (rest + piece).rpartition(b"\n")
-                mapped_by_numa_node(whole + line_end, found)
+                add_mapped_bytes(whole + line_end, found)
                 if too_long():
                     raise UsageUnknown(f"reading {NUMA_MAPS} of its processes took too long")
-            mapped_by_numa_node(rest, found)
+            add_mapped_bytes(rest, found)
     except OSError as error:
         if error.errno in PROCESS_GONE_ERRNOS:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(

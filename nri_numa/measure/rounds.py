@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from nri_numa.machine import cpu_wait
-from nri_numa.machine.usage import cpu_times
+from nri_numa.machine.usage import parse_busy_ticks
 from nri_numa.measure.plan import Comparison, ImpossibleComparison, Worker
 from nri_numa.measure.results import ComparisonOutcome, Measured
 from nri_numa.model.cpuset import CPUSet
@@ -122,9 +122,9 @@ def cpu_utilization(
 ) -> float | None:
     """The part of these CPUs' time that is used now; None when the kernel does not say."""
     try:
-        first = cpu_times(Path("/proc/stat").read_text())
+        first = parse_busy_ticks(Path("/proc/stat").read_text())
         pause(seconds)
-        second = cpu_times(Path("/proc/stat").read_text())
+        second = parse_busy_ticks(Path("/proc/stat").read_text())
     except OSError:
         return None
     parts = [
@@ -138,7 +138,7 @@ def cpu_utilization(
 def steal_ticks() -> tuple[int, int] | None:
     """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
-        ticks = cpu_wait.cpu_times(Path("/proc/stat").read_text(), "").steal.values()
+        ticks = cpu_wait.parse_cpu_times(Path("/proc/stat").read_text(), "").steal.values()
     except OSError:
         return None
     return (sum(one for one, _ in ticks), sum(all_ for _, all_ in ticks)) if ticks else None

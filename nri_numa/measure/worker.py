@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.machine.usage import local_bytes, mapped_by_numa_node
+from nri_numa.machine.usage import add_mapped_bytes, local_bytes
 from nri_numa.measure.plan import MAX_RING_BYTES, Worker
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)
@@ -32,7 +32,7 @@ _SET_MEMPOLICY_SYSCALL_NUMBERS: Final = {
 }
 """Number of the system call by machine, from the kernel's tables; libc has no function for it."""
 
-_CELL_BYTES: Final = 48
+_RING_LINK_BYTES: Final = 48
 """Bytes of an object with one slot, as the allocator rounds them up."""
 _MATRIX_SIZE: Final = 192
 """Rows of a matrix that fits the caches of one core three times."""
@@ -72,7 +72,7 @@ def check_memory_on_numa_node(numa_node: int, size: int) -> None:
     found: dict[int, int] = {}
     try:
         with open("/proc/self/numa_maps", "rb") as file:
-            mapped_by_numa_node(file.read(), found)
+            add_mapped_bytes(file.read(), found)
     except OSError:
         return
     there = local_bytes(found, {numa_node})
@@ -123,10 +123,10 @@ def compute_loop(size: int) -> Callable[[float], float]:
     return _timed_loop(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX_SIZE**3 / 1e9)
 
 
-class _Cell:
+class _RingLink:
     __slots__ = ("next",)
 
-    next: _Cell
+    next: _RingLink
 
 
 def latency_loop(size: int) -> Callable[[float], float]:
@@ -135,7 +135,7 @@ def latency_loop(size: int) -> Callable[[float], float]:
     Each step waits for the one before, so nothing is fetched ahead. The interpreter's own share is
     in it, on both sides alike.
     """
-    cells = [_Cell() for _ in range(max(2, min(size, MAX_RING_BYTES) // _CELL_BYTES))]
+    cells = [_RingLink() for _ in range(max(2, min(size, MAX_RING_BYTES) // _RING_LINK_BYTES))]
     order = list(range(len(cells)))
     random.Random(1).shuffle(order)  # noqa: S311  # the same ring each time
     for here, there in zip(order, [*order[1:], order[0]], strict=True):

@@ -263,7 +263,7 @@ class NUMAMemory(msgspec.Struct, frozen=True, kw_only=True):
         return self.free_bytes + self.reclaimable_bytes
 
 
-class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
+class MachineMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the memory of all NUMA nodes, by NUMA node id."""
 
     numa_nodes: Mapping[int, NUMAMemory]

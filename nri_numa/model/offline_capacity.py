@@ -29,13 +29,13 @@ NUMA_IDS_KEY: Final = "numa-ids"
 """Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
 and that this node honours the other two."""
 
-MAX_DOCUMENT_BYTES: Final = 65536
+MAX_CAPACITY_DOCUMENT_BYTES: Final = 65536
 """Bytes of one document; 1,024 NUMA nodes take less than half."""
-MAX_NUMA_NODE_ID: Final = 1024
+NUMA_NODE_ID_LIMIT: Final = 1024
 """NUMA node ids are below it, as in the kernel's largest builds."""
-MAX_CPU_ID: Final = 65536
+CPU_ID_LIMIT: Final = 65536
 """CPU ids are below it."""
-MAX_VALIDITY_S: Final = 7 * 86400.0
+MAX_CAPACITY_VALIDITY_S: Final = 7 * 86400.0
 """Seconds from now to ``until`` at most: a mistake in a date must not last for ever."""
 
 _ZONE_NAME_PATTERN: Final = re.compile(r"(?:node-)?(0|[1-9][0-9]{0,3})", re.ASCII)
@@ -70,14 +70,14 @@ def parse_zone_id(name: object) -> int:
     Raises:
         BadCapacity: it is no such name.
     """
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < MAX_NUMA_NODE_ID:
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < NUMA_NODE_ID_LIMIT:
         return name
     found = (
         _ZONE_NAME_PATTERN.fullmatch(name) if isinstance(name, str) and len(name) <= 16 else None
     )
-    if found is None or int(found[1]) >= MAX_NUMA_NODE_ID:
+    if found is None or int(found[1]) >= NUMA_NODE_ID_LIMIT:
         raise BadCapacity(
-            f"{_value_text(name)} names no NUMA node, expected 0 to {MAX_NUMA_NODE_ID - 1}, or "
+            f"{_value_text(name)} names no NUMA node, expected 0 to {NUMA_NODE_ID_LIMIT - 1}, or "
             "node-0 and so on"
         )
     return int(found[1])
@@ -106,8 +106,8 @@ def parse_zone_factors(value: object) -> dict[int, float]:
         raise BadCapacity(
             f"zones: {_value_text(value)}, expected a mapping of NUMA nodes to factors"
         )
-    if len(value) > MAX_NUMA_NODE_ID:
-        raise BadCapacity(f"zones: has {len(value)} entries, expected {MAX_NUMA_NODE_ID} at most")
+    if len(value) > NUMA_NODE_ID_LIMIT:
+        raise BadCapacity(f"zones: has {len(value)} entries, expected {NUMA_NODE_ID_LIMIT} at most")
     found: dict[int, float] = {}
     for name, one in value.items():
         try:
@@ -120,7 +120,7 @@ def parse_zone_factors(value: object) -> dict[int, float]:
     return found
 
 
-def parse_capacity(text: str) -> OfflineCapacity:
+def parse_offline_capacity(text: str) -> OfflineCapacity:
     """Read the text of the annotation ``offline-capacity``; an empty one says nothing.
 
     Raises:
@@ -141,7 +141,7 @@ def parse_capacity(text: str) -> OfflineCapacity:
     )
 
 
-def encode_capacity(capacity: OfflineCapacity) -> str:
+def encode_offline_capacity(capacity: OfflineCapacity) -> str:
     """The text of the annotation; the same for the same content."""
     return json.dumps(
         {
@@ -155,7 +155,7 @@ def encode_capacity(capacity: OfflineCapacity) -> str:
     )
 
 
-def parse_id_list(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
+def parse_id_list(text: str, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
     """Read a list of NUMA nodes such as ``0-1,4``; an empty one names none.
 
     Lists of CPUs have the same form and another limit.
@@ -164,8 +164,8 @@ def parse_id_list(text: str, limit: int = MAX_NUMA_NODE_ID) -> frozenset[int]:
         BadCapacity: it is no such list, or an id is not below ``limit``.
     """
     found: set[int] = set()
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise BadCapacity(f"has {len(text)} bytes, expected {MAX_DOCUMENT_BYTES} at most")
+    if len(text) > MAX_CAPACITY_DOCUMENT_BYTES:
+        raise BadCapacity(f"has {len(text)} bytes, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most")
     for part in text.split(",") if text.strip() else ():
         match = _ID_RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
@@ -188,8 +188,10 @@ def parse_json_object(text: str) -> dict[str, object]:
     Raises:
         BadCapacity: it is none, too long, or not to be read.
     """
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise BadCapacity(f"has {len(text)} characters, expected {MAX_DOCUMENT_BYTES} at most")
+    if len(text) > MAX_CAPACITY_DOCUMENT_BYTES:
+        raise BadCapacity(
+            f"has {len(text)} characters, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
+        )
     try:
         document = json.loads(text, parse_constant=_reject_json_constant)
     except BadCapacity:

@@ -151,7 +151,7 @@ class OnFailure(StrEnum):
     UNPINNED = "unpinned"
 
 
-class DeviceUse(StrEnum):
+class DeviceAlignment(StrEnum):
     """Whether the devices that a container has say where its CPUs and memory should be."""
 
     ALIGN = "align"
@@ -170,7 +170,7 @@ class Strategy(StrEnum):
     MOST_MEMORY = "most-left"
 
 
-class Load(msgspec.Struct, frozen=True):
+class BusySchedule(msgspec.Struct, frozen=True):
     """How busy a container is, and when.
 
     Attributes:
@@ -180,21 +180,21 @@ class Load(msgspec.Struct, frozen=True):
 
     busy_intervals: tuple[tuple[int, int], ...]
 
-    def overlaps(self, other: Load) -> bool:
+    def overlaps(self, other: BusySchedule) -> bool:
         """Say whether both are busy at some same minute."""
         return any(a < d and c < b for a, b in self.busy_intervals for c, d in other.busy_intervals)
 
 
 BUILT_IN_PERMISSION_NAME = "the built-in permission"
 
-LOAD_HIGH = Load(((0, 1440),))
-LOAD_LOW = Load(())
+ALWAYS_BUSY_SCHEDULE = BusySchedule(((0, 1440),))
+NEVER_BUSY_SCHEDULE = BusySchedule(())
 
 
 MAX_CONTAINER_DEVICES: Final = 64
 """Devices of one container that are looked at; one with more has the machine's, not some."""
 
-MAX_MENTION_CHARS: Final = 4096
+MAX_DEVICE_MENTION_CHARS: Final = 4096
 """Of one variable or annotation; 64 UUIDs are 2600."""
 
 PCI_VARIABLE_PREFIX: Final = "PCIDEVICE_"
@@ -249,7 +249,7 @@ def find_device_mentions(
     variables: dict[str, str] = {}
     claims: list[str] = []
     for item in environment:
-        if not item.startswith(DEVICE_VARIABLE_PREFIXES) or len(item) > MAX_MENTION_CHARS:
+        if not item.startswith(DEVICE_VARIABLE_PREFIXES) or len(item) > MAX_DEVICE_MENTION_CHARS:
             continue
         name, _, value = item.partition("=")
         if name.startswith(CLAIM_VARIABLE_PREFIX):
@@ -260,7 +260,7 @@ def find_device_mentions(
             variables[name] = value  # as in an environment, the last one counts
     cdi = list(names)
     for key, value in annotations.items():
-        if key.startswith(CDI_ANNOTATION_PREFIX) and len(value) <= MAX_MENTION_CHARS:
+        if key.startswith(CDI_ANNOTATION_PREFIX) and len(value) <= MAX_DEVICE_MENTION_CHARS:
             cdi += [name.strip() for name in value.split(",")]
     cdi = list(dict.fromkeys(filter(None, cdi)))
     if not nodes and not variables and not cdi and not claims:
@@ -467,9 +467,9 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope = Scope.CONTAINER
     cpus: CPUMode | None = None
     smt: SMT = SMT.SPREAD
-    load: Load | None = None
+    load: BusySchedule | None = None
     on_failure: OnFailure | None = None
-    devices: DeviceUse = DeviceUse.ALIGN
+    devices: DeviceAlignment = DeviceAlignment.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     movable: bool = False
     explicit_keys: frozenset[str] = frozenset()

@@ -38,13 +38,13 @@ from nri_numa.runtime import (
     Planner,
     RuntimeHandler,
     inferred_qos,
-    page_size,
+    parse_page_bytes,
 )
 
-CONTAINER_NAME: Final = "io.kubernetes.container.name"
-POD_NAME: Final = "io.kubernetes.pod.name"
-POD_NAMESPACE: Final = "io.kubernetes.pod.namespace"
-POD_UID: Final = "io.kubernetes.pod.uid"
+CONTAINER_NAME_LABEL: Final = "io.kubernetes.container.name"
+POD_NAME_LABEL: Final = "io.kubernetes.pod.name"
+POD_NAMESPACE_LABEL: Final = "io.kubernetes.pod.namespace"
+POD_UID_LABEL: Final = "io.kubernetes.pod.uid"
 
 
 # --- from the runtime -------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def pods_from(
 
     return PodTable(
         {
-            pod_id: pod.uid or pod.labels.get(POD_UID, "") or pod_id
+            pod_id: pod.uid or pod.labels.get(POD_UID_LABEL, "") or pod_id
             for pod_id, pod in messages.items()
         },
         convert_pod,
@@ -97,9 +97,9 @@ def pod_from(
         qos = inferred_qos(resources, None if container is None else container_from(container))
     return PodSandbox(
         id=pod.id,
-        uid=pod.uid or labels.get(POD_UID, "") or pod.id,
-        namespace=pod.namespace or labels.get(POD_NAMESPACE, ""),
-        name=pod.name or labels.get(POD_NAME, ""),
+        uid=pod.uid or labels.get(POD_UID_LABEL, "") or pod.id,
+        namespace=pod.namespace or labels.get(POD_NAMESPACE_LABEL, ""),
+        name=pod.name or labels.get(POD_NAME_LABEL, ""),
         labels=labels,
         annotations=_copy_map(pod.annotations),
         qos=qos,
@@ -124,7 +124,7 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
     return Container(
         id=container.id,
         pod_id=container.pod_sandbox_id,
-        name=container.name or container.labels.get(CONTAINER_NAME, ""),
+        name=container.name or container.labels.get(CONTAINER_NAME_LABEL, ""),
         annotations=_copy_map(container.annotations),
         resources=resources,
         oom_score_adj=score,
@@ -176,7 +176,7 @@ def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
         cpu_period=period,
         memory_limit=limit,
         hugepages={
-            page_size(item.page_size): item.limit
+            parse_page_bytes(item.page_size): item.limit
             for item in resources.hugepage_limits
             if item.limit
         },
@@ -338,7 +338,7 @@ def linux_update(update: ContainerUpdate) -> pb.LinuxContainerUpdate:
     return message
 
 
-def synchronize_response(
+def answer_synchronize(
     plan: Planner,
     pods: Sequence[pb.PodSandbox],
     containers: Sequence[pb.Container],
@@ -366,7 +366,7 @@ def answer_request(
     """Have a request of the session answered; None is an empty response."""
     mentions = handler.reads_mentions
     if isinstance(request, ev.SynchronizeRequested):
-        return synchronize_response(
+        return answer_synchronize(
             handler.synchronize, request.pods, request.containers, mentions=mentions
         )
     event, message = request.event, request.message

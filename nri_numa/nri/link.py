@@ -42,7 +42,7 @@ from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from nri_numa.model.machine import count_text
 from nri_numa.model.workload import Container, ContainerUpdate, PodTable
 from nri_numa.nri import conversion
-from nri_numa.nri.transport import Ending, SessionTransport
+from nri_numa.nri.transport import ConnectionEnding, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession
@@ -106,7 +106,7 @@ ONE_SHOT_LINGER_S: Final = 0.05
 # --- being launched by the runtime ----------------------------------------------------------------
 
 
-class Preinstalled(msgspec.Struct, frozen=True, kw_only=True):
+class PreinstalledConnection(msgspec.Struct, frozen=True, kw_only=True):
     """What a plugin that the runtime launched is given: a connected socket, and its identity."""
 
     descriptor: int
@@ -114,7 +114,9 @@ class Preinstalled(msgspec.Struct, frozen=True, kw_only=True):
     index: str
 
 
-def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinstalled | None:
+def preinstalled_from_environment(
+    environ: MutableMapping[str, str],
+) -> PreinstalledConnection | None:
     """Take over the descriptor of a plugin that the runtime launched.
 
     The three variables are removed and the descriptor is made close-on-exec, so that no child
@@ -146,7 +148,7 @@ def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinsta
         )
     if problems:
         raise ConfigError("environment", problems)
-    return Preinstalled(descriptor=descriptor, name=name, index=index)
+    return PreinstalledConnection(descriptor=descriptor, name=name, index=index)
 
 
 # --- a second registration ------------------------------------------------------------------------
@@ -164,7 +166,7 @@ async def push_one_shot(
     session = PluginSession()
     answered: asyncio.Future[str] = loop.create_future()
 
-    def on_event(event: ev.PluginEvent) -> None:
+    def on_event(event: ev.PluginSessionEvent) -> None:
         match event:
             case ev.RegistrationAnswered(status):
                 if status is not None:
@@ -176,14 +178,14 @@ async def push_one_shot(
                 mask = Event.REMOVE_POD_SANDBOX.mask_bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested(stream, pods, containers, _):
-                answer = conversion.synchronize_response(plan, pods, containers, mentions=mentions)
+                answer = conversion.answer_synchronize(plan, pods, containers, mentions=mentions)
                 session.reply(stream, answer)
                 if not answered.done():
                     answered.set_result("")
             case _:
                 session.reply(event.stream)
 
-    connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, on_event)
+    connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(session, on_event)
     try:
         await loop.create_unix_connection(lambda: connection, socket_path)
         session.register_plugin(name, index)
@@ -245,7 +247,7 @@ class NRILink(RuntimeLink):
         super().__init__(handler, time.monotonic)
         self._settings = settings
         self._session: PluginSession | None = None
-        self._connection: SessionTransport[ev.PluginEvent] | None = None
+        self._connection: SessionTransport[ev.PluginSessionEvent] | None = None
         self._registration_timer: asyncio.TimerHandle | None = None
         self._fatal: PermanentlyRejected | None = None
         self._active_since: float | None = None
@@ -314,11 +316,13 @@ class NRILink(RuntimeLink):
             if now is not None and now != before:
                 return
 
-    async def _serve_connection(self, sock: socket.socket | None) -> Ending:
+    async def _serve_connection(self, sock: socket.socket | None) -> ConnectionEnding:
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         session = PluginSession()
-        connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, self._on_event)
+        connection: SessionTransport[ev.PluginSessionEvent] = SessionTransport(
+            session, self._on_event
+        )
         try:
             if sock is None:
                 await loop.create_unix_connection(lambda: connection, self._settings.socket_path)
@@ -327,7 +331,7 @@ class NRILink(RuntimeLink):
         except OSError as error:
             self._accepted = False
             self.watch.end_call(REGISTRATION_STEP)
-            return Ending(
+            return ConnectionEnding(
                 detail=f"{self._settings.socket_path}: {error.strerror or error}", error=error
             )
         self._accepted = True
@@ -355,7 +359,7 @@ class NRILink(RuntimeLink):
             self._updates.clear()
             await connection.close_and_wait("stopped")
         if isinstance(ending.error, RemoteProtocolError):
-            self._handler.protocol_broken()
+            self._handler.on_protocol_broken()
         if isinstance(ending.error, BrokenPipeError):
             detail = (
                 "the runtime had closed the connection before our answer, as it does with a plugin "
@@ -380,7 +384,7 @@ class NRILink(RuntimeLink):
 
     # ------------------------------------------------------------------ answering
 
-    def _on_event(self, event: ev.PluginEvent) -> None:
+    def _on_event(self, event: ev.PluginSessionEvent) -> None:
         """Answer one event of the session; called by the transport."""
         match event:
             case ev.SynchronizeRequested():
@@ -456,7 +460,7 @@ class NRILink(RuntimeLink):
     def _internal_error_answer(self, name: str, error: Exception) -> RequestRejected | None:
         """Have the handler decide what an unexpected exception means; empty when that fails."""
         try:
-            self._handler.internal_error(name, error)
+            self._handler.on_internal_error(name, error)
         except RequestRejected as refused:
             return refused
         except Exception:
@@ -536,7 +540,7 @@ class NRILink(RuntimeLink):
                 return PushResult(detail)
             try:
                 if self._push_path is PushPath.UPDATE_CONTAINERS:
-                    detail = await self._update_containers(updates)
+                    detail = await self._push_by_update_call(updates)
                 else:
                     detail = await self._register_again("push", lambda pods, containers: updates)
             finally:
@@ -555,7 +559,7 @@ class NRILink(RuntimeLink):
             return "no way to push is safe on this runtime (NRI before 0.6.1)"
         return ""
 
-    async def resynchronize_containers(self) -> str:
+    async def ensure_containers_reported(self) -> str:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
 
         Such a runtime tells a plugin that it launched nothing of what runs already, and sends no
@@ -627,7 +631,7 @@ class NRILink(RuntimeLink):
             f"{settings.push_timeout:g} s"
         )
 
-    async def _update_containers(self, updates: Sequence[ContainerUpdate]) -> str:
+    async def _push_by_update_call(self, updates: Sequence[ContainerUpdate]) -> str:
         """Make the plain call; why it failed."""
         session, connection = self._session, self._connection
         if session is None or connection is None:

@@ -28,7 +28,7 @@ WRITE_HIGH_WATER: Final = 1 << 20
 EventT = TypeVar("EventT")
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionEnding(msgspec.Struct, frozen=True, kw_only=True):
     """Why a connection ended; `error` is None when the peer or we closed it in order.
 
     Attributes:
@@ -59,8 +59,8 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         # megabyte from the allocator and gives it back, with page faults both ways.
         self._buffer = bytearray(READ_SIZE)
         self._view = memoryview(self._buffer)
-        self._ending: Ending | None = None
-        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ending: ConnectionEnding | None = None
+        self.ended: asyncio.Future[ConnectionEnding] = asyncio.get_running_loop().create_future()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or about to be."""
@@ -105,7 +105,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         if not self.ended.done():
             if self._ending is None:
                 detail = "the peer closed the connection" if exc is None else str(exc)
-                self._ending = Ending(detail=detail, error=exc, by_peer=True)
+                self._ending = ConnectionEnding(detail=detail, error=exc, by_peer=True)
             self.ended.set_result(self._ending)
 
     def pause_writing(self) -> None:
@@ -127,7 +127,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     def close(self, detail: str, error: Exception | None = None) -> None:
         """Close the connection from our side; the first reason given is kept."""
         if self._ending is None:
-            self._ending = Ending(detail=detail, error=error)
+            self._ending = ConnectionEnding(detail=detail, error=error)
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size():
@@ -141,6 +141,6 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         if self._transport is not None:
             await self.wait_closed()
 
-    async def wait_closed(self) -> Ending:
+    async def wait_closed(self) -> ConnectionEnding:
         """Wait for the end without taking the future away from others."""
         return await asyncio.shield(self.ended)

@@ -33,7 +33,7 @@ MAX_NAMED_NEIGHBOURS: Final = 5
 """Neighbours of one line that are named; the others are counted."""
 
 
-def log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
+def allocation_log_fields(allocation: Allocation, cpus: str) -> dict[str, object]:
     """A container and what it has; ``cpus`` is the kernel list it should have now."""
     return {
         "pod": f"{allocation.namespace}/{allocation.pod}",
@@ -66,7 +66,7 @@ def affected_neighbours(decision: Admitted, topology: Topology) -> str:
     return "; ".join(named) + (f"; and {more} more" if more else "")
 
 
-class DecisionLog:
+class DecisionReporter:
     """Counts and logs decisions, and notes what becomes a Kubernetes Event.
 
     Most of it is called once the reply has left.
@@ -135,7 +135,7 @@ class DecisionLog:
             outcome=outcome,
             updates=updates,
             **({"gap": True} if gap else {}),
-            **log_fields(allocation, cpus),
+            **allocation_log_fields(allocation, cpus),
         )
 
     def log_rejected(self, decision: Rejected, *, observed: bool) -> None:
@@ -202,7 +202,7 @@ class DecisionLog:
 
     def log_resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
         """A container has another size: CPU in thousandths, memory in bytes, as ``old -> new``."""
-        fields = log_fields(allocation, cpus)
+        fields = allocation_log_fields(allocation, cpus)
         for name in ("cpu_milli", "memory_bytes") if before is not None else ():
             old, new = getattr(before, name), getattr(allocation, name)
             if old != new:
@@ -214,14 +214,14 @@ class DecisionLog:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""
         had = cpus(allocation)
         self._record_request_decision(allocation, "released", had)
-        log.info("container released", **log_fields(allocation, had))
+        log.info("container released", **allocation_log_fields(allocation, had))
 
     def log_undone(self, allocation: Allocation) -> None:
         """The runtime asked us, and went on to no start: it does not say why to a plugin."""
         self._metrics.undone_creations.inc()
         log.warning(
             "container admitted, and undone by the runtime before its start",
-            **log_fields(allocation, str(allocation.cpus)),
+            **allocation_log_fields(allocation, str(allocation.cpus)),
         )
         self._notices.add_for_allocation(allocation, NoticeKind.UNDONE, UNDONE_TEXT)
 
@@ -236,7 +236,7 @@ class DecisionLog:
 
     def log_reservation_released(self, allocation: Allocation) -> None:
         """Its pod kept CPUs of a container that ended, and does no more."""
-        log.info("kept CPUs released", **log_fields(allocation, str(allocation.cpus)))
+        log.info("kept CPUs released", **allocation_log_fields(allocation, str(allocation.cpus)))
 
     def log_overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
         """A request would have changed the cpuset, and did not."""
@@ -251,7 +251,7 @@ class DecisionLog:
 
     def log_corrected(self, allocation: Allocation, cpus: str, problem: str) -> None:
         """The cgroup of a starting container was written, or could not be."""
-        fields = log_fields(allocation, cpus)
+        fields = allocation_log_fields(allocation, cpus)
         if problem:
             # Its start goes on; what it really has is read as soon as it runs.
             event = "cgroup of a starting container not written"

@@ -73,9 +73,9 @@ class Outlet:
         except (OSError, ValueError, AttributeError):
             self._stream = stream
             return
-        self._write = self._open_writer(descriptor, mode)
+        self._write = self._open_nonblocking_write(descriptor, mode)
 
-    def _open_writer(self, descriptor: int, mode: int) -> Callable[[bytes], int]:
+    def _open_nonblocking_write(self, descriptor: int, mode: int) -> Callable[[bytes], int]:
         """What writes some of the bytes given, and raises BlockingIOError when it can none."""
         if stat.S_ISSOCK(mode):
             sock = socket.socket(fileno=os.dup(descriptor))
@@ -163,16 +163,16 @@ def _new_write_poll(descriptor: int) -> select.poll:
 _SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 LOG_LEVELS: Final = {name: int(getattr(logging, name.upper())) for name in _SYSLOG_PRIORITIES}
 
-MAX_VALUE_CHARS = 4096
+MAX_LOG_VALUE_CHARS = 4096
 """Characters of one value; a longer one is cut and says so."""
 
 _LEVEL_NAMES = {number: name for name, number in LOG_LEVELS.items()}
 _UNQUOTED_VALUE = re.compile(
-    r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_VALUE_CHARS}}}", re.ASCII
+    r"[A-Za-z0-9_./:@%+,\-*()\[\]{}<>|~^!?]{1," + f"{MAX_LOG_VALUE_CHARS}}}", re.ASCII
 ).fullmatch
 _JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
-Event = dict[str, Any]
+LogEvent = dict[str, Any]
 
 _root = logging.getLogger("nri_numa")
 
@@ -243,18 +243,18 @@ class _Handler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.render: Callable[[Event], str] = render_logfmt
+        self.render: Callable[[LogEvent], str] = render_logfmt
         self.outlet: Outlet | None = None
         self.lost = 0
         self._said_dropped = 0
         self._trying = False
-        self.write: Callable[[str, str], None] = self.line_writer(sys.stderr, journal=False)
+        self.write: Callable[[str, str], None] = self.open_line_writer(sys.stderr, journal=False)
         self.close_target: Callable[[], None] = lambda: None
         self.loop: AbstractEventLoop | None = None
         self.thread = threading.get_ident()
         self.queue: deque[logging.LogRecord] = deque()
 
-    def line_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
+    def open_line_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
         """What writes lines to a stream, which becomes the outlet."""
         if self.outlet is not None:
             self.lost += self.outlet.dropped
@@ -321,9 +321,9 @@ class _Handler(logging.Handler):
         self._try_later()
 
 
-def _event_fields(record: logging.LogRecord) -> Event:
+def _event_fields(record: logging.LogRecord) -> LogEvent:
     """The head of a line stands before its fields."""
-    head: Event = {
+    head: LogEvent = {
         "time": datetime.fromtimestamp(record.created, UTC),
         "level": _LEVEL_NAMES.get(
             record.levelno, "error" if record.levelno > logging.ERROR else "info"
@@ -384,7 +384,7 @@ def setup_logging(
     opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
     _sink.close_target()
     if opened is not None:
-        _sink.write = _sink.line_writer(opened, journal=False)
+        _sink.write = _sink.open_line_writer(opened, journal=False)
         _sink.close_target = opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
@@ -393,7 +393,7 @@ def setup_logging(
     else:
         target, _sink.close_target = stream or sys.stderr, lambda: None
         journal = _is_journal(target)
-        _sink.write = _sink.line_writer(target, journal=journal)
+        _sink.write = _sink.open_line_writer(target, journal=journal)
     if format == "json":
         _sink.render = render_json
     else:
@@ -465,17 +465,17 @@ def _is_journal(stream: TextIO) -> bool:
 def _truncate_value(text: str) -> str:
     return (
         text
-        if len(text) <= MAX_VALUE_CHARS
-        else f"{text[:MAX_VALUE_CHARS]}… ({len(text)} characters)"
+        if len(text) <= MAX_LOG_VALUE_CHARS
+        else f"{text[:MAX_LOG_VALUE_CHARS]}… ({len(text)} characters)"
     )
 
 
-def render_logfmt(event: Event) -> str:
+def render_logfmt(event: LogEvent) -> str:
     """``time=… level=info msg="container pinned" pod=shop/cart-0``."""
     return f"time={_timestamp_text(event['time'])} {_render_logfmt_untimed(event)}"
 
 
-def _render_logfmt_untimed(event: Event) -> str:
+def _render_logfmt_untimed(event: LogEvent) -> str:
     return " ".join(
         f"{key}={_logfmt_value(value)}" for key, value in event.items() if key != "time"
     )
@@ -494,7 +494,7 @@ def _logfmt_value(value: object) -> str:
     )
 
 
-def render_json(event: Event) -> str:
+def render_json(event: LogEvent) -> str:
     """One JSON object; ``<``, ``>`` and ``&`` are escaped for viewers that show lines as HTML."""
     plain = {
         key: value if isinstance(value, bool | int) or value is None else _json_value(value)

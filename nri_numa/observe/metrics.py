@@ -31,7 +31,7 @@ UNUSED_MODULES: Final = (
 """Modules that `prometheus_client.exposition` imports for its servers and its push client."""
 
 
-class _Unused(ModuleType):
+class _PlaceholderModule(ModuleType):
     """Stands in for a module; has a class of whatever name."""
 
     def __getattr__(self, name: str) -> type:
@@ -46,7 +46,7 @@ def _import_prometheus_client() -> None:
     They are 2.5 MiB for ever, and never used here. Where it needs more of them than we know of, it
     is imported as it is.
     """
-    unused = {name: _Unused(name) for name in UNUSED_MODULES if name not in sys.modules}
+    unused = {name: _PlaceholderModule(name) for name in UNUSED_MODULES if name not in sys.modules}
     sys.modules.update(unused)
     try:
         import prometheus_client  # noqa: F401
@@ -74,11 +74,24 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 # The budget is 0.5 ms, the runtime gives up at 2 s.
-DURATION_BUCKETS = (
+REQUEST_DURATION_BUCKETS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2,
 )  # fmt: skip
-WRITE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
-LATE_BUCKETS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+CGROUP_WRITE_BUCKETS_S = (
+    0.00005,
+    0.0001,
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+)
+START_DELAY_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ROWS_PER_CHUNK: Final = 50
 """Rows between two chances for the event loop: well under a millisecond."""
@@ -200,7 +213,7 @@ class Metrics(Registry):
             "request_duration_seconds",
             "From the whole request read to the answer written.",
             "event",
-            buckets=DURATION_BUCKETS,
+            buckets=REQUEST_DURATION_BUCKETS_S,
         )
         self._decisions = self.new_counter(
             "decisions_total",
@@ -312,7 +325,9 @@ class Metrics(Registry):
         for side in ("kubelet", "nri-numa"):
             self.kubelet_contests.labels(side)  # both are there from the start, for alerts
         self.checkpoint_write = self.new_histogram(
-            "checkpoint_write_seconds", "Time to make the state durable.", buckets=WRITE_BUCKETS
+            "checkpoint_write_seconds",
+            "Time to make the state durable.",
+            buckets=CGROUP_WRITE_BUCKETS_S,
         )
         self.checkpoint_errors = self.new_counter(
             "checkpoint_errors_total", "Writes or reads of the checkpoint that failed."
@@ -388,7 +403,7 @@ class Metrics(Registry):
         rows = chain(
             _numa_node_rows(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
             _node_rows(snapshot),
-            _container_rows(snapshot.state),
+            _container_info_lines(snapshot.state),
             _container_series_lines(_LOCAL_MEMORY_FAMILIES, snapshot.local_memory),
             _container_series_lines(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
         )
@@ -400,14 +415,14 @@ class Metrics(Registry):
         return b"".join(self.render_chunks()).decode()
 
 
-class LateCounts:
+class LateStartMetrics:
     """What is counted where containers get their CPUs after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.late = metrics.new_histogram(
             "late_seconds",
             "From the start of a container until its cgroup had what was decided (CRI mode).",
-            buckets=LATE_BUCKETS,
+            buckets=START_DELAY_BUCKETS_S,
         )
         self.refused_running = metrics.new_counter(
             "refused_running_total",
@@ -541,7 +556,7 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
         yield from _gauge_family_lines(f"numa_node_{name}", text, pages)
 
 
-def _container_rows(state: NodeState) -> Iterator[str]:
+def _container_info_lines(state: NodeState) -> Iterator[str]:
     def allocation_labels(one: Allocation) -> str:
         namespace, pod, container = map(escape_label, (one.namespace, one.pod, one.container))
         return (

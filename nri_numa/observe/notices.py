@@ -26,7 +26,7 @@ MAX_NOTICES: Final = 256
 MERGE_WINDOW_S: Final = 600.0
 """Seconds after the last repetition in which the next one belongs to the same notice; client-go
 gathers similar Events for as long."""
-MAX_MESSAGE_CHARS: Final = 1024
+MAX_NOTICE_MESSAGE_CHARS: Final = 1024
 """Characters of a message; what becomes an Event may have as many bytes."""
 CONTAINER_ATTRIBUTES: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
 
@@ -130,8 +130,8 @@ class NoticeLog:
             notice_kind=what,
             reason=reason,
             message=message
-            if len(message) <= MAX_MESSAGE_CHARS
-            else f"{message[: MAX_MESSAGE_CHARS - 1]}…",
+            if len(message) <= MAX_NOTICE_MESSAGE_CHARS
+            else f"{message[: MAX_NOTICE_MESSAGE_CHARS - 1]}…",
             namespace=namespace,
             pod=pod,
             pod_uid=pod_uid,

@@ -22,7 +22,7 @@ from nri_numa.engine.decision import DecisionTrace
 from nri_numa.engine.explain.explanation import ExplanationInput, StoredExplanation, basis_of
 from nri_numa.model.cpuset import NUMASet
 
-MAX_VALUE_CHARS: Final = 300
+MAX_TRACE_VALUE_CHARS: Final = 300
 """Characters kept of a value that comes from a pod; a list of CPUs may be much longer."""
 MAX_STEP_CHARS: Final = 1000
 
@@ -79,7 +79,7 @@ def unpack_trace(
     return StoredExplanation(*who, packed.basis, packed.alignment)
 
 
-def _truncate_text(text: str, longest: int = MAX_VALUE_CHARS) -> str:
+def _truncate_text(text: str, longest: int = MAX_TRACE_VALUE_CHARS) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 

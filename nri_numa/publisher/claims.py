@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.dra.claims import prune_claim
-from nri_numa.dra.handover import HandoverServer
+from nri_numa.dra.handover import ClaimRequestServer
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import APIRequest, OutcomeKind, Resource, Verb
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
-POLL_INTERVAL_S: Final = 0.1
+CLAIM_REQUEST_POLL_INTERVAL_S: Final = 0.1
 """Seconds between two looks for questions; one `listdir` of a small directory costs 10 µs."""
 
 
-class ClaimServer:
+class ClaimRequestAnswerer:
     """Answers the agent's questions.
 
     Args:
@@ -26,7 +26,7 @@ class ClaimServer:
     """
 
     def __init__(
-        self, handover: HandoverServer, api: KubeAPI, registered: Callable[[], object]
+        self, handover: ClaimRequestServer, api: KubeAPI, registered: Callable[[], object]
     ) -> None:
         self._handover, self._api, self._driver_registered = handover, api, registered
         self._said = ""
@@ -36,7 +36,7 @@ class ClaimServer:
         """Answer until cancelled."""
         while True:
             await self.answer_pending()
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(CLAIM_REQUEST_POLL_INTERVAL_S)
 
     async def answer_pending(self) -> None:
         """Answer what is asked now."""

@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nri_numa.model.offline_capacity import MAX_CPU_ID, NUMA_IDS_KEY, format_id_list, parse_id_list
+from nri_numa.model.offline_capacity import (
+    CPU_ID_LIMIT,
+    NUMA_IDS_KEY,
+    format_id_list,
+    parse_id_list,
+)
 from nri_numa.observe.notices import Notice
 from nri_numa.text import escape_unprintable
 from nri_numa.web.responses import Assignment, NUMAInfo
@@ -48,7 +53,7 @@ def node_annotations(prefix: str, info: NUMAInfo) -> dict[str, str]:
     }
 
 
-def numa_ids(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
+def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
     return {
         f"{prefix}/{NUMA_IDS_KEY}": format_id_list({one["id"] for one in topology["numaNodes"]})
@@ -58,7 +63,7 @@ def numa_ids(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
 def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """The shape of a machine, for node selectors."""
     counts, listed = topology["counts"], topology["numaNodes"]
-    with_cpus = [len(parse_id_list(one["cpus"], MAX_CPU_ID)) for one in listed if one["cpus"]]
+    with_cpus = [len(parse_id_list(one["cpus"], CPU_ID_LIMIT)) for one in listed if one["cpus"]]
     return {
         f"{prefix}/sockets": str(counts["sockets"]),
         f"{prefix}/numa-nodes": str(counts["numaNodes"]),

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nri_numa.kube.requests import Resource
-from nri_numa.model.offline_capacity import MAX_CPU_ID, format_id_list, parse_id_list
+from nri_numa.model.offline_capacity import CPU_ID_LIMIT, format_id_list, parse_id_list
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.web.responses import Assignment, TopologyDocument, Zones
 
 Object = dict[str, Any]
 
-API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
+NUMATOPOLOGY_API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
 NUMATOPOLOGY_KIND: Final = "Numatopology"
 STATIC_POLICY: Final = "static"
 """The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
@@ -90,7 +90,7 @@ def _free_cpus(
 
 
 def _parse_cpu_list(text: str) -> frozenset[int]:
-    return parse_id_list(text, MAX_CPU_ID)  # CPUs are listed in the same form
+    return parse_id_list(text, CPU_ID_LIMIT)  # CPUs are listed in the same form
 
 
 def _cpus_of_assignment(one: Assignment) -> frozenset[int]:
@@ -149,7 +149,7 @@ class NumatopologyOutput(AppliedObjectOutput):
             "ownerReferences": [node_owner_reference(self._node, self._owner_uid)],
         }
         return {
-            "apiVersion": API_VERSION,
+            "apiVersion": NUMATOPOLOGY_API_VERSION,
             "kind": NUMATOPOLOGY_KIND,
             "metadata": metadata,
             "spec": self._wanted,

@@ -181,7 +181,9 @@ class Output:
     ) -> APIRequest:
         return APIRequest(output=self.name, verb=verb, resource=resource, name=name, **more)
 
-    def _list_pods(self, key: object = None, namespace: str = "", **fields: str) -> APIRequest:
+    def _pod_list_request(
+        self, key: object = None, namespace: str = "", **fields: str
+    ) -> APIRequest:
         selector = {name.replace("_", "."): value for name, value in fields.items()}
         return self._new_request(
             Verb.LIST, Resource.PODS, namespace=namespace, field_selector=selector, key=key
@@ -204,7 +206,7 @@ class SingleObjectOutput(Output):
         """1 while the object is not known to be as it should."""
         raise NotImplementedError
 
-    def _read_node(self) -> APIRequest:
+    def _node_read_request(self) -> APIRequest:
         return self._new_request(Verb.GET, Resource.NODES, self._node)
 
     def _mark_healthy(self) -> None:
@@ -261,7 +263,7 @@ class AppliedObjectOutput(SingleObjectOutput):
 
     def _next_request(self, now: float) -> APIRequest | None:
         """The Node's UID first, then the object."""
-        return self._apply_request() if self._owner_uid else self._read_node()
+        return self._apply_request() if self._owner_uid else self._node_read_request()
 
     def _apply_request(self) -> APIRequest:
         return self._new_request(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.offline_capacity import (
     DRAINED_ANNOTATION,
-    MAX_DOCUMENT_BYTES,
+    MAX_CAPACITY_DOCUMENT_BYTES,
     OFFLINE_CAPACITY_KEY,
 )
 from nri_numa.observe.notices import Notice
@@ -28,7 +28,7 @@ from nri_numa.publisher.outbox import (
 )
 from nri_numa.web.responses import Assignment
 
-MAX_ITEMS: Final = 1024
+MAX_ITEMS_PER_OUTPUT: Final = 1024
 """Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""
 EVENT_TTL_S: Final = 3600.0
 """Seconds after which the API server forgets an Event. A notice that is older was published by an
@@ -65,7 +65,7 @@ class NodePatchOutput(SingleObjectOutput):
         return self._active and not self._node_read and self.next_due_at() <= now
 
     def _next_request(self, now: float) -> APIRequest | None:
-        return self._patch_request() if self._node_read else self._read_node()
+        return self._patch_request() if self._node_read else self._node_read_request()
 
     def _new_patch_request(self, resource: Resource, body: dict[str, Any]) -> APIRequest:
         return self._new_request(Verb.PATCH, resource, self._node, body=body)
@@ -191,12 +191,12 @@ class CapacityHandoverOutput(Output):
         }
         document = json.dumps(texts, separators=(",", ":"))
         self.problem = ""
-        if len(document) > MAX_DOCUMENT_BYTES:
+        if len(document) > MAX_CAPACITY_DOCUMENT_BYTES:
             # The agent would refuse it too, and go on with what it knows.
             self.problem = (
                 f"the annotations {OFFLINE_CAPACITY_KEY} and {DRAINED_ANNOTATION} have "
                 f"{len(document)} bytes "
-                f"together, expected {MAX_DOCUMENT_BYTES} at most"
+                f"together, expected {MAX_CAPACITY_DOCUMENT_BYTES} at most"
             )
         else:
             self.document = document
@@ -211,7 +211,7 @@ class PodAnnotationOutput(Output):
     def __init__(self, node: str, prefix: str) -> None:
         super().__init__("pods")
         self._node, self._key = node, f"{prefix}/assigned"
-        self._shelf: VersionedQueue[_PodName] = VersionedQueue(MAX_ITEMS)
+        self._shelf: VersionedQueue[_PodName] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
         self._list_due = False
 
     def set_desired(self, assignments: Iterable[Assignment]) -> None:
@@ -226,7 +226,7 @@ class PodAnnotationOutput(Output):
     def _next_request(self, now: float) -> APIRequest | None:
         """A look at all pods when it is time for that, else the next annotation."""
         if self._list_due:
-            return self._list_pods(spec_nodeName=self._node)
+            return self._pod_list_request(spec_nodeName=self._node)
         for name in self._shelf.due_keys(now):
             uid, text = version = self._shelf[name].desired
             metadata: dict[str, Any] = {"annotations": {self._key: text}}
@@ -304,7 +304,7 @@ class EventOutput(Output):
         super().__init__("events")
         self.expired_count = 0
         self._node, self._prefix = node, prefix
-        self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS)
+        self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
         self._known: dict[str, _EventProgress] = {}
         self._pods: dict[str, Bucket] = {}
 
@@ -348,7 +348,7 @@ class EventOutput(Output):
     def _pod_token_bucket(self, pod_uid: str, now: float) -> Bucket:
         bucket = self._pods.get(pod_uid)
         if bucket is None:
-            if len(self._pods) >= MAX_ITEMS:
+            if len(self._pods) >= MAX_ITEMS_PER_OUTPUT:
                 del self._pods[next(iter(self._pods))]
             bucket = self._pods[pod_uid] = Bucket(
                 1 / MAX_EVENT_UPDATE_INTERVAL_S, EVENT_BURST_PER_POD, now

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from nri_numa import __version__, service
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.dra.handover import HandoverServer, write_file_atomically
+from nri_numa.dra.handover import ClaimRequestServer, write_file_atomically
 from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, text_of, uid_of
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import desired_objects, numatopology, slices
-from nri_numa.publisher.claims import ClaimServer
+from nri_numa.publisher.claims import ClaimRequestAnswerer
 from nri_numa.publisher.numatopology import NumatopologyOutput
 from nri_numa.publisher.outbox import Output, backoff_seconds
 from nri_numa.publisher.outputs import (
@@ -53,7 +53,7 @@ log = get_logger("publish")
 
 REQUEST_BURST: Final = 10
 """Requests to the API server at once after a quiet time."""
-DEBOUNCE_S: Final = 1.0
+AGENT_CHANGE_DEBOUNCE_S: Final = 1.0
 """Seconds in which several changes of the agent are read as one: a pod's containers, say."""
 TOPOLOGY_DEBOUNCE_S: Final = 0.7
 """The same where schedulers read what is free: within a second, the wait for a turn included."""
@@ -150,7 +150,7 @@ class Publisher:
         *,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
-        settle: float = DEBOUNCE_S,
+        settle: float = AGENT_CHANGE_DEBOUNCE_S,
     ) -> None:
         if not config.http.socket:
             problem = "http.socket: is empty; nri-numa publish reads the agent there"
@@ -230,8 +230,8 @@ class Publisher:
         if config.dra.enabled:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
-            self._claims = ClaimServer(
-                HandoverServer(config.dra.handover), self._api, self._driver_registered
+            self._claims = ClaimRequestAnswerer(
+                ClaimRequestServer(config.dra.handover), self._api, self._driver_registered
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
@@ -263,7 +263,7 @@ class Publisher:
             self.probes.listen_on_port(self._address[1])
         tasks = [self._follow_agent(), self._writer.run(), self._run_resyncs()]
         if self._topology is not None:
-            tasks.append(self._read_zones_again())
+            tasks.append(self._run_zone_refreshes())
         if self._bound is not None:
             tasks.append(self._bound.watch.run())
         if self._claims is not None:
@@ -281,7 +281,7 @@ class Publisher:
 
     # --- the agent's side -------------------------------------------------------------------------
 
-    def pending_summary(self) -> dict[str, object]:
+    def unfinished_work_fields(self) -> dict[str, object]:
         """What stays unwritten."""
         return {"waiting": self.queue.pending_count()}
 
@@ -292,7 +292,7 @@ class Publisher:
                 async for changed in self._source.watch_changes():
                     # A sandbox and its containers come one after another, and are one write.
                     await asyncio.sleep(self._settle)
-                    await self._read_agent_documents(changed)
+                    await self._fetch_changed_documents(changed)
                     failures = 0
                     self._on_agent_state("")
             except AgentUnavailable as error:
@@ -307,19 +307,19 @@ class Publisher:
                         self._wake.set()
             await asyncio.sleep(min(10.0, backoff_seconds(failures, self._jitter())))
 
-    async def _read_agent_documents(self, changed: Changed) -> None:
+    async def _fetch_changed_documents(self, changed: Changed) -> None:
         """Read what changed, and want what follows from it."""
         if self._spans is not None:
             self._spans.wake.set()
-        await self._read_zones()
+        await self._fetch_zones()
         if self._node is not None and not self._machine_read:
             info = await self._source.read_document(NUMAInfo)
             topology = await self._source.read_document(TopologyDocument)
-            with _expect_topology_keys():
+            with _translate_topology_errors():
                 labels = desired_objects.node_labels(self._prefix, topology)
             annotations = desired_objects.node_annotations(self._prefix, info)
             if self._handover is not None:
-                annotations |= desired_objects.numa_ids(self._prefix, topology)
+                annotations |= desired_objects.numa_ids_annotation(self._prefix, topology)
             self._node.set_desired(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
@@ -332,7 +332,7 @@ class Publisher:
             listed = await self._source.read_document(Assignments)
             zones = await self._source.read_document(Zones)
             if zones.serial == listed.serial:  # else a change came between, and is read next
-                with _expect_topology_keys():
+                with _translate_topology_errors():
                     spec = numatopology.build_spec(topology, listed.containers, zones)
                 self._numatopology.set_desired(spec)
         if self._slices is not None:
@@ -350,10 +350,10 @@ class Publisher:
         if self._events is not None and not (
             self._number_known and changed.notices == self._number
         ):
-            await self._read_notices(self._events)
+            await self._fetch_notices(self._events)
         self._wake.set()
 
-    async def _read_zones(self) -> None:
+    async def _fetch_zones(self) -> None:
         if self._topology is None:
             return
         async with self._zones_turn:  # an older answer must not come after a newer one
@@ -376,7 +376,7 @@ class Publisher:
             self._slices.schedule_rechecks(time.monotonic())
             self._wake.set()
 
-    async def _read_notices(self, events: EventOutput) -> None:
+    async def _fetch_notices(self, events: EventOutput) -> None:
         found = await self._source.read_document(Notices, f"/v1/notices?after={self._number}")
         if found.instance != self._instance and self._number:
             found = await self._source.read_document(Notices, "/v1/notices?after=0")
@@ -419,9 +419,11 @@ class Publisher:
 
     def _schedule_recheck(self) -> None:
         # The Node may be another one by now; not all nodes of a cluster look in the same moment.
-        asyncio.get_running_loop().call_later(NODE_RECHECK_S * self._jitter(), self._recheck_node)
+        asyncio.get_running_loop().call_later(
+            NODE_RECHECK_S * self._jitter(), self._request_topology_resync
+        )
 
-    def _recheck_node(self) -> None:
+    def _request_topology_resync(self) -> None:
         if self._topology is not None:
             self._topology.schedule_resync()
             self._wake.set()
@@ -454,10 +456,10 @@ class Publisher:
                 self._topology.renew_validity(self._wall())
             self.queue.schedule_resync()
             with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
-                await self._read_zones()
+                await self._fetch_zones()
             self._wake.set()
 
-    async def _read_zones_again(self) -> None:
+    async def _run_zone_refreshes(self) -> None:
         """When a pod is bound, and now and then where devices are counted."""
         while True:
             with contextlib.suppress(TimeoutError):
@@ -466,11 +468,11 @@ class Publisher:
             if self._bound_changed.is_set() or self._counted:
                 self._bound_changed.clear()
                 with contextlib.suppress(AgentUnavailable):
-                    await self._read_zones()
+                    await self._fetch_zones()
 
 
 @contextlib.contextmanager
-def _expect_topology_keys() -> Iterator[None]:
+def _translate_topology_errors() -> Iterator[None]:
     """What is read here of the agent's topology is in it."""
     try:
         yield

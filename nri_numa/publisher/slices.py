@@ -17,7 +17,7 @@ from nri_numa.dra.claims import (
     CPU_CAPACITY,
     HUGEPAGES_CAPACITY_PREFIX,
     MEMORY_CAPACITY,
-    NUMA_NODE,
+    NUMA_NODE_ATTRIBUTE,
     device_name,
 )
 from nri_numa.kube.requests import APIRequest, Resource
@@ -26,18 +26,18 @@ from nri_numa.publisher.topology import page_resource
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import SlotsDocument, Zone, Zones
 
-API_VERSION: Final = "resource.k8s.io/v1"
-PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+RESOURCE_SLICE_API_VERSION: Final = "resource.k8s.io/v1"
+PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"
 """Standard; a list of them needs DRAListTypeAttributes (KEP-5491, alpha)."""
-MAX_DEVICES: Final = 128
-MAX_DEVICES_WITH_LISTS: Final = 64
+MAX_SLICE_DEVICES: Final = 128
+MAX_SLICE_DEVICES_WITH_LISTS: Final = 64
 """Devices of a slice in which one has a list (KEP-5491)."""
 MAX_LIST_VALUES: Final = 16
 """Of a list here; more PCIe roots has no NUMA node that we know of."""
 RECHECK_DELAYS_S: Final = (1.0, 5.0, 30.0)
 """Seconds after the kubelet took the driver at which the slice is looked at: whether its deletion
 comes before or after that is not said anywhere."""
-MERGE_INTERVAL_S: Final = 5.0
+MIN_SLICE_WRITE_INTERVAL_S: Final = 5.0
 """Seconds between two writes that differ in what is free."""
 
 
@@ -59,12 +59,12 @@ def build_slice_devices(
         # Without any to give away there is nothing to offer, and a capacity below its own least
         # request is invalid.
         if counted.get(zone.id, 0) > 0
-    ][: MAX_DEVICES_WITH_LISTS if lists else MAX_DEVICES]
+    ][: MAX_SLICE_DEVICES_WITH_LISTS if lists else MAX_SLICE_DEVICES]
 
 
 def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        NUMA_NODE: {"int": zone.id},
+        NUMA_NODE_ATTRIBUTE: {"int": zone.id},
         f"{driver}/smt": {"bool": threads > 1},
         f"{driver}/threadsPerCore": {"int": threads},
     }
@@ -73,9 +73,9 @@ def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool)
     if zone.core_kind:
         attributes[f"{driver}/coreKind"] = {"string": zone.core_kind}
     if len(zone.pcie_roots) == 1:
-        attributes[PCIE_ROOT] = {"string": zone.pcie_roots[0]}
+        attributes[PCIE_ROOT_ATTRIBUTE] = {"string": zone.pcie_roots[0]}
     elif zone.pcie_roots and lists:
-        attributes[PCIE_ROOT] = {"strings": list(zone.pcie_roots[:MAX_LIST_VALUES])}
+        attributes[PCIE_ROOT_ATTRIBUTE] = {"strings": list(zone.pcie_roots[:MAX_LIST_VALUES])}
     capacity = {
         # A request that names no amount takes all there is, unless a default says otherwise.
         f"{driver}/{CPU_CAPACITY}": {
@@ -144,7 +144,7 @@ class SliceOutput(AppliedObjectOutput):
 
     def _build_object(self) -> dict[str, Any]:
         return {
-            "apiVersion": API_VERSION,
+            "apiVersion": RESOURCE_SLICE_API_VERSION,
             "kind": "ResourceSlice",
             "metadata": {
                 "name": self._object,
@@ -161,7 +161,7 @@ class SliceOutput(AppliedObjectOutput):
         }
 
     def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
-        self.hold_until = now + MERGE_INTERVAL_S
+        self.hold_until = now + MIN_SLICE_WRITE_INTERVAL_S
         found = (document.get("spec") or {}).get("devices") or []
         if not all(one.get("allowMultipleAllocations") for one in found):
             self.problem = (

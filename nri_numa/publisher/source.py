@@ -11,10 +11,10 @@ import msgspec
 
 from nri_numa.web.responses import Assignments, NUMAInfo, SlotsDocument, TopologyDocument, Zones
 
-READ_TIMEOUT_S: Final = 60.0
+AGENT_SILENCE_TIMEOUT_S: Final = 60.0
 """Seconds without a word on the stream after which the agent is given up; it says something every
 fifteen."""
-MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
 """Bytes of one answer; the list of 10,000 containers has six million."""
 
 PATH_BY_DOCUMENT: Final[dict[type, str]] = {
@@ -63,7 +63,7 @@ class AgentSource:
                 "http://localhost",
                 connector=aiohttp.UnixConnector(self._socket),
                 timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=10.0, sock_read=READ_TIMEOUT_S
+                    total=None, sock_connect=10.0, sock_read=AGENT_SILENCE_TIMEOUT_S
                 ),
             )
         try:
@@ -107,8 +107,8 @@ class AgentSource:
             data = bytearray()
             async for piece in body.iter_any():
                 data += piece
-                if len(data) > MAX_ANSWER_BYTES:
+                if len(data) > MAX_AGENT_ANSWER_BYTES:
                     raise AgentUnavailable(
-                        f"{self._socket}: answers with more than {MAX_ANSWER_BYTES} bytes"
+                        f"{self._socket}: answers with more than {MAX_AGENT_ANSWER_BYTES} bytes"
                     )
             return msgspec.json.decode(data, type=kind)

@@ -27,7 +27,7 @@ from nri_numa.web.responses import Zone, Zones
 
 Object = dict[str, Any]
 
-API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
+TOPOLOGY_API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 TOPOLOGY_KIND: Final = "NodeResourceTopology"
 RELEASE_COUNT_ANNOTATION: Final = "freed"
 """Annotation below the prefix: how often CPUs were released; see `RELEASE_TOUCH_DELAY_S`."""
@@ -67,7 +67,7 @@ PRUNE_FAILURE_TEXT: Final = "failed to prune fields"
 """In the API server's words when an entry of managedFields is of a version that lacks our fields.
 Applying never works again until these entries are taken away."""
 _FINGERPRINT_VERSION: Final = "pfp0v001"
-_MANAGED_FIELDS: Final = ("f:zones", "f:attributes")
+_OWNED_FIELD_KEYS: Final = ("f:zones", "f:attributes")
 _BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
 
 
@@ -242,7 +242,7 @@ def build_topology_object(node: str, uid: str, annotations: dict[str, str], what
         "annotations": annotations,
         "ownerReferences": [node_owner_reference(node, uid)],
     }
-    return {"apiVersion": API_VERSION, "kind": TOPOLOGY_KIND, "metadata": metadata, **what}
+    return {"apiVersion": TOPOLOGY_API_VERSION, "kind": TOPOLOGY_KIND, "metadata": metadata, **what}
 
 
 def has_more_available(before: Object | None, after: Object) -> bool:
@@ -339,7 +339,7 @@ class TopologyOutput(AppliedObjectOutput):
     def _next_request(self, now: float) -> APIRequest | None:
         """The Node's UID first, then who owns the object, then the object."""
         if not self._owner_uid and self._wanted is not None:
-            return self._read_node()
+            return self._node_read_request()
         if not self._object_read:
             return self._new_request(Verb.GET, self.resource, self._object)
         if self._reset:
@@ -359,7 +359,7 @@ class TopologyOutput(AppliedObjectOutput):
             and request.verb is Verb.GET
             and result in (OutcomeKind.SUCCEEDED, OutcomeKind.MISSING)
         ):
-            self._read_object(outcome.documents[0] if outcome.documents else {}, now, jitter)
+            self._on_object_read(outcome.documents[0] if outcome.documents else {}, now, jitter)
         elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False
         elif (
@@ -371,7 +371,7 @@ class TopologyOutput(AppliedObjectOutput):
                 self._object_read = self._reset = False
             super()._on_outcome(request, outcome, now, jitter)
 
-    def _read_object(self, document: Mapping[str, Any], now: float, jitter: float) -> None:
+    def _on_object_read(self, document: Mapping[str, Any], now: float, jitter: float) -> None:
         metadata = document.get("metadata") or {}
         self._object_read, self._sent, self._object_uid = True, None, metadata.get("uid", "")
         freed = str((metadata.get("annotations") or {}).get(self._key))
@@ -410,7 +410,7 @@ def other_field_managers(managed: Iterable[Mapping[str, Any]]) -> list[str]:
             str(one.get("manager", ""))
             for one in managed
             if one.get("manager") != FIELD_MANAGER
-            and any(field in (one.get("fieldsV1") or {}) for field in _MANAGED_FIELDS)
+            and any(field in (one.get("fieldsV1") or {}) for field in _OWNED_FIELD_KEYS)
         }
     )
 

@@ -13,7 +13,14 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fit, Unfit, Verdict, Work, evaluate_fit, near_best_score_key
+from nri_numa.scheduler.fit import (
+    Fit,
+    Unfit,
+    Verdict,
+    WorkBudget,
+    evaluate_fit,
+    near_best_score_key,
+)
 from nri_numa.scheduler.node_resources import NO_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
@@ -27,19 +34,19 @@ _MAX_CACHED_REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
 _MAX_VERDICTS: Final = 60_000
 """Verdicts of all these, some 20 MB."""
-_MIN_EVALUATION_COST: Final = 300
+_MIN_FILTER_WORK: Final = 300
 """Work (`nri_numa.scheduler.fit.Work`) that a narrow filter may always do, 3 to 5 ms; of more than
 600 nodes it may do half a unit for each."""
-_MAX_FITS: Final = 100
+_MAX_FITTING_NODES: Final = 100
 """Nodes with room after which a narrow filter looks at no more: as many are enough for
 kube-scheduler itself (minFeasibleNodesToFind), which scores each."""
-_SCORE_WORK: Final = 1000
+_MAX_SCORE_WORK: Final = 1000
 """Work beyond a unit for each node that `prioritize` may do where nothing was judged before."""
 MAX_QUESTION_WORK: Final = 60_000
 """Work for one question, 0.6 s: 5,000 nodes with four NUMA nodes and a merge each."""
-_MAX_SUMS: Final = 30_000
+_MAX_SUM_EVALUATIONS: Final = 30_000
 """Containers that are judged by sums beyond it, of all nodes together."""
-STEP_WORK: Final = 100
+ANSWER_STEP_WORK: Final = 100
 """Work after which others have their turn: a millisecond, so that a binding waits no longer."""
 
 T = TypeVar("T")
@@ -86,9 +93,11 @@ class VerdictCache:
         self._known: dict[tuple[object, ...], dict[NodeResources, Verdict]] = {}
         self._first = 0
 
-    def evaluate_node(self, request: PodRequest, node: str, work: Work | None = None) -> Verdict:
+    def evaluate_node(
+        self, request: PodRequest, node: str, work: WorkBudget | None = None
+    ) -> Verdict:
         """Whether a node has room for a pod now, and where; what it cost is added to ``work``."""
-        (found,) = run_to_end(self._evaluate_nodes(request, (node,), inf, work or Work()))
+        (found,) = run_to_end(self._evaluate_nodes(request, (node,), inf, work or WorkBudget()))
         assert found is not None  # noqa: S101  # a single node is always judged
         return found
 
@@ -115,9 +124,9 @@ class VerdictCache:
         grades: list[int] = []
         groups: dict[tuple[object, ...], list[tuple[str, Unfit]]] = {}
         narrow = self._narrow and request.has_placement_request
-        enough = max(_MIN_EVALUATION_COST, len(names) / 2) if narrow else inf
-        most = _MAX_FITS if narrow else inf
-        verdicts = yield from self._evaluate_nodes(request, names, enough, Work(limit), most)
+        enough = max(_MIN_FILTER_WORK, len(names) / 2) if narrow else inf
+        most = _MAX_FITTING_NODES if narrow else inf
+        verdicts = yield from self._evaluate_nodes(request, names, enough, WorkBudget(limit), most)
         for name, found in zip(names, verdicts, strict=True):
             if found is None:
                 continue
@@ -156,7 +165,7 @@ class VerdictCache:
     def find_other_node(self, request: PodRequest, names: Sequence[str]) -> Cooperative[str]:
         """A node with room that is none of these, in steps; empty where there is none."""
         others = sorted(self._nodes.node_names.difference(names))
-        found = yield from self._evaluate_nodes(request, others, 0, Work(MAX_QUESTION_WORK))
+        found = yield from self._evaluate_nodes(request, others, 0, WorkBudget(MAX_QUESTION_WORK))
         verdicts = zip(others, found, strict=True)
         return next((name for name, one in verdicts if isinstance(one, Fit)), "")
 
@@ -170,7 +179,9 @@ class VerdictCache:
         """The same in steps. Nodes that are not judged have 0 as those that do not fit."""
         if request.is_unconstrained or request.invalid_reason:
             return []
-        found = yield from self._evaluate_nodes(request, names, len(names) + _SCORE_WORK, Work())
+        found = yield from self._evaluate_nodes(
+            request, names, len(names) + _MAX_SCORE_WORK, WorkBudget()
+        )
         verdicts = zip(names, found, strict=True)
         return [(name, found.score if isinstance(found, Fit) else 0) for name, found in verdicts]
 
@@ -184,7 +195,7 @@ class VerdictCache:
         request: PodRequest,
         names: Sequence[str],
         enough: float,
-        work: Work,
+        work: WorkBudget,
         most: float = inf,
     ) -> Cooperative[list[Verdict | None]]:
         """One for each node; None where enough work was done before, and some node has room.
@@ -193,7 +204,7 @@ class VerdictCache:
         """
         known, asks = self._cached_verdicts(request), request
         verdicts: list[Verdict | None] = [None] * len(names)
-        pause, fits = work.done + STEP_WORK, 0
+        pause, fits = work.done + ANSWER_STEP_WORK, 0
         left: list[int] = []
         # Not always the same nodes first, where not all are judged.
         first = min(self._first, len(names)) if enough < inf else 0
@@ -210,12 +221,14 @@ class VerdictCache:
                     left.append(place)
                     continue
                 if work.done >= work.limit and asks is request:
-                    asks = request.with_distinct_containers(max(1, _MAX_SUMS // len(names)))
+                    asks = request.with_distinct_containers(
+                        max(1, _MAX_SUM_EVALUATIONS // len(names))
+                    )
                 found = evaluate_fit(room, asks, self._strategy, work)
                 if work.done < work.limit:
                     known[room] = found
                 if work.done >= pause:
-                    pause = work.done + STEP_WORK
+                    pause = work.done + ANSWER_STEP_WORK
                     yield
             verdicts[place] = found
             fits += isinstance(found, Fit) and not found.by_sums

@@ -38,9 +38,9 @@ from nri_numa.web.server import RouteServer
 
 log = get_logger("scheduler")
 
-MAX_BODY_BYTES: Final = 4 << 20
+MAX_QUESTION_BYTES: Final = 4 << 20
 """Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
-MAX_CONNECTIONS: Final = 512
+MAX_EXTENDER_CONNECTIONS: Final = 512
 """kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
 MIN_FEASIBLE_NODES: Final = 100
 """Names that kube-scheduler sends at least where it did not look at all nodes
@@ -53,7 +53,7 @@ PROBE_INTERVAL_S: Final = 4.0
 """Seconds between two questions whether the API server answers."""
 API_UNREACHABLE_LIMIT_S: Final = 10.0
 """Seconds without the API server after which we are not ready."""
-REREAD_AFTER_PAUSE_S: Final = 1.0
+REREAD_AFTER_IDLE_S: Final = 1.0
 """Seconds without a question after which another replica may have been asked meanwhile, where there
 is no Lease: kube-schedulers take longer for two changes of their leader (their retryPeriod is 2 s).
 """
@@ -187,12 +187,14 @@ class Extender:
 
     async def filter(self, body: bytes) -> bytes:
         """Which of the nodes have room."""
-        self._reread_pods_after_pause()
+        self._require_rereads_after_idle()
         question = protocol.parse_extender_args(body)
         request = self.reader.read_pod_request(question.pod)
         if not request.is_unconstrained and (problem := self._unsynced_problem()):
             return protocol.encode_error(problem)
-        found = await service.in_turns(self.candidates.filter_steps(request, question.node_names))
+        found = await service.run_in_turns(
+            self.candidates.filter_steps(request, question.node_names)
+        )
         reasons = found.failed | found.unresolvable
         if reasons:
             self.metrics.refused.inc(len(reasons))
@@ -206,7 +208,7 @@ class Extender:
                 asked=len(question.node_names),
             )
         if not found.feasible and reasons:
-            self._on_no_node(request, question.node_names)
+            self._record_unschedulable(request, question.node_names)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
@@ -214,7 +216,7 @@ class Extender:
             )
         return protocol.encode_filter_result(found.feasible, found.failed, found.unresolvable)
 
-    def _on_no_node(self, request: PodRequest, names: list[str]) -> None:
+    def _record_unschedulable(self, request: PodRequest, names: list[str]) -> None:
         """No node has room: the pod waits, or for its next turn where kube-scheduler sampled.
 
         It waits too where an empty node has too little: a node that is new, or not drained any
@@ -234,7 +236,7 @@ class Extender:
         if not self._sampled:
             return
         request, names = self._sampled.pop(next(iter(self._sampled)))
-        other = await service.in_turns(self.candidates.find_other_node(request, names))
+        other = await service.run_in_turns(self.candidates.find_other_node(request, names))
         if other and self.activator.should_wake_again(request.uid, len(names) / len(self.nodes)):
             self.activator.wake_pods(other)
 
@@ -242,14 +244,14 @@ class Extender:
         """How well the nodes suit."""
         question = protocol.parse_extender_args(body)
         request = self.reader.read_pod_request(question.pod)
-        scores = await service.in_turns(
+        scores = await service.run_in_turns(
             self.candidates.prioritize_steps(request, question.node_names)
         )
         return protocol.encode_priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
-        self._reread_pods_after_pause()
+        self._require_rereads_after_idle()
         binding = protocol.parse_binding_args(body)
         problem = self.unready_reason() or await self.binder.bind(binding)
         if problem:
@@ -262,10 +264,10 @@ class Extender:
             )
         return protocol.encode_error(problem)
 
-    def _reread_pods_after_pause(self) -> None:
+    def _require_rereads_after_idle(self) -> None:
         """kube-scheduler asks, and nobody says whether another replica was asked before."""
         before, self._asked = self._asked, self._clock()
-        if self.election is None and self._asked - before > REREAD_AFTER_PAUSE_S:
+        if self.election is None and self._asked - before > REREAD_AFTER_IDLE_S:
             self.pod_watcher.require_node_rereads()
 
     # --- readiness --------------------------------------------------------------------------------
@@ -385,13 +387,13 @@ class Extender:
                     "POST",
                     path,
                     build_handler(path, verb),
-                    MAX_BODY_BYTES,
+                    MAX_QUESTION_BYTES,
                     require_client_certificate,
                 )
                 for path, verb in verbs.items()
             ],
             counted=count_call,
-            most=MAX_CONNECTIONS,
+            most=MAX_EXTENDER_CONNECTIONS,
         )
 
     # --- life -------------------------------------------------------------------------------------
@@ -429,7 +431,7 @@ class Extender:
             await self.lease_api.close()
             await self.api.close()
 
-    def pending_summary(self) -> dict[str, object]:
+    def unfinished_work_fields(self) -> dict[str, object]:
         """Pods whose NUMA nodes are held."""
         return {"held": len(self.nodes.assumed_pods)}
 

@@ -32,7 +32,7 @@ from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit, count_text
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_resources import Column, NodeResources, ResourceCounts
+from nri_numa.scheduler.node_resources import AmountByPosition, NodeResources, ResourceCounts
 from nri_numa.scheduler.pod_request import (
     EXTENDED_RESOURCE_MARK,
     ContainerRequest,
@@ -54,7 +54,7 @@ _WIDTH_SCALE: Final = 128
 """Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
 
 
-class Work:
+class WorkBudget:
     """What judging costs: one for a container that sums decide, more for a merge of hints.
 
     A unit is some 10 µs (bench/extender.py).
@@ -168,13 +168,13 @@ def evaluate_fit(
     room: NodeResources,
     request: PodRequest,
     strategy: Strategy,
-    evaluation_cost: Work | None = None,
+    evaluation_cost: WorkBudget | None = None,
 ) -> Verdict:
     """Whether a pod that is not wrong fits into what a node has free, less all that is held.
 
     What it costs is added to ``work``.
     """
-    evaluation_cost = evaluation_cost or Work()
+    evaluation_cost = evaluation_cost or WorkBudget()
     evaluation_cost.begin_node()
     found = _evaluate_without_moves(room, request, strategy, evaluation_cost)
     if isinstance(found, Unfit) and room.exclusive_after_moves:
@@ -190,7 +190,7 @@ def evaluate_fit(
 
 
 def _evaluate_without_moves(
-    room: NodeResources, request: PodRequest, strategy: Strategy, work: Work
+    room: NodeResources, request: PodRequest, strategy: Strategy, work: WorkBudget
 ) -> Verdict:
     found: Verdict = Fit(room, request)
     if request.containers:
@@ -240,7 +240,7 @@ def _fit_all(
     containers: Sequence[ContainerRequest],
     strategy: Strategy,
     most: int | None,
-    work: Work,
+    work: WorkBudget,
 ) -> Verdict:
     """Place containers one after another; ``most`` exclusive CPUs are free in all."""
     free, width, wider, by_sums = room.free_counts, 0, False, False
@@ -298,7 +298,7 @@ def _resource_rows(
     room: NodeResources, free: ResourceCounts, request: ContainerRequest, kept: int
 ) -> list[Any]:
     """How much is asked of each resource, what is free and what there is: CPUs first."""
-    asks: list[tuple[int, Column, Column]]
+    asks: list[tuple[int, AmountByPosition, AmountByPosition]]
     if request.exclusive_cpus:
         asks = [(kept, free.exclusive, room.exclusive.capacity)]
     else:
@@ -317,7 +317,7 @@ def _select_nodes(
     free: ResourceCounts,
     request: ContainerRequest,
     strategy: Strategy,
-    work: Work,
+    work: WorkBudget,
 ) -> tuple[Sequence[int], bool] | Unfit:
     """Positions of the NUMA nodes for one container, the best first; and no wider than ideal.
 
@@ -364,7 +364,7 @@ def _align_nodes(
     asks: list[Any],
     strategy: Strategy,
     needs: _Requirements,
-    work: Work,
+    work: WorkBudget,
 ) -> tuple[Sequence[int], bool] | Unfit:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
     ids = room.ids
@@ -485,7 +485,7 @@ class _Requirements(Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=1024)
 def _resolve_requirements(
-    request: ContainerRequest, asked: tuple[tuple[int, Column], ...]
+    request: ContainerRequest, asked: tuple[tuple[int, AmountByPosition], ...]
 ) -> _Requirements:
     """What is asked, and what there is; one for all nodes that are built alike."""
     single = request.policy is Policy.SINGLE_NUMA_NODE
@@ -526,7 +526,7 @@ def _resolve_requirements(
     return replace(found, is_unresolvable=never is not None and found.exceeds_sums(empty))
 
 
-def _required_node_count(capacity: Column, least: int, *, poorest: bool = False) -> int:
+def _required_node_count(capacity: AmountByPosition, least: int, *, poorest: bool = False) -> int:
     """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
     sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
     return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
@@ -550,7 +550,7 @@ def _request_text(name: str, unit: Unit, amount: int, exclusive: int) -> str:
     return count_text(exclusive, "exclusive CPU") + idle
 
 
-def _max_amount(column: Column, width: int | None) -> int:
+def _max_amount(column: AmountByPosition, width: int | None) -> int:
     """The most that so many NUMA nodes have; None for all of them."""
     if width == 1:
         return max(0, *column)

@@ -18,15 +18,15 @@ from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.workload import SMT, Policy, Scope
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest
 
-Column = tuple[int, ...]
+AmountByPosition = tuple[int, ...]
 
 
 class NodeResource(Struct, frozen=True, gc=False):
     """A resource by NUMA node: what containers can have, and what of it is free."""
 
     name: str
-    capacity: Column
-    free: Column
+    capacity: AmountByPosition
+    free: AmountByPosition
 
 
 class ResourceCounts(Struct, frozen=True, gc=False):
@@ -39,9 +39,9 @@ class ResourceCounts(Struct, frozen=True, gc=False):
         other_resources: memory and huge pages in bytes, devices by number, by name.
     """
 
-    exclusive: Column
-    milli: Column
-    other_resources: Mapping[str, Column]
+    exclusive: AmountByPosition
+    milli: AmountByPosition
+    other_resources: Mapping[str, AmountByPosition]
 
     def with_container(
         self, request: ContainerRequest, kept: int, places: Sequence[int]
@@ -110,12 +110,12 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
     """
 
     ids: tuple[int, ...]
-    distances: tuple[Column, ...]
+    distances: tuple[AmountByPosition, ...]
     cpu: NodeResource
     exclusive: NodeResource
     other_resources: tuple[NodeResource, ...]
-    factor: Column
-    exclusive_after_moves: Column = ()
+    factor: AmountByPosition
+    exclusive_after_moves: AmountByPosition = ()
     threads_per_core: int = 1
     policy: Policy = Policy.NONE
     scope: Scope = Scope.CONTAINER
@@ -145,7 +145,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         )
 
     @cached_property
-    def capacity_by_resource(self) -> Mapping[str, Column]:
+    def capacity_by_resource(self) -> Mapping[str, AmountByPosition]:
         """Of `others`, by name."""
         return {one.name: one.capacity for one in self.other_resources}
 
@@ -231,7 +231,9 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
     def _with_counts(
         self, charges: Sequence[ResourceCounts], sign: int, limit: Callable[[int, int], int]
     ) -> Self:
-        def adjust_free(resource: NodeResource, columns: Iterable[Column]) -> NodeResource:
+        def adjust_free(
+            resource: NodeResource, columns: Iterable[AmountByPosition]
+        ) -> NodeResource:
             free = list(resource.free)
             for column in columns:
                 # The node's NUMA nodes may have changed since: then it is of another machine.
@@ -270,7 +272,7 @@ NO_RESOURCES = NodeResources(
 
 
 @lru_cache(maxsize=64)
-def _sums_of_distances(ids: tuple[int, ...], rows: tuple[Column, ...]) -> DistanceSums:
+def _sums_of_distances(ids: tuple[int, ...], rows: tuple[AmountByPosition, ...]) -> DistanceSums:
     place = {numa_node: n for n, numa_node in enumerate(ids)}
     return DistanceSums(lambda one, other: rows[place[one]][place[other]])
 
@@ -295,10 +297,10 @@ def _subtract_units(column: list[int], places: Sequence[int], amount: int, unit:
     column[places[0]] -= amount * unit
 
 
-def _shift_to_other_nodes(column: Column, place: int, amount: int) -> Column:
+def _shift_to_other_nodes(column: AmountByPosition, place: int, amount: int) -> AmountByPosition:
     """So much is taken everywhere but at one place, which gets it back."""
     return tuple([n - amount if i == place else n + amount for i, n in enumerate(column)])
 
 
-def _subtract_columns(before: Column, after: Column) -> Column:
+def _subtract_columns(before: AmountByPosition, after: AmountByPosition) -> AmountByPosition:
     return tuple([b - a for b, a in zip(before, after, strict=True)])

@@ -40,7 +40,7 @@ from nri_numa.model.workload import (
     Bind,
     Container,
     CPUMode,
-    DeviceUse,
+    DeviceAlignment,
     OnFailure,
     PlacementOptions,
     PodSandbox,
@@ -194,7 +194,7 @@ class PodReader:
             scopes.add(requested.scope)
             amounts = _memory_demand(sandbox.qos, memory, found)
             asks = _container_request(container, ends, requested, found, amounts)
-            if one.devices and requested.devices is DeviceUse.ALIGN:
+            if one.devices and requested.devices is DeviceAlignment.ALIGN:
                 devices = _device_amounts(one.devices)
                 asks = replace(
                     asks,

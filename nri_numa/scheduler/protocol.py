@@ -14,7 +14,7 @@ import msgspec
 MAX_NODE_NAMES: Final = 20_000
 """Nodes in one question; four times the largest cluster that Kubernetes supports."""
 
-MAX_REASONS: Final = 500
+MAX_NODES_PER_REASON: Final = 500
 """Nodes that an answer names for one reason: kube-scheduler samples as many of 5,000."""
 
 
@@ -100,16 +100,16 @@ def encode_filter_result(
 
 def _bounded(reasons: Mapping[str, str]) -> Mapping[str, str]:
     """Some nodes for each reason; the reason says of how many others it holds."""
-    if len(reasons) <= MAX_REASONS:
+    if len(reasons) <= MAX_NODES_PER_REASON:
         return reasons
     members: dict[str, list[str]] = {}
     for name, text in reasons.items():
         members.setdefault(text, []).append(name)
     found: dict[str, str] = {}
     for text, names in members.items():
-        if (more := len(names) - MAX_REASONS) > 0:
+        if (more := len(names) - MAX_NODES_PER_REASON) > 0:
             text = f"{text} (also on {more} more nodes)"
-        found.update(dict.fromkeys(names[:MAX_REASONS], text))
+        found.update(dict.fromkeys(names[:MAX_NODES_PER_REASON], text))
     return found
 
 

@@ -20,7 +20,7 @@ from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy, Scope
 from nri_numa.scheduler.node_resources import (
-    Column,
+    AmountByPosition,
     NodeResource,
     NodeResources,
     UnreadableTopology,
@@ -37,7 +37,7 @@ _MAX_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
 RENEWED_ATTRIBUTE: Final = "renewed"
 VALIDITY_ATTRIBUTE: Final = "valid-seconds"
-MAX_VALIDITY_S: Final = 7 * 86400
+MAX_TOPOLOGY_VALIDITY_S: Final = 7 * 86400
 """Seconds; what is longer is not meant."""
 
 
@@ -170,7 +170,7 @@ def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int)
     return amount
 
 
-def _parse_distances(value: object, me: int, ids: tuple[int, ...]) -> Column:
+def _parse_distances(value: object, me: int, ids: tuple[int, ...]) -> AmountByPosition:
     found: dict[int, int] = {}
     for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
         path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
@@ -307,4 +307,4 @@ class TopologyValidity:
 def _parse_validity_seconds(text: object) -> int | None:
     if not isinstance(text, str) or not (text.isascii() and text.isdigit() and len(text) <= 6):
         return None
-    return min(int(text), MAX_VALIDITY_S) or None
+    return min(int(text), MAX_TOPOLOGY_VALIDITY_S) or None

@@ -32,11 +32,11 @@ MAX_RECHECK_PAUSE_S: Final = 60.0
 """Seconds between two questions after a pod that its node does not count, at most."""
 ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that have nothing any more."""
-WAKE_INTERVAL_S: Final = 2.0
+MIN_POD_WAKE_INTERVAL_S: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 PARTIAL_START_FACTOR: Final = 6.0
 """How many times `settle` a pod is held of which some container may not run yet."""
-WARNING_INTERVAL: Final = 60.0
+MIN_WARNING_INTERVAL_S: Final = 60.0
 """Seconds between two lines about objects that cannot be read, or are not renewed."""
 WAKE_ANNOTATION: Final = "room"
 """Key of the annotation that wakes pods, below the prefix; its value is a number that is another
@@ -46,7 +46,7 @@ UNSCHEDULABLE_POD_TIMEOUT_S: Final = 600.0
 MAX_WAKE_ROUNDS: Final = 8.0
 """How often all nodes may be tried for a pod that one of them has room for. kube-scheduler asks
 twice at each attempt, and which nodes are next is not up to one pod alone."""
-_MAX_PODS: Final = 10_000
+_MAX_UNSCHEDULABLE_PODS: Final = 10_000
 
 
 class PodActivator:
@@ -77,7 +77,7 @@ class PodActivator:
     def record_unschedulable(self, uid: str) -> None:
         """A pod found no node."""
         self._waiting.pop(uid, None)
-        if len(self._waiting) >= _MAX_PODS:
+        if len(self._waiting) >= _MAX_UNSCHEDULABLE_PODS:
             self._waiting.pop(next(iter(self._waiting)))
         self._waiting[uid] = self._clock()
 
@@ -91,7 +91,7 @@ class PodActivator:
 
         Not for ever: of that one something may keep it away that kube-scheduler alone knows.
         """
-        if len(self._seen) >= _MAX_PODS:
+        if len(self._seen) >= _MAX_UNSCHEDULABLE_PODS:
             self._seen.pop(next(iter(self._seen)))
         seen = self._seen[uid] = self._seen.pop(uid, 0.0) + share
         return seen < MAX_WAKE_ROUNDS
@@ -125,7 +125,7 @@ class PodActivator:
             nodes, self._nodes = self._nodes, {}
             if leads():
                 await self._annotate_node_to_wake_pods(nodes)
-            await asyncio.sleep(WAKE_INTERVAL_S)
+            await asyncio.sleep(MIN_POD_WAKE_INTERVAL_S)
 
     async def _annotate_node_to_wake_pods(self, nodes: dict[str, None]) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
@@ -159,15 +159,15 @@ class SparseWarning:
         self._text, self._count, self._due = text, 0, -inf
         self._last: dict[str, str] = {}
 
-    def add(self, **values: str) -> None:
+    def count_occurrence(self, **values: str) -> None:
         """It befell an object, of which these are shown."""
         self._count, self._last = self._count + 1, values
 
-    def tick(self, now: float) -> None:
+    def log_if_due(self, now: float) -> None:
         """Write the line where there is something to say and the last one is a minute old."""
         if self._count and now >= self._due:
             log.warning(self._text, count=self._count, **self._last)
-            self._count, self._due = 0, now + WARNING_INTERVAL
+            self._count, self._due = 0, now + MIN_WARNING_INTERVAL_S
 
 
 class NodeWatcher(WatchHandler):
@@ -194,7 +194,9 @@ class NodeWatcher(WatchHandler):
         name = name_of(document)
         known = self._fresh.decode_with_validity(name, document, self._clock())
         if isinstance(known, UnreadableTopology) and self._nodes.published_resources(name) != known:
-            self._unreadable.add(node=name, problem=escape_unprintable(known.reason)[:500])
+            self._unreadable.count_occurrence(
+                node=name, problem=escape_unprintable(known.reason)[:500]
+            )
         if self._nodes.update_node(name, known):
             self._activator.on_free_increased(name)
 
@@ -208,9 +210,11 @@ class NodeWatcher(WatchHandler):
         now = self._clock()
         for name in self._fresh.expired_nodes(now):
             if self._nodes.mark_agent_not_ready(name):
-                self._stale.add(node=name, remedy="look at nri-numa publish of that node")
-        self._unreadable.tick(now)
-        self._stale.tick(now)
+                self._stale.count_occurrence(
+                    node=name, remedy="look at nri-numa publish of that node"
+                )
+        self._unreadable.log_if_due(now)
+        self._stale.log_if_due(now)
 
 
 class PodWatcher(WatchHandler):
@@ -271,7 +275,7 @@ class PodWatcher(WatchHandler):
         self._activator.drop_pod(uid)
         self._reader.drop_pod(uid)
         deleted = text_of(document, "metadata", "deletionTimestamp")
-        self._on_released(
+        self._wake_waiting_pods(
             self._nodes.pod_left_pending(
                 uid, now, now if deleted else self._expected_count_time(document)
             )
@@ -285,7 +289,7 @@ class PodWatcher(WatchHandler):
         """
         now = self._clock()
         for uid in self._nodes.assumed_pods.keys() - keys:
-            self._on_released(
+            self._wake_waiting_pods(
                 self._nodes.pod_left_pending(uid, now, now + PARTIAL_START_FACTOR * self._settle)
             )
         self._read = set()
@@ -304,7 +308,7 @@ class PodWatcher(WatchHandler):
         now = self._clock()
         for hold in self._nodes.due_assumed_pods(now):
             if not self._needs_pod_query(hold):
-                self._on_released(self._nodes.forget_pod(hold.uid))
+                self._wake_waiting_pods(self._nodes.forget_pod(hold.uid))
         late = {hold.node: hold for hold in self._nodes.late_assumed_pods(now)}
         for node in sorted(late.keys() - self._late):
             request = late[node].request
@@ -358,11 +362,11 @@ class PodWatcher(WatchHandler):
         node, phase = text_of(document, "spec", "nodeName"), text_of(document, "status", "phase")
         elsewhere = node != hold.node if node else age >= ASSUMED_POD_TIMEOUT_S
         if uid_of(document) != hold.uid or phase in ENDED_POD_PHASES or elsewhere:
-            self._on_released(self._nodes.forget_pod(hold.uid))
+            self._wake_waiting_pods(self._nodes.forget_pod(hold.uid))
         elif phase == "Pending":
             self._nodes.pod_pending_again(hold.uid, again)
         else:
-            self._on_released(self._nodes.pod_left_pending(hold.uid, now, again))
+            self._wake_waiting_pods(self._nodes.pod_left_pending(hold.uid, now, again))
             self._nodes.postpone_hold_check(hold.uid, again)
 
     async def read_node(self, node: str) -> None:
@@ -445,6 +449,6 @@ class PodWatcher(WatchHandler):
         several = isinstance(containers, list) and len(containers) > 1
         return self._clock() + (PARTIAL_START_FACTOR if several else 1.0) * self._settle
 
-    def _on_released(self, hold: AssumedPod | None) -> None:
+    def _wake_waiting_pods(self, hold: AssumedPod | None) -> None:
         if hold is not None:
             self._activator.on_free_increased(hold.node)

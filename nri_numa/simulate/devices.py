@@ -30,7 +30,7 @@ from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownDevices
-from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_all, text_of
+from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_documents, text_of
 from nri_numa.simulate.pods import PodManifest, Role
 
 DeviceInventory = Mapping[str, tuple[Device, ...]]
@@ -77,7 +77,7 @@ def read_inventory(
         else:
             devices: dict[str, Device] = {}
             for entry in node.as_list("one device", required=True):
-                for device in _read_devices(entry, numa_nodes, by_address):
+                for device in _parse_inventory_entry(entry, numa_nodes, by_address):
                     if device.id in devices:
                         entry.add_problem(f"lists {device.id} again, expected each {name} once")
                     devices[device.id] = device
@@ -95,11 +95,11 @@ def _read_inventory_document(path: str) -> object:
     text = ""
     try:
         text = text_of(path, MAX_INVENTORY_BYTES)
-        documents = [one for one in parse_all(text) if one is not None]
+        documents = [one for one in parse_documents(text) if one is not None]
     except OSError as error:
         raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
-        raise _inventory_error(path, safe_yaml.problem_of(error, text)) from error
+        raise _inventory_error(path, safe_yaml.yaml_problem_text(error, text)) from error
     if len(documents) != 1:
         count = f"has {len(documents)} documents" if documents else "is empty"
         raise _inventory_error(
@@ -116,7 +116,7 @@ def _inventory_error(path: str, what: str) -> ManifestError:
     return ManifestError((f"{path}: {what}",))
 
 
-def _read_devices(
+def _parse_inventory_entry(
     place: DocumentNode, there: NUMASet, pci: Mapping[str, PCIDevice]
 ) -> Iterator[Device]:
     """The devices of one entry; none after a complaint."""
@@ -275,7 +275,7 @@ class KubeletDevices:
         """What a container was given."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
-    def known_devices(self, pod: PodManifest, container: str) -> KnownDevices:
+    def known_container_devices(self, pod: PodManifest, container: str) -> KnownDevices:
         """What the agent would know of a container's devices."""
         own = self._build_device_hints([self.devices_of(pod, container)])
         together = self._build_device_hints(self._by_pod.get(pod.uid, {}).values())

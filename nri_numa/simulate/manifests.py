@@ -40,7 +40,7 @@ from nri_numa.text import (
     HUGEPAGES_PREFIX,
     BadQuantity,
     milli_cpus,
-    page_size,
+    page_bytes_of_resource,
     parse_exact_quantity,
     whole_bytes,
 )
@@ -67,7 +67,9 @@ def _scalar_constructor(make: Callable[[str], Any]) -> Callable[[Any, Any], Any]
         try:
             return make(text)
         except ValueError as error:
-            raise safe_yaml.BadValue(problem=str(error), problem_mark=node.start_mark) from error
+            raise safe_yaml.RefusedYAMLValue(
+                problem=str(error), problem_mark=node.start_mark
+            ) from error
 
     return construct_scalar
 
@@ -92,7 +94,7 @@ for _tag, _pattern, _first, _construct in (
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
 
 
-def parse_all(text: str) -> Iterator[object]:
+def parse_documents(text: str) -> Iterator[object]:
     """The documents of a text, one after another; empty ones are left out.
 
     Raises:
@@ -211,7 +213,7 @@ class DocumentNode(msgspec.Struct, frozen=True):
 
 # --- Workloads ----------------------------------------------------------------------------------
 
-MAX_PODS: Final = 10_000
+MAX_WORKLOAD_PODS: Final = 10_000
 """Pods of one workload; no node runs a tenth of it."""
 
 _API_VERSIONS: Final = {
@@ -330,7 +332,7 @@ class _ManifestReader:
         """Read the text of one file."""
         empty = True
         try:
-            for number, document in enumerate(parse_all(text), 1):
+            for number, document in enumerate(parse_documents(text), 1):
                 if document is not None:
                     empty = False
                     place = DocumentNode(
@@ -338,7 +340,7 @@ class _ManifestReader:
                     )
                     self._read_document(place)
         except yaml.YAMLError as error:
-            self.problems.append(f"{source}: {safe_yaml.problem_of(error, text)}")
+            self.problems.append(f"{source}: {safe_yaml.yaml_problem_text(error, text)}")
         else:
             if empty:
                 self.problems.append(f"{source}: is empty, expected at least one manifest")
@@ -574,7 +576,7 @@ class _ManifestReader:
                 elif name == "memory":
                     memory = whole_bytes(at.value)
                 elif name.startswith(HUGEPAGES_PREFIX):
-                    size, amount = page_size(name), whole_bytes(at.value)
+                    size, amount = page_bytes_of_resource(name), whole_bytes(at.value)
                     if amount % size:
                         raise BadQuantity(f"whole pages of {size} bytes")
                     hugepages[size] = amount
@@ -632,17 +634,17 @@ def _pod_names(
             yield f"{name}-{_hashed_name_suffix(place.location, 5)}" if generated else name
         case "StatefulSet":
             start = spec["ordinals"]["start"].as_number(0, 1 << 31)
-            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
+            for number in range(spec["replicas"].as_number(1, MAX_WORKLOAD_PODS)):
                 yield f"{name}-{start + number}"
         case "Deployment":
             # The ending of the replica set is the hash of its template; here, of its owner.
             owner = f"{name}-{_hashed_name_suffix(f'{kind} {name}', 10)}"
-            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
+            for number in range(spec["replicas"].as_number(1, MAX_WORKLOAD_PODS)):
                 yield f"{owner}-{_hashed_name_suffix(f'{owner} {number}', 5)}"
         case "DaemonSet":
             yield f"{name}-{_hashed_name_suffix(f'{kind} {name}', 5)}"
         case "Job" | "CronJob":
-            count = spec["parallelism"].as_number(1, MAX_PODS)
+            count = spec["parallelism"].as_number(1, MAX_WORKLOAD_PODS)
             if spec["completions"].value is not None:
                 count = min(count, spec["completions"].as_number(1, 1 << 31))
             indexed = spec["completionMode"].as_text("NonIndexed") == "Indexed"
@@ -650,7 +652,7 @@ def _pod_names(
                 ending = _hashed_name_suffix(f"{kind} {name} {number}", 5)
                 yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
         case _:
-            for number in range(spec["replicas"].as_number(1, MAX_PODS)):
+            for number in range(spec["replicas"].as_number(1, MAX_WORKLOAD_PODS)):
                 yield f"{name}-{_hashed_name_suffix(f'{kind} {name} {number}', 5)}"
 
 

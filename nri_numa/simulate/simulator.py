@@ -376,7 +376,7 @@ class _Simulator:
                 self._remove_pod(pod)
                 break
             given = self._devices.devices_of(pod, manifest.name)
-            made = self._devices.known_devices(pod, manifest.name).apply_to(made)
+            made = self._devices.known_container_devices(pod, manifest.name).apply_to(made)
             decision = admit_pod(machine, self.state, sandbox, made, reading, SIMULATED_UNIX_TIME)
             if isinstance(decision, Rejected):
                 decision = self._admit_by_moving(decision, reading)

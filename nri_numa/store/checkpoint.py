@@ -44,11 +44,11 @@ from nri_numa.text import escape_unprintable
 
 log = get_logger("agent")
 
-JOURNAL_FILE_NAME: Final = "checkpoint"
+CHECKPOINT_FILE_NAME: Final = "checkpoint"
 LOCK_FILE_NAME: Final = "lock"
 
 _CORRUPT_PREFIX: Final = "checkpoint.corrupt-"
-_MAX_BYTES: Final = 64 * 1024 * 1024
+_MAX_CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """10,000 containers are 10 MB, and a journal is compacted at four times that; a larger file is not
 ours, and is not read."""
 _MIN_COMPACT: Final = 64 * 1024
@@ -64,7 +64,7 @@ def read_checkpoint(path: str) -> JournalContents:
         CheckpointError: it cannot be read.
     """
     try:
-        found = parse_journal(read_file(path, _MAX_BYTES, ours=False))
+        found = parse_journal(read_file(path, _MAX_CHECKPOINT_BYTES, ours=False))
     except OSError as error:
         raise _checkpoint_error(path, "read", error) from error
     unusable = _check_usable(path, found)
@@ -138,7 +138,7 @@ class CheckpointStore:
         metrics: Metrics | None = None,
     ) -> None:
         self.directory = directory
-        self.path = os.path.join(directory, JOURNAL_FILE_NAME)
+        self.path = os.path.join(directory, CHECKPOINT_FILE_NAME)
         self._identity = dict(identity)
         self._clock = clock
         self.metrics = metrics
@@ -154,7 +154,7 @@ class CheckpointStore:
         self.error: CheckpointError | None = None
 
     @property
-    def is_locked(self) -> bool:
+    def has_lock(self) -> bool:
         """Whether the directory is ours alone."""
         return self._lock_fd >= 0
 
@@ -203,7 +203,7 @@ class CheckpointStore:
             return JournalContents()
         unusable: CheckpointError | None
         try:
-            found = parse_journal(read_file(self.path, _MAX_BYTES))
+            found = parse_journal(read_file(self.path, _MAX_CHECKPOINT_BYTES))
             unusable = _check_usable(self.path, found)
         except (FileNotFoundError, NotADirectoryError):
             return JournalContents()

@@ -135,7 +135,9 @@ def read_key(directory: str) -> bytes:
     return b""
 
 
-def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes, list[str]]:
+def load_or_create_signing_key(
+    directory: str, *, trusted: bool, writable: bool
+) -> tuple[bytes, list[str]]:
     """Read the key, or make one; and a sentence for each thing that was wrong.
 
     Where the directory is not trusted nothing is read nor written; where it is not ours to write, a

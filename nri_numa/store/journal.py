@@ -250,7 +250,7 @@ def pod_document(record: PodRecord) -> Document | None:
     return document
 
 
-def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
+def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
     """Read one pod back; damaged documents raise as in `allocation_from`."""
     affinity, cgroup = document.get("affinity"), document.get("cgroup", "")
     for text in (document["pod_id"], cgroup):
@@ -300,7 +300,7 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
             if key.startswith(CONTAINER_KEY_PREFIX):
                 allocations.append(allocation_from(key[len(CONTAINER_KEY_PREFIX) :], document))
             elif key.startswith(POD_KEY_PREFIX):
-                records.append(pod_from(key[len(POD_KEY_PREFIX) :], document))
+                records.append(pod_record_from(key[len(POD_KEY_PREFIX) :], document))
             else:
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
         except (*_DECODE_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:

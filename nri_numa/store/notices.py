@@ -19,7 +19,7 @@ from nri_numa.observe.notices import MAX_NOTICES, Notice, NoticeLog
 from nri_numa.store.files import read_file, replace_file
 
 NOTICES_FILE_NAME: Final = "notices"
-MAX_NOTICE_FILE_BYTES: Final = 4 << 20
+MAX_NOTICES_FILE_BYTES: Final = 4 << 20
 _NOTICE_REWRITE_LINES: Final = 8 * MAX_NOTICES
 """Lines after which the file is written anew."""
 
@@ -88,7 +88,7 @@ class NoticeFile:
     def _load_notices(self) -> str:
         self._notices.restore_notices(secrets.token_hex(4))
         try:
-            data = read_file(self.path, MAX_NOTICE_FILE_BYTES)
+            data = read_file(self.path, MAX_NOTICES_FILE_BYTES)
         except FileNotFoundError:
             return ""
         except OSError as error:

@@ -231,7 +231,7 @@ class ChangeStreams:
     def check_stream_limit(self, request: HTTPRequest) -> None:
         """Raise `APIError` where there are too many."""
         if len(self._streams) >= MAX_STREAMS:
-            raise protocol.limit_error("event streams")
+            raise protocol.too_many_open_error("event streams")
 
     async def event_stream_chunks(self) -> AsyncIterator[bytes]:
         """Pieces of one event stream: where we are, then every change, then a heartbeat."""

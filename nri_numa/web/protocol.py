@@ -103,7 +103,7 @@ class APIError(Exception):
         return Response(self.status, body + b"\n", headers=self.headers)
 
 
-def limit_error(what: str) -> APIError:
+def too_many_open_error(what: str) -> APIError:
     """The refusal where a limit is reached."""
     return APIError(503, "Busy", f"too many {what} are open", [("Retry-After", "5")])
 
@@ -251,7 +251,7 @@ class HTTPConnection:
             method, event.target, headers=self._head, local=local, certified=certified
         )
 
-    def content_length(self, largest: int) -> int:
+    def body_bytes_to_reserve(self, largest: int) -> int:
         """Bytes that the body of this request has, if it may have so many."""
         if b"transfer-encoding" in self._head:
             return largest

@@ -116,7 +116,7 @@ class Certificate:
 
     def report_expired(self) -> str:
         """Says so when clients will refuse the certificate; it is served all the same."""
-        left = seconds_left(self._files[0], time.time())
+        left = certificate_seconds_left(self._files[0], time.time())
         if left is None or left >= 0:
             return ""
         return f"{self._files[0]} expired {int(-left // 86400)} days ago, clients will refuse it"
@@ -137,7 +137,7 @@ class Certificate:
         self.context, self._seen = context, seen
 
 
-def seconds_left(cert: str, now: float) -> float | None:
+def certificate_seconds_left(cert: str, now: float) -> float | None:
     """Seconds until the first certificate of a PEM file expires; None when that is not known."""
     import ssl
 

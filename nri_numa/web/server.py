@@ -51,7 +51,7 @@ from nri_numa.web.security import Certificate, host_is_expected
 
 log = get_logger("http")
 
-MAX_CONNECTIONS = 128
+MAX_ORDINARY_CONNECTIONS = 128
 MAX_RESERVE = 1024
 """As many as the kernel's queue has: who is here with an ordinary request does not come again."""
 TLS_RESERVE: Final = 64
@@ -185,7 +185,7 @@ class ConnectionLimiter:
         return next(p for p in self._ordinary if p.peer == peer)
 
 
-class Turns:
+class TurnQueue:
     """One step of work in each round of the loop: what goes first, and then the rest, as they ask.
 
     One and no more, because the agent's loop pays back a round's CPU time before the next one, and
@@ -209,7 +209,7 @@ class Turns:
         self._first.pop(who, None)
         self._rest.pop(who, None)
 
-    async def wait(self, *, first: bool = False) -> None:
+    async def wait_for_turn(self, *, first: bool = False) -> None:
         """Return in the caller's turn."""
         turn = asyncio.Event()
         self.enqueue_step(turn, turn.set, first=first)
@@ -221,9 +221,9 @@ class Turns:
     def _schedule_next(self) -> None:
         if not self._scheduled and (self._first or self._rest):
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._run_next_step)
 
-    def _next(self) -> None:
+    def _run_next_step(self) -> None:
         self._scheduled = False
         if waiting := self._first or self._rest:
             _, step = waiting.popitem(last=False)
@@ -250,7 +250,7 @@ class Server:
         self._name = f"nri-numa/{version}"
         self.routes = Routes(tuple(routes))
         self._places = ConnectionLimiter(
-            most or MAX_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE
+            most or MAX_ORDINARY_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE
         )
         # Half of the files that may be open are for other things than clients, as the checkpoint.
         share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
@@ -259,7 +259,7 @@ class Server:
             self._places.reserve = min(self._places.reserve, share)
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starts, self._answers = Turns(), Turns()
+        self._starts, self._answers = TurnQueue(), TurnQueue()
         self._exhausted_at = -EXHAUSTION_LOG_INTERVAL_S
         self._bodies = 0
         self.address: tuple[str, int] | None = None
@@ -461,7 +461,9 @@ class Server:
         try:
             async with asyncio.timeout_at(_first_request_deadline(place)) as limit:
                 reader, writer = await self._open_streams(sock, tls=self._uses_tls(place))
-                turn = partial(self._answers.wait, first=True)  # an answer that was begun is ended
+                turn = partial(
+                    self._answers.wait_for_turn, first=True
+                )  # an answer that was begun is ended
                 connection = HTTPConnection(reader, writer, limit, place.first_bytes, turn)
                 while await self._serve_request(connection, place):
                     pass
@@ -509,16 +511,16 @@ class Server:
                 return False
             # Without a turn: the only request of the reserve, which had one, and a probe.
             if place.answered or not (place.is_reserve or _path_of(event) in PROBE_PATHS):
-                await self._answers.wait()
+                await self._answers.wait_for_turn()
             request = connection.read_request(event, local=place.peer == UNIX_PEER)
             try:
                 if place.is_reserve and request.path not in PROBE_PATHS:
-                    raise protocol.limit_error("connections")
+                    raise protocol.too_many_open_error("connections")
                 route = self._admitted_route(request)
             except APIError:
                 await connection.discard_body()
                 raise
-            with self._reserve_body(connection.content_length(route.max_body_bytes)):
+            with self._reserve_body(connection.body_bytes_to_reserve(route.max_body_bytes)):
                 body = await connection.read_body(route.max_body_bytes)
                 answer = route.answer(replace(request, body=body))
                 response = await answer if inspect.isawaitable(answer) else answer
@@ -560,7 +562,7 @@ class Server:
     def _reserve_body(self, size: int) -> Iterator[None]:
         """Memory for a body while it is read and answered."""
         if self._bodies + size > MAX_BODY_BYTES_TOTAL:
-            raise protocol.limit_error("request bodies")
+            raise protocol.too_many_open_error("request bodies")
         self._bodies += size
         try:
             yield

@@ -70,7 +70,7 @@ class ClusterPage(LoopThread):
                 text = (drained or {}).get(name, "")
                 drained_by = {f"{PREFIX}/drained": text} if text else {}
                 node = {"metadata": {"annotations": drained_by}, "status": one.get("status")}
-                self._overview.on_node(name, node, 0.0)
+                self._overview.on_node_updated(name, node, 0.0)
                 if "zones" in one:
                     self._overview.update_node(name, decode_topology(one, PREFIX))
             self._watch.synced.set()

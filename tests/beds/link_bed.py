@@ -78,7 +78,7 @@ class RawRuntime:
         self.writer.write(self.session.data_to_send() + data)
         await self.writer.drain()
 
-    async def next_event(self) -> ev.RuntimeEvent:
+    async def next_event(self) -> ev.RuntimeSessionEvent:
         while (event := self.session.next_event()) is None:
             data = await self.reader.read(1 << 16)
             if not data:

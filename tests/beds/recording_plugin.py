@@ -105,13 +105,13 @@ class RecordingPlugin:
         self.answered.append(event_name)
         self._call("replied", None, event_name)
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         self.states.append((state, detail))
-        self._call("link_changed", None, state)
+        self._call("on_link_changed", None, state)
 
-    def protocol_broken(self) -> None:
+    def on_protocol_broken(self) -> None:
         self.broken += 1
 
-    def internal_error(self, event_name: str, error: Exception) -> None:
+    def on_internal_error(self, event_name: str, error: Exception) -> None:
         self.errors.append((event_name, error))
-        self._call("internal_error", None, event_name, error)
+        self._call("on_internal_error", None, event_name, error)

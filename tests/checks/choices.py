@@ -24,7 +24,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT, Load
+from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT, BusySchedule
 from tests.beds.lives import RECORDED_SETTINGS
 from tests.beds.recorded import write_down
 from tests.machines import named
@@ -37,7 +37,12 @@ MACHINES: Final = (
     *("snc_asymmetric", "memory_only", "one_cpu"),
 )
 CASES: Final = 48
-_LOADS: Final = (LOAD_HIGH, LOAD_LOW, Load(((540, 1080),)), Load(((0, 360), (1320, 1440))))
+_LOADS: Final = (
+    ALWAYS_BUSY_SCHEDULE,
+    NEVER_BUSY_SCHEDULE,
+    BusySchedule(((540, 1080),)),
+    BusySchedule(((0, 360), (1320, 1440))),
+)
 
 
 def told(machine: str) -> Iterator[str]:
@@ -119,7 +124,7 @@ def _asked(one: TakeRequest) -> str:
     return " ".join(words)
 
 
-def _load(load: Load | None) -> str:
+def _load(load: BusySchedule | None) -> str:
     return (
         "-" if load is None else "+".join(f"{start}..{end}" for start, end in load.busy_intervals)
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.agent.links import memory_policies
+from nri_numa.agent.links import supported_memory_policies
 from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.request.demand import claim_result_text
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -113,7 +113,7 @@ def _old_runtime(world: World) -> None:
         request_timeout=2.0,
         config="",
     )
-    policies = memory_policies(info, "6.12.0", over_cri=False)
+    policies = supported_memory_policies(info, "6.12.0", over_cri=False)
     world.agent.machine = world.agent.machine.with_memory_policies(policies)
 
 

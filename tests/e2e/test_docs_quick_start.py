@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.config.values import parse_quantity
+from nri_numa.config.values import parse_memory_bytes
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import cri
 from tests.beds.containerd import Containerd
@@ -97,7 +97,7 @@ class Node:
                 spec["name"],
                 command=spec["command"],
                 resources=cri.guaranteed(
-                    min(int(limits["cpu"]), OWNABLE), parse_quantity(limits["memory"])
+                    min(int(limits["cpu"]), OWNABLE), parse_memory_bytes(limits["memory"])
                 )
                 if limits
                 else cri.BEST_EFFORT,

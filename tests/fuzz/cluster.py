@@ -6,14 +6,19 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
-from nri_numa.controller.capacity import Measurement, parse_file, parse_put, parse_query_answer
+from nri_numa.controller.capacity import (
+    CapacityReport,
+    parse_capacity_file,
+    parse_capacity_put,
+    parse_query_answer,
+)
 from nri_numa.model.offline_capacity import (
-    MAX_VALIDITY_S,
+    MAX_CAPACITY_VALIDITY_S,
     BadCapacity,
-    encode_capacity,
+    encode_offline_capacity,
     format_id_list,
-    parse_capacity,
     parse_id_list,
+    parse_offline_capacity,
 )
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
@@ -115,8 +120,8 @@ class Capacity(Target):
                 assert all(0 <= factor <= 1 for factor in one.zones.values())
             taken += len(found)
         try:
-            capacity = parse_capacity(text)
-            assert parse_capacity(encode_capacity(capacity)) == capacity
+            capacity = parse_offline_capacity(text)
+            assert parse_offline_capacity(encode_offline_capacity(capacity)) == capacity
             taken += 1
         except BadCapacity as error:
             short(str(error))
@@ -127,15 +132,15 @@ class Capacity(Target):
             short(str(error))
         return f"{min(taken, 3)}"
 
-    def put(self, document: object) -> list[Measurement]:
-        return [parse_put("n1", document, longest=MAX_VALIDITY_S)]
+    def put(self, document: object) -> list[CapacityReport]:
+        return [parse_capacity_put("n1", document, longest=MAX_CAPACITY_VALIDITY_S)]
 
-    def file(self, document: object) -> list[Measurement]:
-        offers, problems = parse_file(document)
+    def file(self, document: object) -> list[CapacityReport]:
+        offers, problems = parse_capacity_file(document)
         short(*problems)
         return offers
 
-    def query(self, document: object) -> list[Measurement]:
+    def query(self, document: object) -> list[CapacityReport]:
         offers, problems = parse_query_answer(
             document, node_label="node", numa_node_label="numa_node"
         )

@@ -100,7 +100,7 @@ class KubeletConfig(Target):
         unread = 0
         for name, text in zip(("file", "drop-in"), parts, strict=False):
             try:
-                documents.append((name, safe_yaml.parse(text)))
+                documents.append((name, safe_yaml.parse_yaml12(text)))
             except ValueError:
                 unread += 1
         whole, left_out = merge_documents(documents)

@@ -130,7 +130,7 @@ class Target(ABC):
 
     def from_damaged(self, rng: random.Random) -> bytes:
         """A document of the corpus with values that it should not have."""
-        document = safe_yaml.parse(rng.choice(self.corpus).decode())
+        document = safe_yaml.parse_yaml12(rng.choice(self.corpus).decode())
         return json.dumps(damaged(rng, document)).encode()
 
     def from_corpus(self, rng: random.Random) -> bytes:

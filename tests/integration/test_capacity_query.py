@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from nri_numa.config.sections import Prometheus as Query
-from nri_numa.controller.capacity import Measurement
+from nri_numa.controller.capacity import CapacityReport
 from nri_numa.controller.sources import PrometheusSource
 from tests.beds.prometheus import PROGRAM, Prometheus
 
@@ -61,12 +61,12 @@ class Heard:
     """What a query says."""
 
     def __init__(self, url: str, query: str) -> None:
-        self.offers: list[Measurement] = []
+        self.offers: list[CapacityReport] = []
         self.up: list[bool] = []
         source = PrometheusSource(Query(url=url, query=query), self._take, self.up.append)
         asyncio.run(source.poll_once())
 
-    def _take(self, source: str, offers: Sequence[Measurement]) -> list[str]:
+    def _take(self, source: str, offers: Sequence[CapacityReport]) -> list[str]:
         self.offers = list(offers)
         return []
 
@@ -75,7 +75,7 @@ def test_what_is_sound_of_an_answer_counts(
     server: Prometheus, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = Heard(server.url, "1 - offline")
-    assert heard.offers == [Measurement("a", {0: 0.75, 1: 1.0})]
+    assert heard.offers == [CapacityReport("a", {0: 0.75, 1: 1.0})]
     assert heard.up == [True]
     assert len([r for r in caplog.records if "not as expected" in r.message]) == 3
 

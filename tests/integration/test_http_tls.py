@@ -120,7 +120,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
 ) -> None:
     """The plugin's collector looks at old objects every ten minutes; they must not wait for it."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.05)
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 8)
     make_certificate(tmp_path, "first")
 
     async def one(address: tuple[str, int]) -> None:
@@ -153,7 +153,7 @@ async def test_silent_clients_do_not_get_as_far_as_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 4)
     monkeypatch.setattr(server_module, "MAX_RESERVE", 8)
     make_certificate(tmp_path, "first")
     async with serving(**certified(tmp_path)) as (server, address):
@@ -176,7 +176,7 @@ async def test_a_probe_overtakes_clients_that_never_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each has hundreds of requests there; nothing is wrong where one loses its place."""
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 24)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 24)
     make_certificate(tmp_path, "first")
     context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
     request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -224,12 +224,12 @@ async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path
         assert [(name, str(error)) for name, error in plugin.errors] == [
             ("CreateContainer", "a bug")
         ]
-        plugin.hooks["internal_error"] = fail_closed
+        plugin.hooks["on_internal_error"] = fail_closed
         with pytest.raises(CRIError, match="internal error: a bug"):
             await runtime.create_container(pod.id, pb.Container(name="other"))
-        plugin.hooks["internal_error"] = bug
+        plugin.hooks["on_internal_error"] = bug
         plugin.hooks["replied"] = bug
-        plugin.hooks["link_changed"] = bug
+        plugin.hooks["on_link_changed"] = bug
         assert (await runtime.create_container(pod.id, pb.Container())).cpus == "0-3"
         assert runtime.plugins == ("10-numapin",)
 

@@ -69,10 +69,10 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
-        assert await link.resynchronize_containers() == ""
+        assert await link.ensure_containers_reported() == ""
         assert link.state is LinkState.ACTIVE
     # From Python 3.13 on a server takes its socket away with it.
-    said = (await link.resynchronize_containers()).lower()
+    said = (await link.ensure_containers_reported()).lower()
     assert "connection refused" in said or "no such file" in said
     await asyncio.wait_for(serving, 180)
     (found,) = plugin.containers.values()

@@ -211,7 +211,7 @@ async def test_a_synchronisation_that_took_too_long_is_not_trusted(tmp_path: Pat
 
 
 async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_path: Path) -> None:
-    answers: list[ev.RuntimeEvent] = []
+    answers: list[ev.RuntimeSessionEvent] = []
 
     async def serve(runtime: RawRuntime, number: int) -> None:
         await runtime.handshake()

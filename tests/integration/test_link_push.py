@@ -217,7 +217,7 @@ async def test_what_can_happen_to_a_second_registration(
         if fault == "gone" and state is LinkState.ACTIVE:
             Path(path).unlink()
 
-    plugin = RecordingPlugin(link_changed=active)
+    plugin = RecordingPlugin(on_link_changed=active)
     async with raw_runtime(path, serve):
         link = link_to(path, plugin, push_timeout=0.2 if fault == "silence" else 10.0)
         result = await push_once(link, plugin)

@@ -84,7 +84,7 @@ def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Containe
 def _drained_but(world: World, numa_node: int) -> NodeModel:
     """The machine with nothing to give but on one NUMA node."""
     machine = world.agent.machine
-    factors = dict.fromkeys(machine.numa_ids - NUMASet([numa_node]), 0.0)
+    factors = dict.fromkeys(machine.assignable_numa_nodes - NUMASet([numa_node]), 0.0)
     return NodeModel(
         topology=machine.topology, settings=replace(machine.settings, capacity_factor=factors)
     )
@@ -154,7 +154,7 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     """The numbers that a refusal names."""
     of, made = _asks(1000, {"smt": smt.value})
     machine, state = world.agent.machine, world.agent.state
-    requested = machine.resolve_options(of, made)
+    requested = machine.options_resolver(of, made)
     assert isinstance(requested, PlacementOptions)
     case = PlacementRequest(machine, state, of, made, requested, Demand(exclusive_cpus=1))
     text = free_resources_text(case, free_resources(case))

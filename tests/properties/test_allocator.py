@@ -24,13 +24,13 @@ from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import LOAD_HIGH, LOAD_LOW, SMT, Load
+from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT, BusySchedule
 from tests.checks.cpu_oracle import KubeletOracle, can_make
 
 _T = TypeVar("_T")
 _SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-DAY, NIGHT = Load(((540, 1080),)), Load(((0, 360), (1320, 1440)))
+DAY, NIGHT = BusySchedule(((540, 1080),)), BusySchedule(((0, 360), (1320, 1440)))
 
 
 @st.composite
@@ -81,7 +81,12 @@ def cases(draw: st.DrawFn) -> Case:
     held = draw(st.one_of(st.just(NO_CPUS), subsets(online - free)))
     busy = draw(subsets(online - free - held))
     loads = draw(
-        st.fixed_dictionaries({i: st.sampled_from([LOAD_HIGH, LOAD_LOW, DAY, NIGHT]) for i in busy})
+        st.fixed_dictionaries(
+            {
+                i: st.sampled_from([ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, DAY, NIGHT])
+                for i in busy
+            }
+        )
     )
     unknown = draw(subsets(busy))
     request = TakeRequest(
@@ -92,7 +97,7 @@ def cases(draw: st.DrawFn) -> Case:
         affinity=draw(st.none() | st.sets(st.sampled_from(list(topology.numa_nodes))).map(NUMASet)),
         strict=draw(st.booleans()),
         smt=draw(st.sampled_from(list(SMT))),
-        load=draw(st.sampled_from([None, LOAD_HIGH, LOAD_LOW, DAY])),
+        load=draw(st.sampled_from([None, ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, DAY])),
         loads={i: load for i, load in loads.items() if i not in unknown},
         unavailable_cpus=busy,
         settings=Settings(
@@ -272,7 +277,7 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(case: Case) 
     settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
     request = alone(request, SMT.PAIR, affinity=None, strict=False, settings=settings)
     taken = chosen(topology, request)
-    ours = request.load or LOAD_HIGH
+    ours = request.load or ALWAYS_BUSY_SCHEDULE
     free = request.free_cpus - request.unavailable_cpus
 
     def clashes(cpus: CPUSet) -> bool:

@@ -18,8 +18,8 @@ from nri_numa.engine.request.demand import Demand, compute_demand
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
+    BusySchedule,
     Container,
-    Load,
     MemoryPolicy,
     PlacementOptions,
     PodSandbox,
@@ -110,7 +110,7 @@ def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, in
     assert {minute for a, b in busy for minute in range(a, b)} == expected
     assert all(a < b for a, b in busy)
     assert all(earlier[1] < later[0] for earlier, later in pairwise(busy))
-    assert parse_load(text).overlaps(Load(((0, 1440),)))
+    assert parse_load(text).overlaps(BusySchedule(((0, 1440),)))
 
 
 maybe = st.none() | st.integers(-(2**63), 2**64)

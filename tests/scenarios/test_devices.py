@@ -13,7 +13,7 @@ from nri_numa.engine.decision import MeasuredFree
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import Container, Device, DeviceRequest, DeviceUse, PodSandbox
+from nri_numa.model.workload import Container, Device, DeviceAlignment, DeviceRequest, PodSandbox
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
@@ -111,7 +111,7 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
     refused = world.refused("b", {"devices": "alined"})
     assert "expected one of align, ignore (did you mean align?)" in refused.message
-    assert DeviceUse("align") is DeviceUse.ALIGN
+    assert DeviceAlignment("align") is DeviceAlignment.ALIGN
 
 
 def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None:

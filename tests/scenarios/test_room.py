@@ -551,7 +551,7 @@ def moving(
             asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
         ]
         for _ in range(100):
-            mover.request_check()
+            mover.request_proactive_check()
             await asyncio.sleep(0.002)
             clock.passed += 2.0
         for one in work:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import ContainerKind
-from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, WriteOutcome
+from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME, CgroupPlace, WriteOutcome
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.observe import logs
@@ -36,7 +36,7 @@ class Kernel:
         if mems:
             self.mems[path] = mems
         if path not in self.cgroups:
-            return NO_CGROUP
+            return NO_CGROUP_OUTCOME
         if self.problem:
             return WriteOutcome(problem=self.problem)
         changed = bool(mems) or self.cgroups[path] != cpus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.config.values import parse_amount
+from nri_numa.config.values import parse_cpu_amount
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -414,7 +414,7 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
 ) -> None:
     limits = Limits()
     if quota is not None:
-        limits = Limits(quota=Quota(listed=parse_amount(quota)))
+        limits = Limits(quota=Quota(listed=parse_cpu_amount(quota)))
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads
     )

@@ -80,7 +80,7 @@ def exposed() -> set[str]:
 def environment() -> set[str]:
     """Variables of the program and of the tests."""
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    known = {*layers.environment_names(), *layers._COMMAND_LINE_NAMES}
+    known = {*layers.config_path_by_environment_name(), *layers._COMMAND_LINE_NAMES}
     return known.union(re.findall(r"NRI_NUMA_[A-Z_]+[A-Z]", tests))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
-from nri_numa.config.layers import environment_names
+from nri_numa.config.layers import config_path_by_environment_name
 from nri_numa.publisher import desired_objects, topology
 from tests.beds.http_view import FakeView
 from tests.shipped.test_install_manifests import AS_ROOT, BASE, charted, documents
@@ -57,7 +57,7 @@ def test_the_paths_are_those_of_the_configuration() -> None:
         names = {e["name"]: e.get("value") for e in one["env"]}
         api = next(m["mountPath"] for m in one["volumeMounts"] if m["name"] == "api")
         assert names["NRI_NUMA_HTTP_SOCKET"] == f"{api}/agent.sock"
-        assert names.keys() <= set(environment_names())
+        assert names.keys() <= set(config_path_by_environment_name())
     get = container("publish")["livenessProbe"]["httpGet"]
     assert f"{get['host']}:{get['port']}" == config.publish.address
     for directory, name, containers in (
@@ -69,7 +69,7 @@ def test_the_paths_are_those_of_the_configuration() -> None:
         more = pod(directory)["containers"]
         assert [one["name"] for one in more] == containers
         assert all(one["env"] == [{"name": name, "value": "true"}] for one in more)
-        assert name in environment_names()
+        assert name in config_path_by_environment_name()
 
 
 def test_the_roles_give_what_the_page_says_and_no_more() -> None:
@@ -110,7 +110,7 @@ def test_the_chart_has_the_same_container() -> None:
 def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     (definition,) = documents("publish-topology/crd.yaml")
     (version,) = definition["spec"]["versions"]
-    assert f"{definition['spec']['group']}/{version['name']}" == topology.API_VERSION
+    assert f"{definition['spec']['group']}/{version['name']}" == topology.TOPOLOGY_API_VERSION
     assert definition["spec"]["names"]["kind"] == topology.TOPOLOGY_KIND
     approved = "https://github.com/kubernetes/enhancements/pull/1870"
     assert definition["metadata"]["annotations"] == {"api-approved.kubernetes.io": approved}

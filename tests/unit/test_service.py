@@ -33,7 +33,7 @@ class Worker:
         finally:
             self.ended = True
 
-    def pending_summary(self) -> dict[str, object]:
+    def unfinished_work_fields(self) -> dict[str, object]:
         return {"waiting": 3}
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.text import BadQuantity, milli_cpus, page_size, parse_exact_quantity, whole_bytes
+from nri_numa.text import (
+    BadQuantity,
+    milli_cpus,
+    page_bytes_of_resource,
+    parse_exact_quantity,
+    whole_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +109,13 @@ def test_more_than_any_machine_has_is_refused(read: type) -> None:
     [("hugepages-2Mi", 2 << 20), ("hugepages-1Gi", 1 << 30), ("hugepages-64Ki", 65536)],
 )
 def test_a_huge_page_resource_names_its_size(name: str, size: int) -> None:
-    assert page_size(name) == size
+    assert page_bytes_of_resource(name) == size
 
 
 @pytest.mark.parametrize("name", ["hugepages-", "hugepages-3Mi", "hugepages-2M", "hugepages-big"])
 def test_a_page_is_a_power_of_two(name: str) -> None:
     with pytest.raises(BadQuantity, match="hugepages-2Mi"):
-        page_size(name)
+        page_bytes_of_resource(name)
 
 
 @given(st.text(max_size=12))

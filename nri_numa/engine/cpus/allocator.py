@@ -38,7 +38,7 @@ from nri_numa.engine.cpus.orders import (
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
 from nri_numa.model.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.model.workload import LOAD_HIGH, SMT, Load
+from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, SMT, BusySchedule
 
 
 class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +66,8 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
     affinity: NUMASet | None = None
     strict: bool = False
     smt: SMT = SMT.SPREAD
-    load: Load | None = None
-    loads: Mapping[int, Load] = msgspec.field(default_factory=dict)
+    load: BusySchedule | None = None
+    loads: Mapping[int, BusySchedule] = msgspec.field(default_factory=dict)
     unavailable_cpus: CPUSet = NO_CPUS
     contended_cpus: CPUSet = NO_CPUS
     listed: CPUSet = NO_CPUS
@@ -129,12 +129,14 @@ class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
     same_hours: int = 0
 
 
-def classify_sibling_loads(load: Load | None, loads: Mapping[int, Load]) -> SiblingLoads:
+def classify_sibling_loads(
+    load: BusySchedule | None, loads: Mapping[int, BusySchedule]
+) -> SiblingLoads:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
-    own_load = LOAD_HIGH if load is None else load
+    own_load = ALWAYS_BUSY_SCHEDULE if load is None else load
     # The CPUs of one container carry the same object: comparing identities first saves hashing
     # and comparing intervals CPU by CPU.
-    groups: dict[int, tuple[Load, list[int]]] = {}
+    groups: dict[int, tuple[BusySchedule, list[int]]] = {}
     for cpu, other_load in loads.items():
         groups.setdefault(id(other_load), (other_load, []))[1].append(cpu)
     opposite = idle_hours = same_hours = 0
@@ -403,7 +405,7 @@ class _CPUAccumulator:
             return self._chosen_cpus()
         if self.room.bit_count() < self.needed:
             return self._cpu_shortage()
-        if self._fits_as_preferred():
+        if self._can_take_preferred():
             self._take_cpus(self.prefer)
             return self._chosen_cpus("these are the CPUs it had before")
         if smt is SMT.FULL_CORE:
@@ -414,7 +416,7 @@ class _CPUAccumulator:
             self._take_threads_of_cores()
         return self._cpu_shortage() if self.needed else self._chosen_cpus()
 
-    def _fits_as_preferred(self) -> bool:
+    def _can_take_preferred(self) -> bool:
         prefer = self.prefer
         if (
             self.held

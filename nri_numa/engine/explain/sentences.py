@@ -20,7 +20,7 @@ from nri_numa.engine.explain.explanation import (
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit, count_text, cpus_text, join_words, numa_text
-from nri_numa.text import escape_unprintable, human_bytes, page_size
+from nri_numa.text import escape_unprintable, human_bytes, page_bytes_of_resource
 
 NUMA_GLOSSARY_TEXT = (
     "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA node is "
@@ -507,7 +507,7 @@ def _amounts_text(one: Mapping[str, Any]) -> str:
 
 def _resource_label(resource: str) -> str:
     if resource.startswith("hugepages-"):
-        return f"huge pages of {human_bytes(page_size(resource))}"
+        return f"huge pages of {human_bytes(page_bytes_of_resource(resource))}"
     return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _truncate_value(resource)
 
 

@@ -366,7 +366,7 @@ def choose_memory(
     policy finds too little.
     """
     machine, demand = case.machine, case.demand
-    topology, usable_nodes = machine.topology, machine.memory_nodes
+    topology, usable_nodes = machine.topology, machine.assignable_memory_nodes
     attached_nodes = machine.memory_only_nodes.attached_to(numa_nodes)
     mems = numa_nodes & usable_nodes
     if not mems:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import check_exclusive_limits, check_list_quota
+from nri_numa.engine.accounting import check_exclusive_limits, check_listed_cpus_quota
 from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
 from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.kubelet_grants import grant_holders
@@ -106,7 +106,7 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
         steps = (f"the list gives way to exclusive CPUs of others: {paid}",)
         return _CPUList(cpus, yields_to_exclusive=True, ignored=ignored, decision_steps=steps)
     if requested.is_from_annotation("numacpu"):
-        rejection = check_list_quota(case, f"{_list_subject(case)}, which", cpus)
+        rejection = check_listed_cpus_quota(case, f"{_list_subject(case)}, which", cpus)
     return rejection or _CPUList(cpus, ignored=ignored)
 
 
@@ -172,7 +172,7 @@ def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Alloca
         a = case.state.allocations[container_id]
         if a.exclusive_list == (case.pod.uid, cpus):
             container = replace(case.container, name=a.container)
-            options = case.machine.resolve_options(case.pod, container)
+            options = case.machine.options_resolver(case.pod, container)
             if isinstance(options, PlacementOptions) and options.list_is_pods:
                 sharers.append(a)
     return tuple(sharers)

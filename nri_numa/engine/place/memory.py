@@ -221,7 +221,7 @@ def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> 
     capacity: dict[str, AmountsByNode] = {"memory": machine.usable_memory}
     for size, name in names.items():
         pages = machine.hugepages_capacity(size)
-        capacity[name] = {i: pages[i] for i in machine.numa_ids}
+        capacity[name] = {i: pages[i] for i in machine.assignable_numa_nodes}
     assignments: list[tuple[NUMASet, Mapping[str, AmountsByNode]]] = []
     for a in state.allocations.values():
         # What is kept for a pod would tie its next container's NUMA nodes to those of the last one.

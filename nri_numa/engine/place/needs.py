@@ -53,8 +53,8 @@ from nri_numa.model.workload import (
     SMT,
     Bind,
     Device,
+    DeviceAlignment,
     DeviceRequest,
-    DeviceUse,
     PodSandbox,
     Policy,
     QoSClass,
@@ -231,7 +231,7 @@ def memory_providers(case: PlacementRequest, table: FreeResources) -> list[Resou
         amounts.append(("memory", demand.memory_bytes, machine.usable_memory, table.free_memory))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
-        capacity = {i: pages[i] for i in machine.numa_ids}
+        capacity = {i: pages[i] for i in machine.assignable_numa_nodes}
         name = hugepages_resource_name(size)
         amounts.append((name, amount, capacity, table.free_hugepages[size]))
     return [
@@ -351,7 +351,7 @@ def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
     max_count = max_exclusive_total(case.desired, case.effective_smt)
-    for i in machine.numa_ids:
+    for i in machine.assignable_numa_nodes:
         texts: list[str] = []
         if demand.exclusive_cpus:
             count = min(table.free_exclusive_by_node.get(i, 0), max_count)
@@ -438,7 +438,7 @@ def aligned_devices(case: PlacementRequest) -> tuple[DeviceRequest, ...]:
     Where a pod is placed as a whole, so are the devices of all its containers.
     """
     container, requested = case.container, case.requested
-    if requested.devices is DeviceUse.IGNORE:
+    if requested.devices is DeviceAlignment.IGNORE:
         return ()
     if requested.scope is Scope.POD:
         return container.pod_devices or container.devices
@@ -465,7 +465,7 @@ def device_nodes_first(
 def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
     """Say how the devices bear on the NUMA nodes, in sentences."""
     container = case.container
-    if case.requested.devices is DeviceUse.IGNORE:
+    if case.requested.devices is DeviceAlignment.IGNORE:
         names = [_device_names_text(r.resource, r.devices) for r in container.devices if r.devices]
         return (f"devices: ignore, so {join_words(names)} gave no hint",) if names else ()
     sentences: list[str] = []

@@ -48,15 +48,15 @@ from nri_numa.model.settings import (
     Settings,
 )
 from nri_numa.model.workload import (
+    ALWAYS_BUSY_SCHEDULE,
     DEFAULT_SOURCE,
-    LOAD_HIGH,
-    LOAD_LOW,
+    NEVER_BUSY_SCHEDULE,
     SMT,
     Bind,
+    BusySchedule,
     Container,
     CPUMode,
-    DeviceUse,
-    Load,
+    DeviceAlignment,
     MemoryPolicy,
     OnFailure,
     OptionSource,
@@ -166,7 +166,7 @@ _EXPECTED_LOAD_TEXT = (
 )
 
 
-def parse_load(text: str) -> Load:
+def parse_load(text: str) -> BusySchedule:
     """Read ``high``, ``low``, or peak hours: ``09:00-18:00``, ``22:00-06:00,12:00-13:00``.
 
     Hours are wall-clock times of the node. An interval that ends before it starts goes on past
@@ -175,9 +175,9 @@ def parse_load(text: str) -> Load:
     offending part and what was expected.
     """
     if text == "high":
-        return LOAD_HIGH
+        return ALWAYS_BUSY_SCHEDULE
     if text == "low":
-        return LOAD_LOW
+        return NEVER_BUSY_SCHEDULE
     intervals: list[tuple[int, int]] = []
     for item in text.split(","):
         start, end = _parse_load_interval(item, text)
@@ -185,14 +185,14 @@ def parse_load(text: str) -> Load:
             intervals.append((start, end))
         else:
             intervals += [(start, _DAY_MINUTES), (0, end)] if end else [(start, _DAY_MINUTES)]
-    return Load(_merge_intervals(intervals))
+    return BusySchedule(_merge_intervals(intervals))
 
 
-def format_load(load: Load) -> str:
+def format_load(load: BusySchedule) -> str:
     """Write a load so that `parse_load` reads the same value back."""
-    if load == LOAD_HIGH:
+    if load == ALWAYS_BUSY_SCHEDULE:
         return "high"
-    if load == LOAD_LOW:
+    if load == NEVER_BUSY_SCHEDULE:
         return "low"
     return ",".join(
         f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in load.busy_intervals
@@ -353,7 +353,7 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "smt": _build_choice_check(SMT),
     "load": _check_load,
     "on-failure": _build_choice_check(OnFailure),
-    "devices": _build_choice_check(DeviceUse),
+    "devices": _build_choice_check(DeviceAlignment),
     "mempolicy": _build_choice_check(MemoryPolicy),
     "movable": _build_choice_check(("true", "false")),
 }
@@ -702,7 +702,9 @@ def _build_placement_options(
         smt=SMT(values.get("smt", NOTHING_REQUESTED.smt)),
         load=None if load is None else parse_load(load),
         on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
-        devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
+        devices=DeviceAlignment(values["devices"])
+        if "devices" in values
+        else DeviceAlignment.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
         explicit_keys=frozenset(

@@ -95,7 +95,7 @@ class UpdateContainersAnswered(msgspec.Struct, frozen=True):
     status: CallStatus | None
 
 
-PluginEvent = (
+PluginSessionEvent = (
     RegistrationAnswered
     | ConfigureRequested
     | SynchronizeRequested
@@ -138,5 +138,5 @@ class RequestAnswered(msgspec.Struct, frozen=True):
     status: CallStatus | None
 
 
-RuntimeEvent = RegisterRequested | UpdateContainersRequested | RequestAnswered
+RuntimeSessionEvent = RegisterRequested | UpdateContainersRequested | RequestAnswered
 """Everything `RuntimeSession.next_event` returns."""

@@ -170,7 +170,7 @@ class Session(ABC, Generic[EventT]):
 
     _serves: int
     _calls: int
-    _max_request = ttrpc.MAX_BODY_BYTES
+    _max_request = ttrpc.MAX_MESSAGE_BODY_BYTES
 
     def __init__(self) -> None:
         self._trunk = ttrpc.Trunk()
@@ -207,7 +207,7 @@ class Session(ABC, Generic[EventT]):
         """
         self._check_alive()
         try:
-            return self._next_event()
+            return self._decode_next_event()
         except LocalProtocolError as error:
             self._phase = Phase.DEAD
             raise RemoteProtocolError(str(error)) from error
@@ -228,7 +228,7 @@ class Session(ABC, Generic[EventT]):
         self._check_alive()
         self._server.reply_error(stream, code, message)
 
-    def _next_event(self) -> EventT | None:
+    def _decode_next_event(self) -> EventT | None:
         while True:
             if self._ready == self._serves:
                 while (call := self._server.next_call()) is not None:
@@ -289,7 +289,7 @@ class Session(ABC, Generic[EventT]):
             raise LocalProtocolError(f"the session is {self._phase.value}")
 
 
-class PluginSession(Session[ev.PluginEvent]):
+class PluginSession(Session[ev.PluginSessionEvent]):
     """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
 
     _serves = PLUGIN_CONNECTION
@@ -382,7 +382,7 @@ class PluginSession(Session[ev.PluginEvent]):
             self._synchronize = None
             self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
 
-    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginEvent:
+    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginSessionEvent:
         if reply.stream == self._registration:
             return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and updates are all the others.
@@ -392,7 +392,7 @@ class PluginSession(Session[ev.PluginEvent]):
             raise LocalProtocolError(f"UpdateContainersResponse: {error}") from error
         return ev.UpdateContainersAnswered(reply.stream, response.failed, reply.status)
 
-    def _event_from_call(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+    def _event_from_call(self, call: ttrpc.Call) -> ev.PluginSessionEvent | None:
         request = self._parse_request(call, PLUGIN_SERVICE, PLUGIN_METHODS)
         stream = call.stream
         match request:
@@ -422,7 +422,7 @@ class PluginSession(Session[ev.PluginEvent]):
 
     def _collect_slice(
         self, call: ttrpc.Call, request: pb.SynchronizeRequest
-    ) -> ev.PluginEvent | None:
+    ) -> ev.PluginSessionEvent | None:
         """Collect one slice; the last one makes the event, the others are answered here.
 
         Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
@@ -446,7 +446,7 @@ class PluginSession(Session[ev.PluginEvent]):
         return event
 
 
-class RuntimeSession(Session[ev.RuntimeEvent]):
+class RuntimeSession(Session[ev.RuntimeSessionEvent]):
     """The runtime's side: serves the Runtime service, calls the Plugin service."""
 
     _serves = RUNTIME_CONNECTION
@@ -501,7 +501,7 @@ class RuntimeSession(Session[ev.RuntimeEvent]):
         self._check_alive()
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
 
-    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.RuntimeEvent:
+    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.RuntimeSessionEvent:
         method, last = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
@@ -510,7 +510,7 @@ class RuntimeSession(Session[ev.RuntimeEvent]):
                 self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
         return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
-    def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeEvent | None:
+    def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeSessionEvent | None:
         request = self._parse_request(call, RUNTIME_SERVICE, RUNTIME_METHODS)
         if request is None:
             return None

@@ -149,7 +149,7 @@ class Trunk:
 
 HEADER_LENGTH: Final = 10
 
-MAX_BODY_BYTES: Final = 4 << 20
+MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
 """Of one message, by PROTOCOL.md; never exceeded when sending."""
 
 MAX_REQUEST_TO_PLUGIN: Final = 16 << 20
@@ -226,9 +226,9 @@ def encode_message(stream: int, message_type: int, body: bytes) -> bytes:
     Raises:
         LocalProtocolError: the body is longer than 4 MiB; the Go peer could not recover from it.
     """
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > MAX_MESSAGE_BODY_BYTES:
         raise LocalProtocolError(
-            f"a message body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit"
+            f"a message body of {len(body)} bytes; at most {MAX_MESSAGE_BODY_BYTES} fit"
         )
     return _MESSAGE_HEADER.pack(len(body), stream, message_type, 0) + body
 
@@ -239,7 +239,7 @@ class MessageReader:
     Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
     """
 
-    def __init__(self, max_body: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, max_body: int = MAX_MESSAGE_BODY_BYTES) -> None:
         self._buffer: bytes | bytearray = _EMPTY_BODY
         self._start = 0
         self._max_body = max_body
@@ -288,7 +288,9 @@ class MessageReader:
 class TTRPCServer:
     """The answering side of one logical connection."""
 
-    def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self, trunk: Trunk, connection: int, *, max_body: int = MAX_MESSAGE_BODY_BYTES
+    ) -> None:
         self._trunk = trunk
         self._connection = connection
         self._reader = MessageReader(max_body)
@@ -353,7 +355,7 @@ class TTRPCServer:
             LocalProtocolError: no such call is open, or the payload is too large (the call stays
                 open then and can be answered otherwise).
         """
-        self._check_open(stream)
+        self._check_stream_unanswered(stream)
         # An empty payload makes an empty body: the captured form of "success, nothing to say".
         body = ttrpc_pb2.Response(payload=payload).SerializeToString() if payload else _EMPTY_BODY
         self._trunk.queue_message(
@@ -367,13 +369,13 @@ class TTRPCServer:
         Raises:
             LocalProtocolError: no such call is open, or the code means success.
         """
-        self._check_open(stream)
+        self._check_stream_unanswered(stream)
         if code == Code.OK:
             raise LocalProtocolError("an error status needs a code other than 0")
         self._send_status(stream, code, message)
         self._unanswered.discard(stream)
 
-    def _check_open(self, stream: int) -> None:
+    def _check_stream_unanswered(self, stream: int) -> None:
         if stream not in self._unanswered:
             raise LocalProtocolError(f"stream {stream} is not waiting for an answer")
 

@@ -140,7 +140,7 @@ class PluginPeer:
     def subscribes(self, event: Event) -> bool:
         return bool(self.mask & event.mask_bit)
 
-    def _on_event(self, event: ev.RuntimeEvent) -> None:
+    def _on_event(self, event: ev.RuntimeSessionEvent) -> None:
         match event:
             case ev.RegisterRequested():
                 if not self.registration.done():

@@ -57,7 +57,7 @@ from tests.beds.embedded.world import (
     World,
 )
 
-MAX_SLICE_BYTES: Final = ttrpc.MAX_BODY_BYTES - 4096
+MAX_SLICE_BYTES: Final = ttrpc.MAX_MESSAGE_BODY_BYTES - 4096
 """Of one Synchronize message; the envelope needs a little."""
 LEAST_SLICE: Final = 4
 """Objects of one kind in a slice that was made small because of its size."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.claims import POD_CLAIM_NAME_ANNOTATION, InvalidClaim, claim_variable
-from nri_numa.dra.handover import HandoverClient
+from nri_numa.dra.handover import ClaimRequestClient
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
@@ -48,7 +48,7 @@ class Bed:
     def boot(self) -> ClaimStore:
         bed = self
 
-        class FromObjects(HandoverClient):
+        class FromObjects(ClaimRequestClient):
             def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise InvalidClaim("not found")

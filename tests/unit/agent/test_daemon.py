@@ -119,7 +119,9 @@ async def test_a_life(bed: Bed) -> None:
         none = await runtime.run_pod(sandbox("none", numacpu="9999"))
         with pytest.raises(CRIError, match="9999"):
             await runtime.create_container(none.id, app)
-        bed.daemon.runtime.check_answers(0.0)  # runtime.hungAfter: 0, and it owes no answer
+        bed.daemon.runtime.report_unanswered_calls(
+            0.0
+        )  # runtime.hungAfter: 0, and it owes no answer
         status = await bed.ask("/v1/status")
         assert (status["ready"], status["link"]["problem"]) == (True, "")
         assert status["link"]["runtimeVersion"]

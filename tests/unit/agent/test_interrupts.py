@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.agent import preflight
-from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, SCAN_INTERVAL_S, Interrupts
+from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, SCAN_INTERVAL_S, InterruptSteering
 from nri_numa.config import AgentConfig
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -65,11 +65,11 @@ def irqbalance(tmp_path: Path) -> Iterator[IRQBalance]:
     made.close()
 
 
-def interrupts(tmp_path: Path) -> Interrupts:
+def interrupts(tmp_path: Path) -> InterruptSteering:
     """One for a machine with one interrupt, and an irqbalance where its socket is."""
     if not (tmp_path / IRQ).exists():
         write_tree(tmp_path, {IRQ: "0-7\n"})
-    return Interrupts(str(tmp_path), str(tmp_path), f"{tmp_path}/irqbalance*.sock")
+    return InterruptSteering(str(tmp_path), str(tmp_path), f"{tmp_path}/irqbalance*.sock")
 
 
 def allowed(tmp_path: Path) -> str:

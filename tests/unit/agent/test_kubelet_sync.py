@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.kubelet_sync import KubeletSettings, KubeletSync
+from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
 from nri_numa.engine.desired import Drift, recorded_actual
@@ -62,7 +62,7 @@ def bed(tmp_path: Path) -> Bed:
         world.agent,
         world.metrics,
         StateFiles(str(tmp_path)),
-        KubeletSettings(str(tmp_path)),
+        KubeletConfigWatch(str(tmp_path)),
         StillClock(lambda: 7.0),
     )
     return Bed(world, beside, tmp_path, log)
@@ -205,7 +205,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
             path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,)
         )
     ]
-    watch = KubeletSettings("/nowhere", read=lambda *_: found[-1])
+    watch = KubeletConfigWatch("/nowhere", read=lambda *_: found[-1])
     agent, config = bed.world.agent, AgentConfig()
     daemon = SimpleNamespace(agent=agent, config=config)
     watch.read_config(config)

@@ -140,7 +140,7 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
     one = bed.place("one", numacpu="2")
     before = bed.tree.cpus_of(f"/pods/{one}")
     bed.late.on_start(one, STARTED, None)
-    bed.late.on_rejected("ns", "pod", "uid", "main", "no")
+    bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "no")
     assert bed.tree.cpus_of(f"/pods/{one}") == before
     assert bed.metric("nri_numa_refused_running_total") == 0
 
@@ -151,13 +151,13 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
-        bed.late.on_resize_rejected(container_id, quota)
+        bed.late.on_rejected_quota_enforced(container_id, quota)
     known = bed.world.agent.state.allocations
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
 def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
-    bed.late.on_rejected("ns", "pod", "uid", "main", "numacpu: no such CPU")
+    bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
     (notice,) = bed.world.agent.notices.notices_after(0)
     assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")

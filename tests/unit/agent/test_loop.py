@@ -61,7 +61,7 @@ def test_another_thread_stands_back_while_the_loop_is_at_work() -> None:
     """Nothing that it finds to do is begun meanwhile; afterwards it goes on."""
     watch = LoopMonitor()
     selector = YieldingSelector(watch)
-    selector.STUCK = 60.0  # no machine is that slow
+    selector.STUCK_AFTER_S = 60.0  # no machine is that slow
     other = asyncio.SelectorEventLoop(selector)
     done = threading.Event()
     watch.busy = True
@@ -191,7 +191,7 @@ def test_the_garbage_of_a_large_request_is_left_alone() -> None:
     gc.disable()
     try:
         before = gc.get_stats()[0]["collections"]
-        kept = [Circle() for _ in range(YieldingSelector.GC_OBJECTS + 1000)]
+        kept = [Circle() for _ in range(YieldingSelector.MAX_GC_OBJECTS + 1000)]
         courtesy.collect_garbage()
         assert gc.get_stats()[0]["collections"] == before
         del kept

@@ -27,7 +27,7 @@ from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, ne
 def test_what_would_not_move_is_said_and_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, error: OSError | None, passes: int, why: str
 ) -> None:
-    monkeypatch.setattr("nri_numa.agent.memory_migration.RETRY_S", 60.0)
+    monkeypatch.setattr("nri_numa.agent.memory_migration.UNMOVED_RETRY_S", 60.0)
     (a, b) = A_AND_B
     world, clock, at = movable((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
     new(world)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.agent.links import memory_policies
+from nri_numa.agent.links import supported_memory_policies
 from nri_numa.model.workload import MemoryPolicies, MemoryPolicy
 from nri_numa.runtime import RuntimeInfo
 from tests.machines.named import write_tree
@@ -27,7 +27,7 @@ def policies(
         request_timeout=2.0,
         config="",
     )
-    return memory_policies(told, kernel, over_cri=over_cri, sysfs_root=sysfs)
+    return supported_memory_policies(told, kernel, over_cri=over_cri, sysfs_root=sysfs)
 
 
 @pytest.mark.parametrize("nri", ["v0.12.0", "v0.12.5", "0.13.0", "v0.12.1-0.20260101", "(devel)"])

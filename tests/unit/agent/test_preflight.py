@@ -313,7 +313,7 @@ def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
 
 
 def http(**section: object) -> list[Finding]:
-    return list(preflight.check_http_address(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
+    return list(preflight.check_http_section(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
 
 
 def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:

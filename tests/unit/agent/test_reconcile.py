@@ -148,10 +148,10 @@ def test_many_are_pushed_in_pieces(bed: Bed) -> None:
 
 
 def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
-    number = bed.many(reconcile.MAX_LOG_LINES + 7)
+    number = bed.many(reconcile.MAX_CONTAINER_LINES_PER_ROUND + 7)
     assert len(bed.round().repaired) == number
     assert bed.counts() == (number, number, 0)
-    assert bed.log.count('msg="drift found"') == reconcile.MAX_LOG_LINES
+    assert bed.log.count('msg="drift found"') == reconcile.MAX_CONTAINER_LINES_PER_ROUND
     assert bed.log.count("containers=7") == 2, "found and repaired"
 
 

@@ -70,7 +70,7 @@ def test_who_comes_late_takes_it_back(bed: Bed) -> None:
     bed.watch.record_containers([(TYPO, "enigne")])
     assert bed.watch.problem_sentences(TYPO.uid) == []
     bed.quiet()
-    bed.watch.remove_pod(TYPO.uid)
+    bed.watch.report_and_forget_pod(TYPO.uid)
     assert bed.said() == [
         "annotation for a container that the pod does not have",
         "the container that an annotation names was created",
@@ -82,12 +82,12 @@ def test_pods_whose_names_all_come_are_no_news(bed: Bed, annotations: dict[str, 
     one = pod("db", annotations)
     bed.watch.record_containers([(one, "engine")])
     bed.quiet()
-    bed.watch.remove_pod(one.uid)
+    bed.watch.report_and_forget_pod(one.uid)
     assert bed.said() == []
 
 
 def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmatched_annotations, "_MAX_PODS", 3)
+    monkeypatch.setattr(unmatched_annotations, "_MAX_PODS_WITH_PENDING_NAMES", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
     bed.watch.record_containers((one, "app") for one in pods)
     bed.quiet()

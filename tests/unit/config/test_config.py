@@ -86,7 +86,7 @@ def test_the_short_environment_names_are_the_flags_and_the_full_name_wins() -> N
 
 def test_every_key_has_an_environment_name() -> None:
     """And the names are what somebody would guess from the key."""
-    names = layers.environment_names()
+    names = layers.config_path_by_environment_name()
     assert set(names.values()) == set(sections.config_keys()) - {"apiVersion", "kind"}
     assert names["NRI_NUMA_DISTRIBUTE_ACROSS_NUMA"] == "distributeAcrossNUMA"
     assert names["NRI_NUMA_RESERVED_CPUS"] == "reservedCPUs"
@@ -468,13 +468,13 @@ room: {keep: {cpus: 8, memory: 16Gi}, budget: {bytes: 2Gi, moves: 3}}
     [("0", 0), (7, 7), ("1k", 1000), ("1Ki", 1024), ("1.5Gi", 3 << 29), ("2E", 2 * 10**18)],
 )
 def test_quantities(text: str | int, amount: int) -> None:
-    assert values.parse_quantity(text) == amount
+    assert values.parse_memory_bytes(text) == amount
 
 
 @pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1", "1e3", "１", "1K", "1" * 50, "0x10"])
 def test_bad_quantities(text: str) -> None:
     with pytest.raises(ValueError, match="no quantity"):
-        values.parse_quantity(text)
+        values.parse_memory_bytes(text)
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_bad_durations(text: str | float) -> None:
 )  # fmt: skip
 def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
     """YAML 1.1 would make true, 8, 630, 1000, 31 and a date of some of them."""
-    assert safe_yaml.parse(f"a: {text}") == {"a": value}
+    assert safe_yaml.parse_yaml12(f"a: {text}") == {"a": value}
 
 
 # --- generated files ----------------------------------------------------------------------------

@@ -13,14 +13,14 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
 from nri_numa.controller.capacity import (
+    CapacityReport,
     CapacityRules,
-    Measurement,
     OfflineCapacityOutput,
     UnknownNode,
 )
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import Outcome, OutcomeKind
-from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, encode_capacity
+from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, encode_offline_capacity
 
 WALL = 1_795_000_000.0
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
@@ -44,11 +44,11 @@ class Cluster:
 
     def see(self, name: str = "a", ids: str = "0-1", text: str = "") -> None:
         there = {key: value for key, value in ((IDS, ids), (KEY, text)) if value}
-        self.output.on_node(name, {"metadata": {"annotations": there}}, self.now)
+        self.output.on_node_updated(name, {"metadata": {"annotations": there}}, self.now)
 
     def says(self, name: str = "a", source: str = "put", **zones: float) -> str:
         given = {int(zone[1:]): factor for zone, factor in zones.items()}
-        return self.output.record_measurement(source, Measurement(name, given), self.now)
+        return self.output.record_report(source, CapacityReport(name, given), self.now)
 
     def at(self, now: float) -> None:
         """Look, without the seconds before."""
@@ -198,7 +198,7 @@ def test_a_small_difference_is_not_written_but_its_end_is() -> None:
 
 def test_what_an_earlier_leader_wrote_holds_to_its_end() -> None:
     cluster = Cluster()
-    cluster.see(text=encode_capacity(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
+    cluster.see(text=encode_offline_capacity(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
     cluster.until(30)
     assert cluster.writes == [(20.0, "a", None)]
 
@@ -207,7 +207,7 @@ def test_what_somebody_else_wrote_or_removed_is_put_right() -> None:
     cluster = Cluster()
     cluster.says(n0=0.5)
     cluster.until(1)
-    for text in ("", encode_capacity(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
+    for text in ("", encode_offline_capacity(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
         cluster.see(text=text)
         cluster.until(cluster.now + 1)
     assert [one["zones"] for one in cluster.documents] == [{"0": 0.5}] * 3

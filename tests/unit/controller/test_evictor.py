@@ -14,10 +14,10 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller, Drain
 from nri_numa.controller.evictor import (
     LIST_INTERVAL_S,
-    DrainEvictor,
     EvictionRules,
+    NUMANodeDrainEvictor,
     StealEvictor,
-    assigned_nodes,
+    parse_assigned_numa_nodes,
     workload_of,
     would_be_recreated,
 )
@@ -57,14 +57,14 @@ def pod(
 class Cluster(EvictingCluster):
     """One Node with pods, whose evictions are answered as told."""
 
-    output: DrainEvictor | StealEvictor
+    output: NUMANodeDrainEvictor | StealEvictor
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         super().__init__()
         self.pods = {p["metadata"]["name"]: p for p in pods}
 
     def see(self, annotations: Mapping[str, str]) -> None:
-        self.output.on_node("n", node(annotations), self.now)
+        self.output.on_node_updated("n", node(annotations), self.now)
 
     def answer(self, request: APIRequest) -> Outcome:
         if request.verb is Verb.LIST:
@@ -85,7 +85,7 @@ class Cluster(EvictingCluster):
 
 def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -> Cluster:
     cluster = Cluster(*pods)
-    cluster.output = DrainEvictor(
+    cluster.output = NUMANodeDrainEvictor(
         PREFIX, EvictionRules(**{"delay_s": 30.0, "per_minute": 6.0, **rules}), 0.0
     )
     cluster.see(see)
@@ -94,7 +94,7 @@ def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -
 
 def test_who_is_there_goes_in_turn_after_a_while() -> None:
     cluster = drained(pod("b", "4-5"), pod("a", "", "1"), pod("c", "0-3", "0"), pod("d", "3-4"))
-    assert isinstance(cluster.output, DrainEvictor)
+    assert isinstance(cluster.output, NUMANodeDrainEvictor)
     assert cluster.output.draining_count() == 1
     cluster.run(33)
     assert cluster.output.next_due_at() == 40.0, "nobody looks before the next may go"
@@ -223,7 +223,7 @@ def test_finished_pods_stay() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "x", '{"a": 1}', '{"a": {"cpus": "x"}}', "[" * 50_000])
 def test_an_annotation_of_nonsense_says_nothing(text: str) -> None:
-    assert assigned_nodes(text, CPUS) == frozenset()
+    assert parse_assigned_numa_nodes(text, CPUS) == frozenset()
 
 
 def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
@@ -269,7 +269,7 @@ class Host(Cluster):
         self.see(TOLD)
 
     def says(self, *factors: object) -> None:
-        self.output.on_topology("n", topology("n", *factors), self.now)
+        self.output.on_topology_updated("n", topology("n", *factors), self.now)
 
 
 def test_pods_leave_one_by_one_when_it_stays_low() -> None:
@@ -322,7 +322,7 @@ def test_where_many_are_low_nobody_moves() -> None:
     cluster.run(300)
     assert (cluster.requests, cluster.output.degraded_count()) == ([], 2)
     for name in ("m", "o"):
-        cluster.output.on_topology(name, topology(name, None, None), cluster.now)
+        cluster.output.on_topology_updated(name, topology(name, None, None), cluster.now)
     cluster.run(60)
     assert cluster.names == ["a"]
 
@@ -363,7 +363,7 @@ def test_nonsense_is_a_whole_factor(factor: object) -> None:
 )  # fmt: skip
 def test_an_object_of_nonsense_says_nothing(zones: object) -> None:
     cluster = Host(pod("a", "0"))
-    cluster.output.on_topology("n", {"zones": zones}, 0.0)
+    cluster.output.on_topology_updated("n", {"zones": zones}, 0.0)
     cluster.run(200)
     assert cluster.requests == []
 

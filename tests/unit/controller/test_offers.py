@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.controller.capacity import Measurement, parse_file, parse_query_answer
+from nri_numa.controller.capacity import CapacityReport, parse_capacity_file, parse_query_answer
 from nri_numa.model.offline_capacity import BadCapacity
 
 
 def test_a_file_is_used_as_far_as_it_is_sound() -> None:
-    offers, problems = parse_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
-    assert offers == [Measurement("a", {0: 0.5})]
+    offers, problems = parse_capacity_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
+    assert offers == [CapacityReport("a", {0: 0.5})]
     assert len(problems) == 2
     assert problems[0].startswith("nodes.'b': zones.0: 2, expected")
 
@@ -18,11 +18,11 @@ def test_a_file_is_used_as_far_as_it_is_sound() -> None:
 @pytest.mark.parametrize("document", [None, [], {}, {"nodes": []}, {"nodes": {}, "other": 1}])
 def test_no_such_file(document: object) -> None:
     with pytest.raises(BadCapacity, match="nodes"):
-        parse_file(document)
+        parse_capacity_file(document)
 
 
 def test_many_problems_are_counted() -> None:
-    _, problems = parse_file({"nodes": {f"n{i}": {0: 9} for i in range(100)}})
+    _, problems = parse_capacity_file({"nodes": {f"n{i}": {0: 9} for i in range(100)}})
     assert len(problems) == 21
     assert problems[-1] == "and 80 more"
 
@@ -35,7 +35,7 @@ def answer(*samples: object) -> dict[str, object]:
     return {"status": "success", "data": {"resultType": "vector", "result": list(samples)}}
 
 
-def ask(document: object) -> tuple[list[Measurement], list[str]]:
+def ask(document: object) -> tuple[list[CapacityReport], list[str]]:
     return parse_query_answer(document, node_label="node", numa_node_label="numa_node")
 
 
@@ -47,7 +47,7 @@ def test_a_query() -> None:
             sample("0", node="a", numa_node="0"),
         )
     )
-    assert offers == [Measurement("a", {0: 0.0, 1: 1.0}), Measurement("b", {0: 0.5})]
+    assert offers == [CapacityReport("a", {0: 0.0, 1: 1.0}), CapacityReport("b", {0: 0.5})]
     assert problems == []
 
 
@@ -67,7 +67,7 @@ def test_a_query() -> None:
 )
 def test_a_bad_sample_spoils_no_other(bad: object, said: str) -> None:
     offers, problems = ask(answer(sample("0.5", node="a", numa_node="0"), bad))
-    assert offers == [Measurement("a", {0: 0.5})]
+    assert offers == [CapacityReport("a", {0: 0.5})]
     assert len(problems) == 1
     assert said in problems[0]
 

@@ -269,7 +269,7 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     secret.write_text("secret\n")
     query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
     up: list[bool] = []
-    source = PrometheusSource(query, world.service._record_measurements, up.append)
+    source = PrometheusSource(query, world.service._record_reports, up.append)
     for _ in range(7):
         await source.poll_once()
     server.close()

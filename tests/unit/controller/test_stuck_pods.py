@@ -11,8 +11,8 @@ from nri_numa.controller.evictor import EvictionRules
 from nri_numa.controller.stuck_pods import (
     CHECK_INTERVAL_S,
     MAX_RUNNING_PODS,
-    SIGN_TIMEOUT_S,
-    STEP_WORK,
+    SUSPECT_TIMEOUT_S,
+    TARGET_SEARCH_STEP_WORK,
     StuckPodEvictor,
     facts_of,
     node_admits,
@@ -22,7 +22,7 @@ from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, V
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
-from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, Work, evaluate_fit
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
@@ -244,7 +244,7 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[int] = []
 
     def counted(
-        room: NodeResources, request: PodRequest, strategy: Strategy, work: Work
+        room: NodeResources, request: PodRequest, strategy: Strategy, work: WorkBudget
     ) -> Verdict:
         before = work.done
         found = evaluate_fit(room, request, strategy, work)
@@ -264,7 +264,7 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
     while (cluster.output.next_due_at() <= now) and len(seen) < 99:
         seen.append(0)
         assert cluster.output.next_request(now) is None
-    assert max(seen) <= STEP_WORK + MAX_NODE_WORK
+    assert max(seen) <= TARGET_SEARCH_STEP_WORK + MAX_NODE_WORK
     assert len(seen) >= 5
     assert sum(seen) < 257 * 30, "the second one's verdicts are remembered"
     cluster.publish("n255", *(8,) * 8)
@@ -474,11 +474,11 @@ def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
     assert cluster.output.pending_count() == 1
     assert cluster.at(CHECK_INTERVAL_S) == 0
     assert cluster.at(1.0 + CHECK_INTERVAL_S) == 1
-    assert cluster.at(10 * SIGN_TIMEOUT_S) == 1, "as long as it waits"
+    assert cluster.at(10 * SUSPECT_TIMEOUT_S) == 1, "as long as it waits"
     cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    assert cluster.at(11 * SIGN_TIMEOUT_S) == 1
+    assert cluster.at(11 * SUSPECT_TIMEOUT_S) == 1
     assert cluster.output.pending_count() == 0
-    assert cluster.at(12 * SIGN_TIMEOUT_S) == 0, "nothing was told of it since"
+    assert cluster.at(12 * SUSPECT_TIMEOUT_S) == 0, "nothing was told of it since"
 
 
 def test_a_status_may_come_after_the_event() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cri.client import CRIClient, UpdateFailed, container_from, pod_from
+from nri_numa.cri.client import CRIClient, UpdateFailure, container_from, pod_from
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass
@@ -71,8 +71,8 @@ async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory:
         runtime.refuse_updates.add("b2")
         narrow = await client.update_container(ContainerUpdate("b2", cpus="9"))
         gone = await client.update_container(ContainerUpdate("gone", cpus="9"))
-    assert narrow == UpdateFailed(container_id="b2", unknown=False, message="permission denied")
-    assert gone == UpdateFailed(container_id="gone", unknown=True, message="no such container")
+    assert narrow == UpdateFailure(container_id="b2", unknown=False, message="permission denied")
+    assert gone == UpdateFailure(container_id="gone", unknown=True, message="no such container")
 
 
 async def test_an_absent_socket_is_named(directory: Path) -> None:

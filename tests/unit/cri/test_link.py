@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.cri.client import UpdateFailed
-from nri_numa.cri.link import CRILink, LiveContainer, ResourceChange, ResourceValues, UpdateQueue
+from nri_numa.cri.client import UpdateFailure
+from nri_numa.cri.link import ContainerSize, CRILink, LiveContainer, ResourceChange, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.desired import plan_corrections
 from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.machine.cgroups import NO_CGROUP
+from nri_numa.machine.cgroups import NO_CGROUP_OUTCOME
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.workload import ContainerUpdate, Resources
@@ -45,7 +45,9 @@ class Bed:
 
     runtime: SmallCRI
     world: World = field(
-        default_factory=lambda: World(machines.single_no_smt(), write=lambda *one: NO_CGROUP)
+        default_factory=lambda: World(
+            machines.single_no_smt(), write=lambda *one: NO_CGROUP_OUTCOME
+        )
     )
     refusals: list[tuple[str, ...]] = field(default_factory=list)
     beginnings: list[tuple[str, float, float | None]] = field(default_factory=list)
@@ -65,10 +67,10 @@ class Bed:
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Nothing depends on it."""
 
-    def link_changed(self, state: LinkState, detail: str) -> None:
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
         self.states.append(state)
 
-    def on_rejected(self, *words: str) -> None:
+    def on_started_despite_rejection(self, *words: str) -> None:
         self.refusals.append(words)
 
     def on_start(self, container_id: str, started: float, told: float | None) -> None:
@@ -77,7 +79,7 @@ class Bed:
     def on_update_applied(self, container_id: str, started: float) -> None:
         self.starts.append(container_id)
 
-    def on_resize_rejected(self, container_id: str, quota: int) -> None:
+    def on_rejected_quota_enforced(self, container_id: str, quota: int) -> None:
         self.world.agent.record_enforced_quota(container_id, quota)
 
     def kind(self, container_id: str) -> ContainerKind | None:
@@ -380,7 +382,7 @@ async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> N
         await until(lambda: bed.states == [LinkState.DISCONNECTED], "said once")
         async with bed.runtime:
             await until(lambda: bed.link.state is LinkState.ACTIVE, "found")
-            assert await bed.link.resynchronize_containers() == ""
+            assert await bed.link.ensure_containers_reported() == ""
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -398,7 +400,7 @@ class Slow:
         self.gates: dict[str, asyncio.Event] = {}
         self.down = False
 
-    async def update_container(self, update: ContainerUpdate) -> UpdateFailed | None:
+    async def update_container(self, update: ContainerUpdate) -> UpdateFailure | None:
         self.calls.append(update[:3])
         await self.gates.setdefault(update.container_id, asyncio.Event()).wait()
         if self.down:
@@ -473,12 +475,12 @@ def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Resources:
 
 
 def live(resources: Resources) -> LiveContainer:
-    return LiveContainer(cri_pb2.CONTAINER_RUNNING, ResourceValues.from_resources(resources))
+    return LiveContainer(cri_pb2.CONTAINER_RUNNING, ContainerSize.from_resources(resources))
 
 
-def change(of: ResourceChange | None) -> tuple[ResourceValues, ResourceValues]:
+def change(of: ResourceChange | None) -> tuple[ContainerSize, ContainerSize]:
     assert of is not None
-    return ResourceValues.from_resources(of.requested), ResourceValues.from_resources(of.previous)
+    return ContainerSize.from_resources(of.requested), ContainerSize.from_resources(of.previous)
 
 
 def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
@@ -486,12 +488,12 @@ def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
     assert one.detect_change(sized(1024, 100_000, 5)) is None
     found = one.detect_change(sized(2048, 200_000, 5))
     assert change(found) == (
-        ResourceValues(2048, 200_000, 100_000),
-        ResourceValues(1024, 100_000, 100_000, 5),
+        ContainerSize(2048, 200_000, 100_000),
+        ContainerSize(1024, 100_000, 100_000, 5),
     )
     assert found is not None
     assert found.previous.cpus == "0-3"
-    assert change(one.detect_change(sized(2048, 200_000, 7)))[0] == ResourceValues(limit=7)
+    assert change(one.detect_change(sized(2048, 200_000, 7)))[0] == ContainerSize(limit=7)
     assert one.detect_change(sized(2048, 200_000, 7)) is None
     assert one.changes == 2
 
@@ -511,7 +513,7 @@ def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_
     one = live(sized(1024, 100_000, 5))
     one.sent = -1
     asked, before = change(one.detect_change(sized(1024, 100_000, 7)))
-    assert asked == ResourceValues(0, 100_000, 100_000, 7)
-    assert before == ResourceValues(1024, 100_000, 100_000, 5)
+    assert asked == ContainerSize(0, 100_000, 100_000, 7)
+    assert before == ContainerSize(1024, 100_000, 100_000, 5)
     # Where it stays, it is not asked for again.
-    assert change(one.detect_change(sized(1024, 100_000, 9)))[0] == ResourceValues(limit=9)
+    assert change(one.detect_change(sized(1024, 100_000, 9)))[0] == ContainerSize(limit=9)

@@ -9,9 +9,9 @@ import pytest
 from nri_numa.config.sections import Devices
 from nri_numa.devices.lookup import (
     MAX_UNLOCATED_NOTES,
+    DeviceFinder,
     GPUs,
-    Lookup,
-    UnlocatedDevices,
+    MissedHints,
     build_hints,
     read_gpus,
 )
@@ -96,8 +96,8 @@ def test_too_many_are_none_and_notes_are_few() -> None:
 
 def notes(root: Path, sources: Devices | None = None, **variables: str) -> list[str]:
     """What is said of variables on a machine that has none of the devices."""
-    missed = UnlocatedDevices()
-    lookup = Lookup(sources or Devices(), root=str(root), own_resource="")
+    missed = MissedHints()
+    lookup = DeviceFinder(sources or Devices(), root=str(root), own_resource="")
     assert not list(lookup.find_mentioned(DeviceMentions(variables=variables), missed))
     return missed.notes
 

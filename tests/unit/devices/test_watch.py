@@ -84,7 +84,7 @@ def seen(
     watch: DeviceWatch, of: PodSandbox, made: Container, mentions: DeviceMentions
 ) -> Container:
     """The container with the devices that are known at this moment."""
-    return watch.known_devices(of.id, made.name, mentions).apply_to(made)
+    return watch.known_container_devices(of.id, made.name, mentions).apply_to(made)
 
 
 ON_GPU = {"GPU": {GPU_AT: {1}}}
@@ -164,7 +164,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         cdi=("x.com/gpu=g0",),
     )
     watch.prepare_pod(replace(POD, network_namespace=NETWORK))
-    assert watch.known_devices(POD.id, "app", mentions) == KnownDevices()
+    assert watch.known_container_devices(POD.id, "app", mentions) == KnownDevices()
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
@@ -237,7 +237,7 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
     watch = asked(bed, answer())
-    assert watch.known_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
@@ -293,9 +293,9 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     assert "the kubelet" in seen(watch, other, container(other), NO_DEVICE_MENTIONS).device_notes[0]
     watch.forget_pod(POD.id)
     watch.forget_pod(POD.id)
-    assert watch.known_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
     watch.retain_pods([])
-    assert watch.known_devices(other.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert watch.known_container_devices(other.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
@@ -321,9 +321,9 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
 def test_where_containers_can_be_placed_may_change(bed: Bed, mentions: DeviceMentions) -> None:
     places = [NUMASet((0, 1))]
     watch = bed.watch(places=lambda: places[0])
-    assert watch.known_devices(POD.id, "app", mentions).devices
+    assert watch.known_container_devices(POD.id, "app", mentions).devices
     places[0] = NUMASet((0,))
-    assert not watch.known_devices(POD.id, "app", mentions).devices
+    assert not watch.known_container_devices(POD.id, "app", mentions).devices
 
 
 def test_what_is_out_of_date_is_noticed_with_the_next_sandbox(bed: Bed) -> None:

@@ -7,7 +7,7 @@ import pytest
 from nri_numa.model.workload import (
     CLAIM_VARIABLE_PREFIX,
     MAX_CONTAINER_DEVICES,
-    MAX_MENTION_CHARS,
+    MAX_DEVICE_MENTION_CHARS,
     NO_DEVICE_MENTIONS,
     ContainerUpdate,
     DeviceNode,
@@ -56,10 +56,10 @@ def test_what_is_read_is_bounded() -> None:
     variables = [f"PCIDEVICE_{i}=x" for i in range(500)]
     found = find_device_mentions(
         nodes=[DeviceNode("c", 240, minor) for minor in range(MAX_CONTAINER_DEVICES + 5)],
-        environment=[*variables, "PCIDEVICE_LONG=" + "x" * MAX_MENTION_CHARS, *claims],
+        environment=[*variables, "PCIDEVICE_LONG=" + "x" * MAX_DEVICE_MENTION_CHARS, *claims],
         annotations={
             "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),
-            "cdi.k8s.io/b": "x" * (MAX_MENTION_CHARS + 1),
+            "cdi.k8s.io/b": "x" * (MAX_DEVICE_MENTION_CHARS + 1),
         },
     )
     assert len(found.nodes) == len(found.variables) == len(found.cdi) == MAX_CONTAINER_DEVICES

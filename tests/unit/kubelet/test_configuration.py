@@ -28,7 +28,7 @@ from nri_numa.kubelet.configuration import (
     parse_command_line,
     read_kubelet_config,
 )
-from nri_numa.kubelet.inherited_settings import InheritedSettings, inherit_settings
+from nri_numa.kubelet.inherited_settings import MergedSettings, merge_kubelet_settings
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -165,10 +165,10 @@ def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
 
 def beside(
     ours: dict[str, Any], theirs: KubeletFacts, topology: Topology | None = None
-) -> InheritedSettings:
+) -> MergedSettings:
     topology = topology or machines.dual_smt()
     config = build_config(LayeredDocument(document=ours), "test")
-    return inherit_settings(
+    return merge_kubelet_settings(
         configuration.derive_settings(config),
         config,
         theirs,

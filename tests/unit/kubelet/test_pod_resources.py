@@ -128,7 +128,7 @@ def explained(name: str, **assignment: str) -> dict[str, Any]:
 
 def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
     with pod_resources(directory, answered, everything):
-        word = explain.kubelet_grants(str(directory), "shop", "web")
+        word = explain.query_kubelet_grants(str(directory), "shop", "web")
 
     def told(*ours: dict[str, Any]) -> list[str]:
         return list(explain.kubelet_sentences(word, [*ours]))
@@ -149,7 +149,7 @@ def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
 
 
 def test_no_word_is_one_sentence(directory: Path) -> None:
-    word = explain.kubelet_grants(str(directory), "shop", "web")
+    word = explain.query_kubelet_grants(str(directory), "shop", "web")
     (sentence,) = explain.kubelet_sentences(word, [explained("main")])
     assert sentence.startswith("The kubelet's own word cannot be had: ")
 

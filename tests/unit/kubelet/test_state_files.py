@@ -40,9 +40,9 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    whole = state_files.read_state_file
+    whole = state_files.read_kubelet_file
     monkeypatch.setattr(
-        state_files, "read_state_file", lambda path: (reads.append(path), whole(path))[1]
+        state_files, "read_kubelet_file", lambda path: (reads.append(path), whole(path))[1]
     )
     files = StateFiles(str(tmp_path))
     assert not files.refresh_grants(*MACHINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.allowed import is_partition, partition_sentence
-from nri_numa.machine.hotplug import changed_fields, rediscover_topology
+from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import CPUSet
@@ -69,13 +69,16 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     assert _told(during) == [
         f"CPUs 6-7 belong to the cpuset partition rt.slice ({kind}), containers cannot have them"
     ]
-    assert changed_fields(before, during) == {"allowed": "0-5,8-15", "partitions": "rt.slice"}
+    assert changed_texts_by_field(before, during) == {
+        "allowed": "0-5,8-15",
+        "partitions": "rt.slice",
+    }
     assert rediscover_topology(root, during) is during
     _v2(root, "rt.slice", "0-15")
     _v2(root, "kubepods.slice", "0-15")
     after = rediscover_topology(root, during)
     assert after == before
-    assert changed_fields(during, after) == {"allowed": "0-15", "partitions": "none"}
+    assert changed_texts_by_field(during, after) == {"allowed": "0-15", "partitions": "none"}
 
 
 def test_a_partition_in_a_partition_is_named_and_its_cpus_are_the_exclusive_ones(
@@ -108,7 +111,7 @@ def test_an_invalid_partition_takes_nothing_and_is_told(root: Path, state: str, 
     assert told.startswith(
         f"the cgroup rt.slice is meant to be a partition (isolated) and is none: {why}"
     )
-    assert changed_fields(machines.dual_smt_16(), machine) == {"partitions": "none"}
+    assert changed_texts_by_field(machines.dual_smt_16(), machine) == {"partitions": "none"}
 
 
 def test_one_cpu_is_one_cpu() -> None:
@@ -143,7 +146,7 @@ def test_files_that_make_no_sense_are_no_partition(root: Path) -> None:
 
 
 def test_a_tree_without_end_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.machine.allowed.MAX_CGROUPS", 3)
+    monkeypatch.setattr("nri_numa.machine.allowed.MAX_SEARCHED_CGROUPS", 3)
     for n in range(9):
         _v2(root, f"a{n}.slice", f"{n}", "root")
     assert len(discover_topology(root).partitions) == 3

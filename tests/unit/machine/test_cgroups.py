@@ -9,14 +9,14 @@ import pytest
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     CRUN_CHILD,
-    NO_CGROUP,
+    NO_CGROUP_OUTCOME,
     CgroupPlace,
     CgroupReader,
     CgroupWrite,
     CgroupWriter,
     WriteOutcome,
     blocking_cgroup_text,
-    observe_all,
+    read_actual_cgroups,
     relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -90,12 +90,12 @@ def test_a_container_without_a_cgroup_or_a_cpuset_that_makes_sense_is_left_out(
         ("gone", CgroupPlace(POD + "x")),
         ("unknown", CgroupPlace()),
     ]
-    assert list(observe_all(reader, places)) == ["here"]
+    assert list(read_actual_cgroups(reader, places)) == ["here"]
     (tree.directory(POD) / "cpuset.cpus").write_text("rubbish\n")
-    assert observe_all(reader, places) == {}
+    assert read_actual_cgroups(reader, places) == {}
     tree.write(POD, "1")
     (tree.directory(POD) / "cpuset.mems").unlink()  # it goes away while it is being read
-    assert observe_all(reader, places) == {}
+    assert read_actual_cgroups(reader, places) == {}
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tree: CgroupTree) ->
 
 def test_a_container_without_a_cgroup_is_not_written(tree: CgroupTree) -> None:
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
+    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP_OUTCOME
     tree.directory(POD).mkdir(parents=True)  # and its files are not there yet
-    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
+    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP_OUTCOME
 
 
 def test_a_file_that_cannot_be_written_is_named(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.reload import report_polling
 from nri_numa.machine import hotplug
-from nri_numa.machine.hotplug import changed_fields, concerns_cpus, rediscover_topology
+from nri_numa.machine.hotplug import changed_texts_by_field, concerns_cpus, rediscover_topology
 from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
@@ -75,10 +75,12 @@ def test_case_16_what_comes_and_goes_is_seen(
     machine = discover_topology(write_tree(root, pods | none))
     before = {name: (root / name).read_text() for name in files}
     after = rediscover_topology(write_tree(root, files), machine)
-    assert changed_fields(machine, after) == changed
+    assert changed_texts_by_field(machine, after) == changed
     assert (after is machine) is (not changed)
     assert rediscover_topology(root, after) is after
-    assert changed_fields(after, rediscover_topology(write_tree(root, before), after)) == back
+    assert (
+        changed_texts_by_field(after, rediscover_topology(write_tree(root, before), after)) == back
+    )
 
 
 def test_case_16_a_numa_node_that_gets_its_first_memory_is_discovered(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> 
     assert str(machine.numa_ids) == "0"
     write_sysfs(tmp_path, both)
     after = rediscover_topology(tmp_path, machine)
-    assert changed_fields(machine, after) == {"numa_nodes": "0-1"}
+    assert changed_texts_by_field(machine, after) == {"numa_nodes": "0-1"}
 
 
 @pytest.mark.parametrize("text", ["", "x\n"])

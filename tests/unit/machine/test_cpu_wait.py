@@ -15,9 +15,9 @@ from nri_numa.machine.cpu_wait import (
     SCHEDSTAT_FILE,
     CPUTimes,
     CPUWaits,
-    SmoothedFactors,
-    cpu_times,
-    parse_cpu_pressure,
+    SmoothedStealFactors,
+    parse_cpu_pressure_avg60,
+    parse_cpu_times,
     read_cpu_waits,
     read_frequency_by_node,
     runqueue_by_node,
@@ -77,7 +77,7 @@ def test_a_pressure_of_nothing_is_a_zero_that_is_known(tree: Tree) -> None:
 
 @pytest.mark.parametrize("text", ["", "some", "full avg10=1 avg60=1 avg300=1 total=0", "\x00"])
 def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
-    assert parse_cpu_pressure(text) is None
+    assert parse_cpu_pressure_avg60(text) is None
     (tree.home / PRESSURE_FILE).write_text(text)
     assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
@@ -219,10 +219,10 @@ cpu1 0 0 0
 
 
 def test_the_kernels_texts() -> None:
-    times = cpu_times(STAT, SCHEDULED)
+    times = parse_cpu_times(STAT, SCHEDULED)
     assert times.steal == {0: (20, 100), 1: (0, 100)}, "cpu2 is of a kernel without steal"
     assert times.waited == {0: 2.5}
-    assert cpu_times("", "") == CPUTimes()
+    assert parse_cpu_times("", "") == CPUTimes()
 
 
 def test_a_numa_node_of_which_nothing_is_known_is_left_out() -> None:
@@ -239,8 +239,8 @@ def test_a_numa_node_of_which_nothing_is_known_is_left_out() -> None:
     assert runqueue_by_node(before, after, topology, 0.0) == {}
 
 
-def smoothed(floor: float = 0.5) -> SmoothedFactors:
-    return SmoothedFactors(half_life=10, step=0.1, floor=floor)
+def smoothed(floor: float = 0.5) -> SmoothedStealFactors:
+    return SmoothedStealFactors(half_life=10, step=0.1, floor=floor)
 
 
 def test_a_factor_follows_slowly_and_in_steps() -> None:

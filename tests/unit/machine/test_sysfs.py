@@ -13,7 +13,7 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import MemoryReading, NUMAMemory, Topology
+from nri_numa.model.machine import MachineMemoryReading, NUMAMemory, Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, MIB, write_sysfs, write_tree
 
@@ -563,7 +563,7 @@ def test_names_that_only_look_like_cpus_are_not(tmp_path: Path) -> None:
 # -- hot-plug and memory --------------------------------------------------------------------------
 
 
-def _reading(tmp_path: Path, memory: MemoryReading | None = None) -> MemoryReading:
+def _reading(tmp_path: Path, memory: MachineMemoryReading | None = None) -> MachineMemoryReading:
     machine = machines.huge_pages()
     return read_memory(write_sysfs(tmp_path, machine, memory), machine)
 
@@ -593,7 +593,7 @@ def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(
     if reserve:
         write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": f"{reserve}\n"})
     used = NUMAMemory(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB)
-    numa_node = _reading(tmp_path, MemoryReading(numa_nodes={0: used})).numa_nodes[0]
+    numa_node = _reading(tmp_path, MachineMemoryReading(numa_nodes={0: used})).numa_nodes[0]
     assert numa_node == replace(used, reclaimable_bytes=2 * GIB - 2 * low)
 
 

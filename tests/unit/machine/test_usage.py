@@ -18,12 +18,12 @@ from nri_numa.machine.usage import (
     NUMA_STAT,
     ContainerMemoryNodes,
     ContainerUsage,
-    cpu_times,
+    add_mapped_bytes,
     local_bytes,
-    mapped_by_numa_node,
-    memory_by_numa_node,
-    read_container,
+    parse_busy_ticks,
+    parse_memory_numa_stat,
     read_container_memory,
+    read_container_usage,
     read_usage,
 )
 from nri_numa.model.cpuset import NUMASet
@@ -40,12 +40,12 @@ cpu7 5 5
 
 
 def test_a_cpu_is_busy_when_it_neither_idles_nor_waits_for_a_disk() -> None:
-    assert cpu_times(STAT) == {0: (150, 1000), 1: (250, 1000)}
+    assert parse_busy_ticks(STAT) == {0: (150, 1000), 1: (250, 1000)}
 
 
 @pytest.mark.parametrize("text", ["", "cpu0", "cpu0 a b c d", "cpux 1 2 3 4", "cpu0 1 2 3"])
 def test_what_is_no_stat_tells_nothing(text: str) -> None:
-    assert cpu_times(text) == {}
+    assert parse_busy_ticks(text) == {}
 
 
 def test_a_machine(tmp_path: Path) -> None:
@@ -75,9 +75,11 @@ hierarchical_total=3 N0=1 N1=2
 
 
 def test_memory_is_counted_once() -> None:
-    assert memory_by_numa_node(V2, unified=True, page_size=4096) == {0: 4096, 1: 8292}
-    assert memory_by_numa_node(V1, unified=False, page_size=4096) == {0: 4096, 1: 8192}
-    assert memory_by_numa_node("hierarchical_total N0=x\n\n=", unified=False, page_size=4096) == {}
+    assert parse_memory_numa_stat(V2, unified=True, page_size=4096) == {0: 4096, 1: 8292}
+    assert parse_memory_numa_stat(V1, unified=False, page_size=4096) == {0: 4096, 1: 8192}
+    assert (
+        parse_memory_numa_stat("hierarchical_total N0=x\n\n=", unified=False, page_size=4096) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,11 @@ def test_a_container_of_each_version(
 ) -> None:
     root = ContainerTree(tmp_path, version).root
     reader = CgroupReader(str(root))
-    assert read_container(reader, PLACE, str(root), 4096) == ContainerUsage(None, {})
-    assert read_container(reader, CgroupPlace("/pods/b"), str(root), 4096) is None
+    assert read_container_usage(reader, PLACE, str(root), 4096) == ContainerUsage(None, {})
+    assert read_container_usage(reader, CgroupPlace("/pods/b"), str(root), 4096) is None
     name, _, number = usage.partition(":")
     write_tree(root, {name: number, f"{stat}/{NUMA_STAT}": text})
-    assert read_container(CgroupReader(str(root)), PLACE, str(root), 4096) == found
+    assert read_container_usage(CgroupReader(str(root)), PLACE, str(root), 4096) == found
 
 
 # --- where a container's memory is: a number, or why there is none --------------------------------
@@ -154,7 +156,7 @@ def test_version_1_tells_pages_and_a_hybrid_may_have_the_file_in_either(
 
 def test_lines_of_numa_maps_count_pages_of_the_size_they_name() -> None:
     found: dict[int, int] = {}
-    mapped_by_numa_node(MAPS, found)
+    add_mapped_bytes(MAPS, found)
     huge = 2 * 2048 * 1024
     assert found == {0: 3 * 4096, 1: 6 * 4096 + huge}, "a line without a page size says nothing"
 
@@ -162,7 +164,7 @@ def test_lines_of_numa_maps_count_pages_of_the_size_they_name() -> None:
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"\xff\x00 N=1", b"N0=5", b"x N99999=1 y"])
 def test_what_is_no_numa_maps_tells_nothing(text: bytes) -> None:
     found: dict[int, int] = {}
-    mapped_by_numa_node(text, found)
+    add_mapped_bytes(text, found)
     assert found == {}
 
 

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from nri_numa.model.offline_capacity import (
-    MAX_DOCUMENT_BYTES,
+    MAX_CAPACITY_DOCUMENT_BYTES,
     BadCapacity,
     OfflineCapacity,
-    encode_capacity,
+    encode_offline_capacity,
     format_id_list,
-    parse_capacity,
     parse_id_list,
+    parse_offline_capacity,
     parse_zone_factors,
     parse_zone_id,
 )
@@ -22,11 +22,11 @@ GOOD = '{"zones":{"0":0.5,"1":1},"until":"2026-11-22T15:00:00Z","source":"put"}'
 
 
 def test_what_is_written_is_read() -> None:
-    found = parse_capacity(GOOD)
+    found = parse_offline_capacity(GOOD)
     assert found == OfflineCapacity({0: 0.5, 1: 1.0}, 1795359600.0, "put")
-    assert encode_capacity(found) == GOOD.replace("1}", "1.0}")
-    assert parse_capacity(encode_capacity(found)) == found
-    assert parse_capacity("") == OfflineCapacity()
+    assert encode_offline_capacity(found) == GOOD.replace("1}", "1.0}")
+    assert parse_offline_capacity(encode_offline_capacity(found)) == found
+    assert parse_offline_capacity("") == OfflineCapacity()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_is_written_is_read() -> None:
         ("[]", "expected a JSON object"),
         ("nonsense", "is no JSON"),
         ("[" * 30_000, "is no JSON"),
-        ("x" * (MAX_DOCUMENT_BYTES + 1), "expected 65536 at most"),
+        ("x" * (MAX_CAPACITY_DOCUMENT_BYTES + 1), "expected 65536 at most"),
         ('{"zones":{"0":NaN},"until":"2026-11-22T15:00:00Z"}', "NaN"),
         ('{"zones":{"0":-0.1},"until":"2026-11-22T15:00:00Z"}', "-0.1, expected a number"),
         ('{"zones":{"0":1.1},"until":"2026-11-22T15:00:00Z"}', "1.1, expected a number"),
@@ -54,7 +54,7 @@ def test_what_is_written_is_read() -> None:
 )
 def test_what_is_no_such_document_says_why(text: str, said: str) -> None:
     with pytest.raises(BadCapacity) as refused:
-        parse_capacity(text)
+        parse_offline_capacity(text)
     assert said in str(refused.value)
     assert str(refused.value).isprintable()
 
@@ -78,7 +78,7 @@ def test_lists_of_numa_nodes(text: str, ids: set[int], shortest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "2-1", "1024", "0,,1", "-1", "0-99999", "1" * (MAX_DOCUMENT_BYTES + 1)]
+    "text", ["a", "2-1", "1024", "0,,1", "-1", "0-99999", "1" * (MAX_CAPACITY_DOCUMENT_BYTES + 1)]
 )
 def test_what_is_no_list_says_why(text: str) -> None:
     with pytest.raises(BadCapacity, match="expected"):

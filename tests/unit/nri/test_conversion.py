@@ -19,15 +19,15 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.conversion import (
     add_updates,
+    answer_synchronize,
     container_from,
     create_response,
     device_mentions,
     pod_from,
     resources_from,
-    synchronize_response,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.runtime import page_size
+from nri_numa.runtime import parse_page_bytes
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
 
@@ -164,7 +164,7 @@ def test_an_update_without_quota_says_so() -> None:
     ],
 )
 def test_page_sizes(text: str, size: int) -> None:
-    assert page_size(text) == size
+    assert parse_page_bytes(text) == size
 
 
 def test_a_page_size_nobody_knows_is_kept_under_zero_so_that_it_can_be_said() -> None:
@@ -234,7 +234,7 @@ def test_an_update_without_container_is_a_bug_in_us() -> None:
 
 
 def test_failures_of_a_synchronisation_are_ignored() -> None:
-    answer = synchronize_response(lambda pods, containers: [ContainerUpdate("a", "1")], [], [])
+    answer = answer_synchronize(lambda pods, containers: [ContainerUpdate("a", "1")], [], [])
     (update,) = answer.update
     assert update.ignore_failure
 

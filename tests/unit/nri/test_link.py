@@ -10,7 +10,12 @@ import socket
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.link import (
+    LinkSettings,
+    NRILink,
+    PreinstalledConnection,
+    preinstalled_from_environment,
+)
 from nri_numa.runtime import backoff_delays
 from tests.beds.recording_plugin import RecordingPlugin
 
@@ -49,7 +54,7 @@ def test_the_descriptor_and_the_variables_do_not_reach_children() -> None:
             "NRI_PLUGIN_NAME": "numapin",
             "NRI_PLUGIN_IDX": "10",
         }
-        assert preinstalled_from_environment(environ) == Preinstalled(
+        assert preinstalled_from_environment(environ) == PreinstalledConnection(
             descriptor=one.fileno(), name="numapin", index="10"
         )
         assert environ == {}

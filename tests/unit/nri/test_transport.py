@@ -13,18 +13,18 @@ from tests.beds.wire import golden
 
 
 async def connected(
-    handle: Callable[[ev.RuntimeEvent], None] = lambda _event: None,
+    handle: Callable[[ev.RuntimeSessionEvent], None] = lambda _event: None,
     session: RuntimeSession | None = None,
-) -> tuple[SessionTransport[ev.RuntimeEvent], socket.socket]:
+) -> tuple[SessionTransport[ev.RuntimeSessionEvent], socket.socket]:
     """A connection, and the peer's end of it."""
     ours, theirs = socket.socketpair()
-    connection = SessionTransport[ev.RuntimeEvent](session or RuntimeSession(), handle)
+    connection = SessionTransport[ev.RuntimeSessionEvent](session or RuntimeSession(), handle)
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
     return connection, theirs
 
 
 async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_loop() -> None:
-    def bug(_event: ev.RuntimeEvent) -> None:
+    def bug(_event: ev.RuntimeSessionEvent) -> None:
         raise ZeroDivisionError("a bug")
 
     connection, theirs = await connected(bug)
@@ -36,7 +36,7 @@ async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_lo
 
 
 async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> None:
-    seen: list[ev.RuntimeEvent] = []
+    seen: list[ev.RuntimeSessionEvent] = []
     connection, theirs = await connected(seen.append)
     with theirs:
         connection.close("because")

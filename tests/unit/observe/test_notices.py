@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nri_numa.observe.notices import (
-    MAX_MESSAGE_CHARS,
+    MAX_NOTICE_MESSAGE_CHARS,
     MERGE_WINDOW_S,
     Notice,
     NoticeKind,
@@ -54,4 +54,4 @@ def test_the_oldest_make_room_and_are_counted() -> None:
 
 
 def test_a_message_is_not_longer_than_an_event_may_be() -> None:
-    assert len(add(NoticeLog(Clock()), message="x" * 5000).message) == MAX_MESSAGE_CHARS
+    assert len(add(NoticeLog(Clock()), message="x" * 5000).message) == MAX_NOTICE_MESSAGE_CHARS

@@ -36,7 +36,7 @@ def again(trace: DecisionTrace) -> StoredExplanation:
 
 def test_large_machines_take_little_more() -> None:
     machine = NodeModel(topology=machines.sixty_four_nodes(), settings=Settings())
-    reading = MeasuredFree(memory={i: GIB + 4096 * i for i in machine.numa_ids})
+    reading = MeasuredFree(memory={i: GIB + 4096 * i for i in machine.assignable_numa_nodes})
     of = pod("web", {"policy": "restricted"})
     decision = admit.admit(
         machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading

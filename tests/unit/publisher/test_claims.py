@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.dra.handover import HandoverClient, HandoverServer
+from nri_numa.dra.handover import ClaimRequestClient, ClaimRequestServer
 from nri_numa.kube.api import KubeAPI
-from nri_numa.publisher.claims import ClaimServer
+from nri_numa.publisher.claims import ClaimRequestAnswerer
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.unit.dra.test_claims import UID, claim
 
@@ -33,11 +33,13 @@ async def answers(
     (handover / "ask-0000000000000000.json").write_text(question)
 
     api = KubeAPI(str(credentials), "test")
-    queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
+    queue = ClaimRequestAnswerer(
+        ClaimRequestServer(str(handover)), api, lambda: told.append("taken")
+    )
     with fake(credentials, monkeypatch, server):
         await queue.answer_pending()
         await queue.answer_pending()
-        HandoverClient(str(handover)).record_registration()
+        ClaimRequestClient(str(handover)).write_registration_marker()
         await queue.answer_pending()
         await api.close()
     found: dict[str, object] = json.loads(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_numa.agent.view import zones_document
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import topology_document
-from nri_numa.model.offline_capacity import MAX_CPU_ID, parse_id_list
+from nri_numa.model.offline_capacity import CPU_ID_LIMIT, parse_id_list
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import numatopology
 from nri_numa.publisher.numatopology import build_spec
@@ -40,7 +40,7 @@ def spec(world: World, **changes: Any) -> dict[str, Any]:
 
 
 def free(of: dict[str, Any]) -> set[int]:
-    return set(parse_id_list(of["numares"]["cpu"]["allocatable"], MAX_CPU_ID))
+    return set(parse_id_list(of["numares"]["cpu"]["allocatable"], CPU_ID_LIMIT))
 
 
 def test_an_empty_machine() -> None:

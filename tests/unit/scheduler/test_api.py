@@ -709,7 +709,7 @@ def activator(api: KubeAPI, clock: Callable[[], float]) -> PodActivator:
 async def test_room_wakes_who_was_refused_and_nobody_else(
     server: FakeAPIServer, api: KubeAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.scheduler.watcher.WAKE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("nri_numa.scheduler.watcher.MIN_POD_WAKE_INTERVAL_S", 0.01)
     now = 0.0
     made = activator(api, lambda: now)
     made.on_free_increased("n0")  # no pod waits

@@ -14,7 +14,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
-from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, Work, evaluate_fit
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, WorkBudget, evaluate_fit
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
@@ -165,7 +165,7 @@ def test_each_merge_is_work_and_one_node_costs_no_more_than_so_much(
     numa_nodes: int, containers: int, least: int, by_sums: bool
 ) -> None:
     """Containers beyond it are judged each by itself: one that fits nowhere is still refused."""
-    room, work = table(*[16] * numa_nodes), Work()
+    room, work = table(*[16] * numa_nodes), WorkBudget()
     found = evaluate_fit(room, wide(containers), SPREAD, work)
     assert isinstance(found, Fit)
     assert found.by_sums is by_sums
@@ -194,9 +194,9 @@ def test_sums_alone_refuse_nothing_that_would_fit(
     parts = [container(f"c{n}", str(cpus), f"{gib}Gi") for n, (cpus, gib) in enumerate(asks)]
     asked, room = request(pod(*parts, policy=policy, cpus="exclusive")), table(*free)
     if isinstance(evaluate_fit(room, asked, SPREAD), Fit):
-        assert isinstance(evaluate_fit(room, asked, SPREAD, Work(limit)), Fit)
+        assert isinstance(evaluate_fit(room, asked, SPREAD, WorkBudget(limit)), Fit)
         assert isinstance(
-            evaluate_fit(room, asked.with_distinct_containers(2), SPREAD, Work(0)), Fit
+            evaluate_fit(room, asked.with_distinct_containers(2), SPREAD, WorkBudget(0)), Fit
         )
 
 

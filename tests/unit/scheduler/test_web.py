@@ -17,7 +17,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
-from nri_numa.scheduler.extender import MAX_BODY_BYTES, Extender
+from nri_numa.scheduler.extender import MAX_QUESTION_BYTES, Extender
 from nri_numa.scheduler.fit import evaluate_fit
 from nri_numa.scheduler.node_resources import NodeResources
 from tests.beds.certificates import make_certificate
@@ -286,7 +286,7 @@ async def test_what_is_no_question_is_an_answer_too(ask: Ask) -> None:
     (why,) = (await ask("/filter", wrong))[1]["FailedAndUnresolvableNodes"].values()
     assert "policy is 'near'" in why
     large = single(2)
-    large["metadata"]["annotations"]["example.com/note"] = "x" * (MAX_BODY_BYTES - 100_000)
+    large["metadata"]["annotations"]["example.com/note"] = "x" * (MAX_QUESTION_BYTES - 100_000)
     assert (await ask("/filter", question(large, "a")))[1]["NodeNames"] == ["a"]
     assert (await ask("/nothing", b"{}"))[0] == 404
     # And it still answers.
@@ -342,7 +342,7 @@ async def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
 
 async def test_bodies_have_a_sum() -> None:
     """Of many clients that announce large bodies and send nothing, some wait for nothing."""
-    head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY_BYTES}\r\n"
+    head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_QUESTION_BYTES}\r\n"
     found, streams = [], []
     async with served(extender()) as port:
         for _ in range(9):

@@ -18,8 +18,8 @@ from nri_numa.store.files import (
     KEY_FILE_NAME,
     directory_problem,
     file_obstacle,
+    load_or_create_signing_key,
     read_key,
-    signing_key,
 )
 from tests.unit.observe.test_notices import add
 from tests.unit.store.conftest import Opened, Stores
@@ -85,7 +85,7 @@ def test_what_is_no_file_in_place_of_the_lock(state: Path, start: Start, sort: s
     assert "in memory only" in loaded.problems[0]
     if sort != "directory":
         assert said in loaded.problems[0]
-    assert not store.is_locked
+    assert not store.has_lock
     with pytest.raises(CheckpointError):
         store.append_documents({"a": {"n": 1}})
     if sort == "directory":
@@ -93,7 +93,7 @@ def test_what_is_no_file_in_place_of_the_lock(state: Path, start: Start, sort: s
     else:
         (state / "lock").unlink()
     store.append_documents({"b": {"n": 2}})
-    assert store.is_locked
+    assert store.has_lock
     assert start()[1].entries == {"a": {"n": 1}, "b": {"n": 2}}
     assert Path("/etc/passwd").stat().st_size
 
@@ -220,7 +220,7 @@ def test_much_damage_ends_the_reading(state: Path, start: Start) -> None:
 
 
 def key_of(state: Path, *, trusted: bool = True, writable: bool = True) -> tuple[bytes, list[str]]:
-    return signing_key(str(state), trusted=trusted, writable=writable)
+    return load_or_create_signing_key(str(state), trusted=trusted, writable=writable)
 
 
 def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:

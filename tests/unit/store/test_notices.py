@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.store import notices as module
-from nri_numa.store.notices import MAX_NOTICE_FILE_BYTES
+from nri_numa.store.notices import MAX_NOTICES_FILE_BYTES
 from tests.unit.observe.test_notices import add
 from tests.unit.store.conftest import IDENTITY, Opened
 from tests.unit.store.test_checkpoint import BrokenOS
@@ -46,13 +46,13 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> N
         # A line costs itself and what follows.
         (lambda good: good[:-20], 1, ""),
         (lambda good: good + b'{"id":"\xed\xa0"}\n', 2, ""),
-        (lambda good: good.ljust(MAX_NOTICE_FILE_BYTES, b"\n"), 2, ""),
+        (lambda good: good.ljust(MAX_NOTICES_FILE_BYTES, b"\n"), 2, ""),
         # The head costs the whole sequence.
         (lambda good: good.replace(b'"instance":"', b'"instance":"\xff'), None, "is damaged"),
         (
-            lambda good: good.ljust(MAX_NOTICE_FILE_BYTES + 1, b"\n"),
+            lambda good: good.ljust(MAX_NOTICES_FILE_BYTES + 1, b"\n"),
             None,
-            f"larger than {MAX_NOTICE_FILE_BYTES} bytes",
+            f"larger than {MAX_NOTICES_FILE_BYTES} bytes",
         ),
         (lambda good: b"", None, "notices"),
         (lambda good: b"rubbish\n", None, "notices"),

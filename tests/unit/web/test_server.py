@@ -291,7 +291,7 @@ async def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plugin that is attacked must not be restarted by the kubelet for it."""
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
     async with serving() as (server, address), connected(address) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\n")  # and no end of it
         await has_places(server, 1)
@@ -306,7 +306,7 @@ async def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
 
 @in_loop
 async def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/healthz"))
         await read_reply(reader)
@@ -317,7 +317,7 @@ async def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.Mon
 @in_loop
 async def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sits there and says nothing is gone when the next one comes."""
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
     monkeypatch.setattr(server_module, "MAX_RESERVE", 1)
     async with serving() as (server, address), connected(address) as (_, first):
         first.write(b"GET /hea")
@@ -416,7 +416,7 @@ async def test_a_probe_overtakes_whoever_waits(
 async def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not after the end of a server: its successor begins without hurry."""
     crowded: list[bool] = []
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 2)
     async with serving(more={"crowded": crowded.append}) as (server, address):
         many = [socket.create_connection(address) for _ in range(2)]
         await has_places(server, 2)

@@ -29,14 +29,14 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
-    LOAD_HIGH,
-    LOAD_LOW,
+    ALWAYS_BUSY_SCHEDULE,
+    NEVER_BUSY_SCHEDULE,
     SMT,
     Bind,
+    BusySchedule,
     Container,
     CPUMode,
-    DeviceUse,
-    Load,
+    DeviceAlignment,
     MemoryPolicy,
     OnFailure,
     PlacementOptions,
@@ -98,7 +98,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "cpus": CPUMode,
     "smt": SMT,
     "on-failure": OnFailure,
-    "devices": DeviceUse,
+    "devices": DeviceAlignment,
     "mempolicy": MemoryPolicy,
 }
 
@@ -109,9 +109,9 @@ CHOICES: dict[str, type[StrEnum]] = {
         *((key, one.value, one) for key, kind in CHOICES.items() for one in kind),
         ("numacpu", "0-3,8", "0-3,8"),
         ("numamem", "0-1", "0-1"),
-        ("load", "high", LOAD_HIGH),
-        ("load", "low", LOAD_LOW),
-        ("load", "09:00-18:00", Load(((540, 1080),))),
+        ("load", "high", ALWAYS_BUSY_SCHEDULE),
+        ("load", "low", NEVER_BUSY_SCHEDULE),
+        ("load", "09:00-18:00", BusySchedule(((540, 1080),))),
         ("movable", "true", True),
         ("movable", "false", False),
     ],
@@ -395,10 +395,10 @@ def test_every_id_by_itself_is_read(count: int) -> None:
 def test_the_limit_of_a_list_is_the_machines() -> None:
     machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
     fits = ",".join(map(str, range(64)))
-    found = machine.resolve_options(web({f"{PREFIX}/numacpu": fits}), MAIN)
+    found = machine.options_resolver(web({f"{PREFIX}/numacpu": fits}), MAIN)
     assert isinstance(found, PlacementOptions)
     assert CPUSet.parse(found.numacpu or "") == CPUSet(range(64))
-    found = machine.resolve_options(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
+    found = machine.options_resolver(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
     assert isinstance(found, Rejection)
     assert "expected at most 1024 characters, which is room for every id" in found.detail
     assert "(250001 characters)" in found.detail
@@ -553,7 +553,7 @@ def test_of_many_slips_a_few_are_named() -> None:
     ],
 )
 def test_text_becomes_sorted_separate_minutes(text: str, busy: tuple[tuple[int, int], ...]) -> None:
-    assert parse_load(text) == Load(busy)
+    assert parse_load(text) == BusySchedule(busy)
 
 
 @pytest.mark.parametrize(
@@ -581,10 +581,10 @@ def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) 
 @pytest.mark.parametrize(
     ("load", "text"),
     [
-        (LOAD_HIGH, "high"),
-        (LOAD_LOW, "low"),
-        (Load(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00"),
+        (ALWAYS_BUSY_SCHEDULE, "high"),
+        (NEVER_BUSY_SCHEDULE, "low"),
+        (BusySchedule(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00"),
     ],
 )
-def test_a_load_is_written_as_it_is_read(load: Load, text: str) -> None:
+def test_a_load_is_written_as_it_is_read(load: BusySchedule, text: str) -> None:
     assert format_load(load) == text

@@ -430,7 +430,7 @@ def test_a_bug_in_the_session_kills_it_too() -> None:
     """Nothing can be said of its state any more."""
 
     class Broken(PluginSession):
-        def _event_from_call(self, call: ttrpc.Call) -> ev.PluginEvent | None:
+        def _event_from_call(self, call: ttrpc.Call) -> ev.PluginSessionEvent | None:
             raise ZeroDivisionError
 
     session = Broken()
@@ -487,7 +487,7 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
         method="Synchronize",
         payload=pb.SynchronizeRequest(pods=pods).SerializeToString(),
     ).SerializeToString()
-    assert len(body) > ttrpc.MAX_BODY_BYTES
+    assert len(body) > ttrpc.MAX_MESSAGE_BODY_BYTES
     message = struct.pack(">IIBB", len(body), 3, 1, 0) + body
     plugin = SessionPair().configured().plugin
     wire = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, message)

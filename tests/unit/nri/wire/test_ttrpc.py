@@ -52,13 +52,13 @@ def server(
 
 
 def test_the_longest_body_travels_and_a_longer_one_is_refused_on_both_sides() -> None:
-    longest = b"x" * ttrpc.MAX_BODY_BYTES
+    longest = b"x" * ttrpc.MAX_MESSAGE_BODY_BYTES
     reader = ttrpc.MessageReader()
     reader.receive_data(ttrpc.encode_message(1, REQUEST, longest))
     assert reader.next_message() == (1, 1, longest)
     with pytest.raises(LocalProtocolError, match="4194305 bytes"):
         ttrpc.encode_message(1, REQUEST, longest + b"x")
-    reader.receive_data(struct.pack(">IIBB", ttrpc.MAX_BODY_BYTES + 1, 1, 1, 0))
+    reader.receive_data(struct.pack(">IIBB", ttrpc.MAX_MESSAGE_BODY_BYTES + 1, 1, 1, 0))
     with pytest.raises(LocalProtocolError, match="4194305 bytes"):
         reader.next_message()
 
@@ -136,7 +136,7 @@ def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
 def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
     made, answers = server(1)
     with pytest.raises(LocalProtocolError, match="at most"):
-        made.reply(1, b"x" * ttrpc.MAX_BODY_BYTES)
+        made.reply(1, b"x" * ttrpc.MAX_MESSAGE_BODY_BYTES)
     made.reply(1, b"smaller")
     assert len(answers()) == 1
 

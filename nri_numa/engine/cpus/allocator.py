@@ -137,7 +137,7 @@ def classify_sibling_loads(load: Load | None, loads: Mapping[int, Load]) -> Sibl
     groups: dict[int, tuple[Load, list[int]]] = {}
     for cpu, other_load in loads.items():
         groups.setdefault(id(other_load), (other_load, []))[1].append(cpu)
-    opposite = idle_hours = same_hours = 0
+    opposite = unloaded = same_hours = 0
     for other_load, cpus in groups.values():
         bits = CPUSet(cpus).bits
         if own_load.overlaps(other_load):
@@ -145,8 +145,8 @@ def classify_sibling_loads(load: Load | None, loads: Mapping[int, Load]) -> Sibl
         elif own_load.busy_intervals or other_load.busy_intervals:
             opposite |= bits
         else:
-            idle_hours |= bits
-    return SiblingLoads(opposite=opposite, unloaded=idle_hours, same_hours=same_hours)
+            unloaded |= bits
+    return SiblingLoads(opposite=opposite, unloaded=unloaded, same_hours=same_hours)
 
 
 class CoreClass(msgspec.Struct, frozen=True):

@@ -107,8 +107,8 @@ def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
 
 def closest_nodes(distances: Mapping[int, int]) -> NUMASet:
     """The NUMA nodes at the least distance."""
-    distance = min(distances.values(), default=0)
-    return NUMASet(i for i, distance_by_node in distances.items() if distance_by_node == distance)
+    shortest = min(distances.values(), default=0)
+    return NUMASet(i for i, distance in distances.items() if distance == shortest)
 
 
 def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
@@ -119,8 +119,8 @@ def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
     """``memory-only NUMA nodes 2-3 (memory tier 22)``."""
-    tiers_by_node = {topology.numa_nodes[i].tier for i in numa_nodes}
-    tiers = sorted(t for t in tiers_by_node if t is not None)
+    node_tiers = {topology.numa_nodes[i].tier for i in numa_nodes}
+    tiers = sorted(t for t in node_tiers if t is not None)
     tier = f" (memory tier{'' if len(tiers) == 1 else 's'} {', '.join(map(str, tiers))})"
     return f"memory-only {numa_text(numa_nodes)}{tier if tiers else ''}"
 
@@ -288,9 +288,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def exclusive_capacity(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
-        isolated_only = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
+        isolated = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
         counts = {
-            i: len(cpus & isolated_only if isolated_only else cpus)
+            i: len(cpus & isolated if isolated else cpus)
             for i, cpus in self.usable_cpus_by_node.items()
         }
         return {i: count for i, count in counts.items() if count}

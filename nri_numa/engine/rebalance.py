@@ -829,12 +829,12 @@ def _covers_needs(needs: ResourceVector, amounts: ResourceVector) -> bool:
     return all(map(le, needs, amounts))
 
 
-def _add_amounts(minuend: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(add, minuend, amounts))
+def _add_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
+    return tuple(map(add, total, amounts))
 
 
-def _subtract_amounts(minuend: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(sub, minuend, amounts))
+def _subtract_amounts(total: ResourceVector, amounts: ResourceVector) -> ResourceVector:
+    return tuple(map(sub, total, amounts))
 
 
 # --- what the engine says -------------------------------------------------------------------------

@@ -346,6 +346,9 @@ FORGED = {
     "memory nodes it does not list": (
         claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
     ),
+    "memory nodes where its pod lists none": (
+        claim(kind="unbound", cpus="", mems="1"), {}, 1.0, ""
+    ),
     "to be somebody else's": (claim(kind="foreign"), OWN, 1.0, "1"),
     "to be let alone": (claim(kind="unbound", cpus=""), OWN, 1.0, ""),
     "to be bound": (claim(kind="shared", cpus="", numa="1"), {}, 1.0, ""),

@@ -139,7 +139,7 @@ def classify_sibling_loads(
     groups: dict[int, tuple[BusySchedule, list[int]]] = {}
     for cpu, other_load in loads.items():
         groups.setdefault(id(other_load), (other_load, []))[1].append(cpu)
-    opposite = idle_hours = same_hours = 0
+    opposite = unloaded = same_hours = 0
     for other_load, cpus in groups.values():
         bits = CPUSet(cpus).bits
         if own_load.overlaps(other_load):
@@ -147,8 +147,8 @@ def classify_sibling_loads(
         elif own_load.busy_intervals or other_load.busy_intervals:
             opposite |= bits
         else:
-            idle_hours |= bits
-    return SiblingLoads(opposite=opposite, unloaded=idle_hours, same_hours=same_hours)
+            unloaded |= bits
+    return SiblingLoads(opposite=opposite, unloaded=unloaded, same_hours=same_hours)
 
 
 class CoreClass(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         machine = self.machine
         return CPUSet.from_bits(self.state.pool_bits(machine.topology, machine.settings))
 
-    @cached_property
+    @property
     def exclusive_pool_bits(self) -> int:
         """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
         machine = self.machine
@@ -127,7 +127,7 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
     @property
     def is_pool_whole(self) -> bool:
         """Whether the shared pool is the whole machine, so that unbound containers are left."""
-        return self.pool == self.machine.topology.allowed
+        return self.pool.bits == self.machine.topology.allowed.bits
 
     def group_cpuset(self, key: int) -> CPUSet:
         """CPUs of a group of containers that follow the pool."""

@@ -109,6 +109,7 @@ lint: $(STAMP) ## Format, lint, types, import rules, names, conditions
 	$(BIN)/mypy --config-file tests/mypy.ini bench tools tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.name_counts
+	$(BIN)/python -m tools.text_reads
 	$(BIN)/python -m tools.condition_counts
 
 # Elsewhere than in the environment: nothing else needs them.

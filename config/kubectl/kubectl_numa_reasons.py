@@ -5,6 +5,7 @@ Generated from nri_numa/model/reasons.py: ``python -m tools.docs_regions``.
 
 RETRY_CONDITIONS = {
     "TopologyAffinityError": "room",
+    "DeviceAffinityError": "room",
     "NotEnoughCPUs": "room",
     "NotEnoughMemory": "room",
     "SMTAlignmentError": "room",

@@ -664,7 +664,7 @@ class Agent:
         pod, container = self._undecided.popleft()
         self._tasks.add(self._admit_next_undecided)
         known = self.state.allocations.get(container.id)
-        if known is None or known.aligned:
+        if known is None or not known.is_undecided:
             return  # it is gone, or was decided about since
         met = admit_running(
             self.machine, self.state, pod, container, self._readings.memory, self._now()

@@ -48,7 +48,6 @@ from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.request.annotations import OptionsResolver
 from nri_numa.engine.request.demand import (
-    UNPREPARED_CLAIM_PREFIX,
     claim_result_text,
     parse_claims,
     with_slots,
@@ -268,28 +267,26 @@ class ClaimStore:
         if not named:
             return pod, container
         results: list[tuple[str, int, ClaimResult]] = []
-        text = ""
+        problem = ""
         for uid, number in named:
             claim = self.claims.get(uid)
             if claim is None or number >= len(claim.results):
-                text = (
-                    f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {uid} is not prepared on this node"
-                )
+                problem = f"its ResourceClaim {uid} is not prepared on this node"
                 break
             if pod.uid not in claim.pods or pod.namespace != claim.namespace:
-                text = (
-                    f"{UNPREPARED_CLAIM_PREFIX}ResourceClaim {claim.full_name} was prepared "
-                    "for another pod; "
+                problem = (
+                    f"ResourceClaim {claim.full_name} was prepared for another pod; "
                     "expected a claim that no other pod uses at the same time"
                 )
                 break
             results.append((uid, number, claim.results[number]))
-        if not text:
-            text = ",".join(
-                claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results
-            )
         key = self._agent.machine.slots_annotation_key
-        container = replace(container, annotations={**container.annotations, key: text})
+        text = ",".join(claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
+        container = replace(
+            container,
+            annotations={**container.annotations, key: "" if problem else text},
+            claim_problem=problem,
+        )
         found = [one for _, _, one in results]
         return with_parameters(self._agent.machine, pod, container, found), container
 

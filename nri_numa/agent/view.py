@@ -39,7 +39,6 @@ from nri_numa.engine.explain.sentences import (
 from nri_numa.engine.foreign_pins import KUBELET_KIND, shown_kind
 from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.rebalance import movable_exclusive_by_node
-from nri_numa.engine.resync import is_undecided
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
@@ -706,7 +705,7 @@ def _is_decided(allocation: Allocation) -> bool:
     if allocation.charges:
         return True
     unpinned = allocation.kind is ContainerKind.UNPINNED and allocation.policy is Policy.NONE
-    return not (unpinned and allocation.aligned) and not is_undecided(allocation)
+    return not (unpinned and allocation.aligned) and not allocation.is_undecided
 
 
 def _devices_by_numa_node(

@@ -112,10 +112,10 @@ def explain(
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
         with show_progress("asking the kubelet"):
             document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
-        said = list(kubelet_sentences(document["kubelet"], document["explanations"]))
-        for sentence in said:
-            if verbose or sentence.startswith("That differs: "):
-                beside += ["", *wrap_text(sentence)]
+        for sentence in kubelet_sentences(
+            document["kubelet"], document["explanations"], only_differences=not verbose
+        ):
+            beside += ["", *wrap_text(sentence)]
     texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
     write_output(document, output, [*texts, *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
@@ -274,16 +274,24 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
 
 
 def kubelet_sentences(
-    grants: Mapping[str, Any], explanations: list[dict[str, Any]]
+    grants: Mapping[str, Any],
+    explanations: list[dict[str, Any]],
+    *,
+    only_differences: bool = False,
 ) -> Iterator[str]:
     """`kubelet_grants` in sentences for each explained container, with what differs of the two."""
     if grants["problem"]:
-        yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."
+        if not only_differences:
+            yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."
         return
     by_container = {one["container"]: one for one in grants["containers"]}
     for explanation in explanations:
         name = explanation["container"]
         one = by_container.get(name)
+        if only_differences:
+            if one is not None:
+                yield from _grant_differences(one, explanation.get("assignment") or {})
+            continue
         if one is None:
             # Init and ephemeral containers are never in it.
             yield f"The kubelet reports nothing about container {escape_unprintable(name)}."

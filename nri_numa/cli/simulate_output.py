@@ -404,7 +404,7 @@ def _outcome_document(outcome: ContainerOutcome) -> dict[str, Any]:
         "container": outcome.container,
         "role": outcome.role.value,
         "verdict": outcome.verdict.value,
-        "reason": outcome.reason,
+        "reason": str(outcome.reason),
         "message": outcome.message,
         "cpusBefore": outcome.previous_cpus,
         "cpus": outcome.cpus,

@@ -1,1 +1,1 @@
-"""What to do about a workload: pure functions from state and request to decision."""
+"""Decide about a workload: pure functions from state and request to decision."""

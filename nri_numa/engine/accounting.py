@@ -1,4 +1,4 @@
-"""What is free on each NUMA node: worked out here and nowhere else.
+"""Free CPUs of each NUMA node, floors and quotas: worked out here and nowhere else.
 
 Admission, the text of a refusal, the API, the metrics, the page and the simulation all ask these
 functions, so that what is said to be free is admitted, and never more than that.
@@ -67,16 +67,16 @@ def count_free_exclusive(
     """
     machine, state, pool = desired.machine, desired.state, desired.pool.bits
     sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
-    found: dict[int, int] = {}
-    each = max(1, machine.shared_milli_of(1))
+    counts: dict[int, int] = {}
+    milli_of_cpu = max(1, machine.shared_milli_of(1))
     for i, cpus in machine.usable_cpus_by_node.items():
-        here = (cpus.bits & pool).bit_count()
-        needed = -(-state.shared_milli(i, cpus) // each)
-        apart = (cpus.bits & free.bits & ~pool).bit_count()
-        spare = max(0, here - needed) + apart
+        pool_count = (cpus.bits & pool).bit_count()
+        promised = -(-state.shared_milli(i, cpus) // milli_of_cpu)
+        isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
+        spare = max(0, pool_count - promised) + isolated_count
         if smt is SMT.ISOLATE:
             # As many cores as the pool can lose, whichever are taken.
-            count = sum(1 for lost in accumulate(sizes.get(i, ())) if lost <= spare)
+            count = sum(1 for threads in accumulate(sizes.get(i, ())) if threads <= spare)
         elif smt is SMT.FULL_CORE:
             cores = sizes.get(i, [])
             count = min(sum(cores), spare, left.get(i, 0) // 1000)
@@ -84,17 +84,17 @@ def count_free_exclusive(
                 count -= count % cores[0]
         else:
             count = min((cpus.bits & free.bits).bit_count(), spare)
-        found[i] = min(count, left.get(i, 0) // 1000)
-    return found
+        counts[i] = min(count, left.get(i, 0) // 1000)
+    return counts
 
 
 def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
     """By NUMA node, the threads of each wholly free core, largest first."""
     index: AllocatorIndex = machine.allocator_index
-    whole = index.whole_cores(free.bits)
+    whole_cores = index.whole_cores(free.bits)
     sizes: dict[int, list[int]] = {}
     for core in machine.topology.cores.values():
-        if core.numa_node is not None and core.cpus and whole >> core.cpus.first_id & 1:
+        if core.numa_node is not None and core.cpus and whole_cores >> core.cpus.first_id & 1:
             sizes.setdefault(core.numa_node, []).append(len(core.cpus))
     for cores in sizes.values():
         cores.sort(reverse=True)
@@ -128,32 +128,32 @@ def take_avoiding_contended(
         contended_cpus=foreign_or_grantable_cpus(state, machine.topology, machine.settings),
         listed=yielding_list_cpus(state, machine.topology),
     )
-    taken = _take_within_node_limits(machine, request, limits)
+    chosen_cpus = _take_within_node_limits(machine, request, limits)
     if (
-        not isinstance(taken, ChosenCPUs)
-        or not (taken.cpus - request.current_cpus) & request.listed
+        not isinstance(chosen_cpus, ChosenCPUs)
+        or not (chosen_cpus.cpus - request.current_cpus) & request.listed
         or request.prefer
         or request.smt is SMT.PAIR
         or request.settings.cpu_order is CPUOrder.KUBELET
     ):
-        return taken
-    rest = replace(request, free_cpus=request.free_cpus - request.listed)
-    others = _take_within_node_limits(machine, rest, limits)
-    alike = isinstance(others, ChosenCPUs) and _equivalence_key(
-        machine, others
-    ) == _equivalence_key(machine, taken)
-    return others if alike else taken
+        return chosen_cpus
+    unlisted = replace(request, free_cpus=request.free_cpus - request.listed)
+    unlisted_cpus = _take_within_node_limits(machine, unlisted, limits)
+    is_equivalent = isinstance(unlisted_cpus, ChosenCPUs) and _equivalence_key(
+        machine, unlisted_cpus
+    ) == _equivalence_key(machine, chosen_cpus)
+    return unlisted_cpus if is_equivalent else chosen_cpus
 
 
-def _equivalence_key(machine: NodeModel, chosen: ChosenCPUs) -> tuple[object, ...]:
-    """What makes some CPUs as good as others."""
-    ix: AllocatorIndex = machine.allocator_index
-    cpus = chosen.cpus.bits
+def _equivalence_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object, ...]:
+    """Key of CPUs that are as good as each other."""
+    index: AllocatorIndex = machine.allocator_index
+    cpus = chosen_cpus.cpus.bits
     return (
-        machine.topology.numa_of(chosen.cpus),
-        sum(1 for group in ix.l3_groups if group.bits & cpus),
-        ix.cores_touched(cpus).bit_count(),
-        *((cpus & kind).bit_count() for kind in (ix.isolated, ix.nohz_full, ix.efficient)),
+        machine.topology.numa_of(chosen_cpus.cpus),
+        sum(1 for group in index.l3_groups if group.bits & cpus),
+        index.cores_touched(cpus).bit_count(),
+        *((cpus & kind).bit_count() for kind in (index.isolated, index.nohz_full, index.efficient)),
     )
 
 
@@ -161,51 +161,51 @@ def _take_within_node_limits(
     machine: NodeModel, request: TakeRequest, limits: Mapping[int, int]
 ) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
     topology = machine.topology
-    taken = take_cpus(topology, request, machine.allocator_index)
+    chosen_cpus = take_cpus(topology, request, machine.allocator_index)
     for _ in limits:
-        check_quota = (
-            _first_exceeded_node(machine, request, taken, limits)
-            if isinstance(taken, ChosenCPUs)
+        numa_node = (
+            _first_exceeded_node(machine, request, chosen_cpus, limits)
+            if isinstance(chosen_cpus, ChosenCPUs)
             else None
         )
-        if check_quota is None:
-            return taken
+        if numa_node is None:
+            return chosen_cpus
         # Of that NUMA node leave what the allocator itself would take first.
-        here = machine.usable_cpus_by_node[check_quota]
-        held = request.current_cpus & here
-        select_floor_cpus = take_cpus(
+        node_cpus = machine.usable_cpus_by_node[numa_node]
+        current_here = request.current_cpus & node_cpus
+        within_limit = take_cpus(
             topology,
             replace(
                 request,
-                count=max(limits[check_quota], len(held)),
-                free_cpus=request.free_cpus & here,
-                prefer=request.prefer & here,
-                current_cpus=held,
+                count=max(limits[numa_node], len(current_here)),
+                free_cpus=request.free_cpus & node_cpus,
+                prefer=request.prefer & node_cpus,
+                current_cpus=current_here,
                 affinity=None,
             ),
             machine.allocator_index,
         )
-        rest = request.free_cpus - here
-        if isinstance(select_floor_cpus, ChosenCPUs):
-            rest = rest | select_floor_cpus.cpus | select_floor_cpus.idle
-        request = replace(request, free_cpus=rest)
-        taken = take_cpus(topology, request, machine.allocator_index)
-    return taken
+        free_cpus = request.free_cpus - node_cpus
+        if isinstance(within_limit, ChosenCPUs):
+            free_cpus = free_cpus | within_limit.cpus | within_limit.idle
+        request = replace(request, free_cpus=free_cpus)
+        chosen_cpus = take_cpus(topology, request, machine.allocator_index)
+    return chosen_cpus
 
 
 def _first_exceeded_node(
-    machine: NodeModel, request: TakeRequest, chosen: ChosenCPUs, limits: Mapping[int, int]
+    machine: NodeModel, request: TakeRequest, chosen_cpus: ChosenCPUs, limits: Mapping[int, int]
 ) -> int | None:
-    """The lowest NUMA node of which too much was chosen."""
+    """The lowest NUMA node whose limit the choice exceeds."""
     for i in sorted(limits):
         bits = machine.usable_cpus_by_node[i].bits
-        count = (chosen.cpus.bits & bits).bit_count()
+        count = (chosen_cpus.cpus.bits & bits).bit_count()
         if count > max(limits[i], (request.current_cpus.bits & bits).bit_count()):
             return i
     return None
 
 
-def split_cpu_milli(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[int, int]:
+def split_cpu_milli(milli: int, numa_nodes: NUMASet, room: Mapping[int, int]) -> dict[int, int]:
     """Book a shared container on the NUMA nodes it may run on: evenly, as far as each has that.
 
     It may run on any of them, so one that is nearly full gives what it has and the others the
@@ -214,22 +214,22 @@ def split_cpu_milli(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) ->
     if len(numa_nodes) == 1:
         return {numa_nodes.first_id: milli}
     allocated = dict.fromkeys(numa_nodes, 0)
-    rest = milli
+    unplaced = milli
     # Least room first, then the lowest id: what a small one cannot give is shared by the larger.
-    order = sorted(numa_nodes, key=lambda i: (left.get(i, 0), i))
+    order = sorted(numa_nodes, key=lambda i: (room.get(i, 0), i))
     for n, i in enumerate(order):
-        allocated[i] = min(left.get(i, 0), -(-rest // (len(order) - n)))
-        rest -= allocated[i]
-    each, odd = divmod(rest, len(order)) if order else (0, 0)
+        allocated[i] = min(room.get(i, 0), -(-unplaced // (len(order) - n)))
+        unplaced -= allocated[i]
+    part, remainder = divmod(unplaced, len(order)) if order else (0, 0)
     for n, i in enumerate(sorted(order)):
-        allocated[i] += each + (1 if n < odd else 0)
+        allocated[i] += part + (1 if n < remainder else 0)
     return allocated
 
 
 def check_exclusive_limits(
     case: PlacementRequest, who: str, cpus: CPUSet, idle: CPUSet
 ) -> Rejection | None:
-    """Why a container may not own these CPUs: the floor of the pool, or a quota."""
+    """Refuse exclusive CPUs that the floor of the pool or a quota does not allow."""
     withheld = cpus | idle
     return check_pool_floor(case.desired, who, withheld) or _check_quotas(case, who, withheld, idle)
 
@@ -254,12 +254,12 @@ def max_exclusive_total(desired: DesiredState, smt: SMT) -> int:
     machine, pool = desired.machine, desired.pool
     apart = exclusive_candidates(desired) - pool
     only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
-    most = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
+    total = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
     if smt is SMT.ISOLATE:
-        return most // threads
+        return total // threads
     uniform = len({len(offsets) for _, offsets in machine.allocator_index.core_shapes}) == 1
-    return most - most % threads if smt is SMT.FULL_CORE and uniform else most
+    return total - total % threads if smt is SMT.FULL_CORE and uniform else total
 
 
 def pool_floor_text(desired: DesiredState, smt: SMT, count: int) -> str:
@@ -281,26 +281,26 @@ def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CP
     """
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
-    topology, kept = machine.topology, 0
+    topology, floor_bits = machine.topology, 0
     in_use = machine.allocator_index.threads_of(
         machine.allocator_index.cores_touched(topology.allowed.bits & ~free.bits)
     )
 
-    def select_floor_bits(here: CPUSet, most: int) -> int:
-        order = sorted(here, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
-        return sum(1 << i for i in order[: max(0, most)])
+    def select_floor_bits(cpus: CPUSet, count: int) -> int:
+        order = sorted(cpus, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
+        return sum(1 << i for i in order[: max(0, count)])
 
     for i, cpus in machine.usable_cpus_by_node.items():
-        here = pool & cpus
+        pool_here = pool & cpus
         floor_here = machine.node_pool_floors.get(i, 0)
         if machine.withheld_isolated_cpus:
             promised = -(-state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
             floor_here = max(floor_here, promised)
-        kept |= select_floor_bits(here & free, floor_here - len(here - free))
+        floor_bits |= select_floor_bits(pool_here & free, floor_here - len(pool_here - free))
     if machine.withheld_isolated_cpus:
-        stays = CPUSet.from_bits(kept) | (pool - free)
-        kept |= select_floor_bits(pool - stays, machine.pool_floor - len(stays))
-    return CPUSet.from_bits(kept)
+        pool_rest = CPUSet.from_bits(floor_bits) | (pool - free)
+        floor_bits |= select_floor_bits(pool - pool_rest, machine.pool_floor - len(pool_rest))
+    return CPUSet.from_bits(floor_bits)
 
 
 def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejection | None:
@@ -349,18 +349,21 @@ def _check_quotas(
     case: PlacementRequest, who: str, withheld: CPUSet, idle: CPUSet
 ) -> Rejection | None:
     machine, state, namespace = case.machine, case.state, case.pod.namespace
-    limits, every = machine.settings.limits, state.allocations.values()
+    limits, allocations = machine.settings.limits, state.allocations.values()
     used, more = len(state.exclusive | state.idle_siblings), len(withheld)
 
     def check_quota_limit(
-        name: str, what: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
+        name: str, kind: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
     ) -> Rejection | None:
         limit = amount.cpus_of_total(machine.cpu_count)
         if not more or amount == ALL_CPUS_AMOUNT or used + more <= limit:
             return None
-        return _quota_rejection(who, name, what, limit, used, more, holders)
+        return _quota_rejection(who, name, kind, limit, used, more, holders)
 
-    idlers, owners = (a for a in every if a.idle_siblings), (a for a in every if a.exclusive)
+    idlers, owners = (
+        (a for a in allocations if a.idle_siblings),
+        (a for a in allocations if a.exclusive),
+    )
     amount = limits.quota.exclusive
     refused = check_quota_limit(
         "quotas.idleCPUs",
@@ -373,18 +376,18 @@ def _check_quotas(
     entry = _namespace_quota(machine, case.pod)
     if refused is not None or entry is None:
         return refused
-    mine = [a for a in every if a.exclusive and a.namespace == namespace]
-    used, what = (
+    mine = [a for a in allocations if a.exclusive and a.namespace == namespace]
+    used, kind = (
         len(union_cpus(a.cpus | a.idle_siblings for a in mine)),
         f"exclusive CPUs of namespace {namespace}",
     )
     return check_quota_limit(
-        f"{entry.name}.exclusiveCPUs", what, entry.quota.exclusive, used, more, mine
+        f"{entry.name}.exclusiveCPUs", kind, entry.quota.exclusive, used, more, mine
     )
 
 
 def check_list_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejection | None:
-    """Why a container may not list these CPUs, which could not be owned any more.
+    """Refuse a list of CPUs above a quota; nobody could own them any more.
 
     A list that the request pays for is within every quota; soft ones are never refused.
     """
@@ -393,18 +396,20 @@ def check_list_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> Rejectio
         return None
     # Alone, reserved CPUs withhold nothing: they cannot be owned anyway.
     reserved = machine.settings.reserved_cpus
-    every = [state.allocations[i] for i in state.listed]
+    allocations = [state.allocations[i] for i in state.listed]
     entry = _namespace_quota(machine, pod)
-    quotas = [("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, every)]
+    quotas = [
+        ("quotas.listedCPUs", "listed CPUs", machine.settings.limits.quota.listed, allocations)
+    ]
     if entry is not None and entry.quota.listed != ALL_CPUS_AMOUNT:
-        mine = [a for a in every if a.namespace == pod.namespace]
-        what = f"listed CPUs of namespace {pod.namespace}"
-        quotas.append((f"{entry.name}.listedCPUs", what, entry.quota.listed, mine))
-    for name, what, amount, holders in quotas:
+        mine = [a for a in allocations if a.namespace == pod.namespace]
+        kind = f"listed CPUs of namespace {pod.namespace}"
+        quotas.append((f"{entry.name}.listedCPUs", kind, entry.quota.listed, mine))
+    for name, kind, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
         limit, more = _listed_cpu_limit(machine, amount), len(cpus - reserved - used)
         if len(used) + more > limit:
-            return _quota_rejection(who, name, what, limit, len(used), more, holders)
+            return _quota_rejection(who, name, kind, limit, len(used), more, holders)
     return None
 
 
@@ -457,20 +462,20 @@ def group_floor_cpus(
     One for each group that has nothing there but free CPUs; one may do for several. With ``pair``
     the other threads of cores in use are what the container looks for.
     """
-    kept = 0
+    floor_bits = 0
     for key in sorted(state.shared_groups):
         if key < 0:
             continue
-        theirs = pool.bits & machine.topology.cpu_bits_of(key)
-        spare = theirs & ~held.bits
-        if not spare or theirs & ~free.bits or spare & kept:
+        group_bits = pool.bits & machine.topology.cpu_bits_of(key)
+        spare = group_bits & ~held.bits
+        if not spare or group_bits & ~free.bits or spare & floor_bits:
             continue
         # The least loss is a thread whose core is in use already, or one of a whole core where
         # such threads are wanted; then the highest number.
-        whole = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
-        bits = spare & (whole if pair else ~whole) or spare
-        kept |= 1 << bits.bit_length() - 1
-    return CPUSet.from_bits(kept)
+        cores = machine.allocator_index.threads_of(machine.allocator_index.whole_cores(free.bits))
+        bits = spare & (cores if pair else ~cores) or spare
+        floor_bits |= 1 << bits.bit_length() - 1
+    return CPUSet.from_bits(floor_bits)
 
 
 class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -486,7 +491,7 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_slots(self) -> int:
-        """What the scheduler may count."""
+        """Slots that the scheduler may count."""
         return sum(self.allocated.values()) + sum(self.free.values())
 
 
@@ -503,16 +508,16 @@ def slot_capacity(desired: DesiredState) -> SlotCapacity:
     namespaces are the business of a ResourceQuota.
     """
     holders = tuple(a for _, a in sorted(desired.state.allocations.items()) if a.slots)
-    held = {
+    allocated = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
         for i, cpus in desired.machine.usable_cpus_by_node.items()
     }
-    free, most = _free_exclusive(desired)
+    free, total = _free_exclusive(desired)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
     # the highest NUMA node.
-    for _ in range(sum(free.values()) - max(0, most)):
+    for _ in range(sum(free.values()) - max(0, total)):
         free[max(free, key=lambda i: (free[i], i))] -= 1
-    return SlotCapacity(allocated=held, free=free, holders=holders)
+    return SlotCapacity(allocated=allocated, free=free, holders=holders)
 
 
 def max_exclusive_by_node(desired: DesiredState) -> dict[int, int]:
@@ -549,14 +554,14 @@ def _free_exclusive(desired: DesiredState) -> tuple[dict[int, int], int]:
 
 def _free_exclusive_quota(machine: NodeModel, state: NodeState, smt: SMT) -> int:
     limits, total = machine.settings.limits, machine.cpu_count
-    left = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)
+    count = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)
     if smt is SMT.ISOLATE:
         threads = machine.topology.threads_per_core
-        left //= threads
+        count //= threads
         if threads > 1:
-            left = min(
-                left,
+            count = min(
+                count,
                 (limits.idle_siblings.cpus_of_total(total) - len(state.idle_siblings))
                 // (threads - 1),
             )
-    return left
+    return count

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_pool_floor
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.captions import foreign_caption, unpinned_caption
 from nri_numa.engine.decision import (
     NO_DEMAND,
     Admitted,
@@ -57,7 +58,7 @@ from nri_numa.engine.state import (
     PodRecord,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, cpus_text, numa_text
+from nri_numa.model.machine import NO_QUOTA, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
@@ -205,7 +206,8 @@ def admit(  # noqa: C901 - not cut yet
     if isinstance(placed, Rejection) and case.on_failure is OnFailure.UNPINNED:
         placed = replace(
             _place_unpinned(case, pool_before),
-            reason=f"not pinned: {placed.reason}",
+            reason=unpinned_caption(placed.reason),
+            unpinned_for=placed.reason,
             aligned=False,
             alignment=UnalignedRejection.alignment_of(placed),
             decision_steps=(
@@ -533,14 +535,14 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
         return replace(
             case.initial_placement,
             kind=ContainerKind.FOREIGN,
-            reason=f"pinned by another component to {cpus_text(cpus)}",
+            reason=foreign_caption(cpus),
             decision_steps=(
                 "another component set its cpuset and the pod asks for nothing: left as it is",
             ),
         )
     none = case.requested.bind is Bind.NONE
     why = "bind: none" if none else "no annotation and no rule asks for a pin"
-    return replace(case.initial_placement, reason=f"not pinned: {why}", decision_steps=(why,))
+    return replace(case.initial_placement, reason=unpinned_caption(why), decision_steps=(why,))
 
 
 def _place_kubelet_pinned(case: PlacementRequest, side: KeepGrant) -> Placement:

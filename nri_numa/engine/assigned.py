@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
@@ -66,7 +67,7 @@ _SIGNATURE_HEX_DIGITS: Final = 32
 
 
 class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the annotation says, in the order in which it is written.
+    """The annotation, in the order in which it is written.
 
     Attributes:
         cpus: the kernel list that the container starts with; empty when it is left alone.
@@ -170,6 +171,8 @@ def adopt_assignment(
         if isinstance(checked, str):
             return f"carries no signature of ours, and {checked}"
         allocation = checked
+    else:
+        allocation = replace(allocation, **facts_of_caption(allocation.reason))
     size_milli = cpu_size_milli(container.resources)
     if allocation.exclusive and not has_same_cpus and allocation.cpu_milli != size_milli:
         # Resized since, and perhaps no owner any more: its present size must say the same.
@@ -190,7 +193,7 @@ def adopt_assignment(
 def _check_unsigned(
     machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
 ) -> Allocation | str:
-    """What the pod could have been given today; or why that is something else."""
+    """Check a claim against what the pod could be given today; or say what contradicts it."""
     # Its cpuset is the one in question, so no other program's.
     bare = replace(container, resources=replace(container.resources, cpus=""))
     requested = with_slots(machine.settings, pod, bare, machine.resolve_options(pod, container))
@@ -204,7 +207,7 @@ def _check_unsigned(
 def _cpus_beyond_lists_text(
     machine: NodeModel, pod: PodSandbox, container: Container, claim: Allocation
 ) -> str:
-    """What the runtime has beyond the pod's lists, or a shared container's NUMA nodes, in words."""
+    """CPUs or memory nodes beyond the pod's lists, or a shared container's NUMA nodes, in words."""
     options = machine.resolve_options(pod, container)
     listed = PlacementOptions() if isinstance(options, Rejection) else options
     cpus = claim.cpus
@@ -227,7 +230,7 @@ def _contradiction_text(allocation: Allocation) -> str:
 def _decode_assignment(
     machine: NodeModel, text: str, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, bool] | str:
-    """What the annotation says, and whether the runtime still has the CPUs it names."""
+    """Read the allocation, and whether the runtime still has the CPUs it names."""
     resources, cpus = container.resources, NO_CPUS
     try:
         document = _decode_document(text)
@@ -241,8 +244,8 @@ def _decode_assignment(
             cpus = CPUSet.parse(resources.cpus)
     except (ValueError, msgspec.DecodeError, RecursionError):
         return "cannot be read"
-    leaves = document.leaves & mems
-    mems = mems - leaves or mems
+    migrating_from = document.leaves & mems
+    mems = mems - migrating_from or mems
     missing = (document.numa_nodes | mems) - machine.topology.numa_ids
     if missing:
         return f"names {numa_text(missing)}, which the machine does not have"
@@ -253,10 +256,10 @@ def _decode_assignment(
             document, reason=f"{exclusive_cpu_count_text(len(cpus))} on {nodes_text}"
         )
     allocation = _allocation_from(machine, pod, container, document, cpus, mems)
-    if leaves - mems:
-        charges = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NO_CHARGE))
+    if migrating_from - mems:
+        charges = dict.fromkeys(migrating_from, next(iter(allocation.charges.values()), NO_CHARGE))
         allocation = allocation.with_migration_started(
-            replace(allocation, mems=leaves, charges=charges)
+            replace(allocation, mems=migrating_from, charges=charges)
         )
     return _contradiction_text(allocation) or (allocation, has_same_cpus)
 
@@ -329,7 +332,7 @@ def _implausible_text(
     requested: PlacementOptions,
     claim: Allocation,
 ) -> str:
-    """Why a container cannot have what it claims, as the end of a sentence; empty when it can."""
+    """Say what is implausible of a claim, as the end of a sentence; empty if nothing is."""
     if claim.kind is ContainerKind.UNPINNED:
         if uses_kubelet_rules(machine, requested) and not requested.is_unpinned:
             return ""  # it shares all CPUs, as under the kubelet, whatever its memory

@@ -49,7 +49,7 @@ from nri_numa.model.workload import (
 
 
 class MemoryOnlyNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine's NUMA nodes without CPUs are good for.
+    """Uses of a machine's NUMA nodes without CPUs.
 
     CXL, HBM, the memory of a KNL in flat mode, the memory of GPUs and much of what virtual machines
     show are NUMA nodes with memory and no CPUs. Such a NUMA node *serves* the NUMA nodes with CPUs
@@ -78,23 +78,25 @@ def classify_memory_nodes(
 ) -> MemoryOnlyNodes:
     """Work out what may be used."""
     with_cpus, with_memory = topology.cpu_nodes, topology.memory_nodes
-    alone = with_memory - with_cpus
-    if not alone:
+    memory_only = with_memory - with_cpus
+    if not memory_only:
         return MemoryOnlyNodes()
-    near: dict[int, NUMASet] = {}
-    for i in alone:
+    attached: dict[int, NUMASet] = {}
+    for i in memory_only:
         if i in nodes or topology.numa_nodes[i].tier in numbers:
-            near[i] = cpu_nodes_of(topology, i)
+            attached[i] = cpu_nodes_of(topology, i)
     for cpu_node in with_cpus - with_memory:
         closest = _closest_memory(topology, cpu_node, with_memory)
-        for i in closest if closest <= alone else NO_NUMA_NODES:
-            near[i] = near.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
-    if near and not with_memory & with_cpus:
-        usual = {topology.numa_nodes[i].tier for i in near}
-        for i in alone:
-            if i not in near and topology.numa_nodes[i].tier in usual:
-                near[i] = cpu_nodes_of(topology, i)
-    return MemoryOnlyNodes(attached=dict(sorted(near.items())), excluded=alone - NUMASet(near))
+        for i in closest if closest <= memory_only else NO_NUMA_NODES:
+            attached[i] = attached.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
+    if attached and not with_memory & with_cpus:
+        usual = {topology.numa_nodes[i].tier for i in attached}
+        for i in memory_only:
+            if i not in attached and topology.numa_nodes[i].tier in usual:
+                attached[i] = cpu_nodes_of(topology, i)
+    return MemoryOnlyNodes(
+        attached=dict(sorted(attached.items())), excluded=memory_only - NUMASet(attached)
+    )
 
 
 def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
@@ -105,8 +107,8 @@ def cpu_nodes_of(topology: Topology, numa_node: int) -> NUMASet:
 
 def closest_nodes(distances: Mapping[int, int]) -> NUMASet:
     """The NUMA nodes at the least distance."""
-    least = min(distances.values(), default=0)
-    return NUMASet(i for i, far in distances.items() if far == least)
+    distance = min(distances.values(), default=0)
+    return NUMASet(i for i, distance_by_node in distances.items() if distance_by_node == distance)
 
 
 def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
@@ -117,14 +119,14 @@ def _closest_memory(topology: Topology, cpu_node: int, with_memory: NUMASet) -> 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
     """``memory-only NUMA nodes 2-3 (memory tier 22)``."""
-    every = {topology.numa_nodes[i].tier for i in numa_nodes}
-    found = sorted(t for t in every if t is not None)
-    tier = f" (memory tier{'' if len(found) == 1 else 's'} {', '.join(map(str, found))})"
-    return f"memory-only {numa_text(numa_nodes)}{tier if found else ''}"
+    tiers_by_node = {topology.numa_nodes[i].tier for i in numa_nodes}
+    tiers = sorted(t for t in tiers_by_node if t is not None)
+    tier = f" (memory tier{'' if len(tiers) == 1 else 's'} {', '.join(map(str, tiers))})"
+    return f"memory-only {numa_text(numa_nodes)}{tier if tiers else ''}"
 
 
 class MeasuredFree(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel and the kubelet say is left, by NUMA node, at some moment.
+    """Free memory by NUMA node at some moment, by the kernel and the kubelet.
 
     Attributes:
         devices: how many devices of all kinds the kubelet can still give; empty where unknown.
@@ -135,7 +137,7 @@ class MeasuredFree(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[int, int] = msgspec.field(default_factory=dict)
 
     def with_allocation(self, allocation: Allocation, sign: int = 1) -> MeasuredFree:
-        """What the kernel has left for a container that runs: what it was promised is its own.
+        """Free memory for a container that runs: what it was promised is its own.
 
         It uses some of that already, so only what it gets in addition has to be free. With
         ``sign=-1``, what is left for others once it uses all of that.
@@ -176,9 +178,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The same machine with its tables, none of which depends on memory policies."""
         if policies == self.memory_policies:
             return self
-        made = copy(self)
-        msgspec.structs.force_setattr(made, "memory_policies", policies)
-        return made
+        model = copy(self)
+        msgspec.structs.force_setattr(model, "memory_policies", policies)
+        return model
 
     @cached_property
     def allocator_index(self) -> AllocatorIndex:
@@ -258,7 +260,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cpu_count(self) -> int:
-        """What percentages are of: CPUs that containers may use, or could if they were online."""
+        """The base of percentages: CPUs that containers may use, or could if they were online."""
         topology = self.topology
         return len(topology.present - (topology.online - topology.allowed))
 
@@ -279,16 +281,17 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
-        of, apart = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
-        floors = {i: of(len(cpus - apart)) for i, cpus in self.usable_cpus_by_node.items()}
+        of, isolated = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
+        floors = {i: of(len(cpus - isolated)) for i, cpus in self.usable_cpus_by_node.items()}
         return {i: count for i, count in floors.items() if count}
 
     @cached_property
     def exclusive_capacity(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
-        only = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
+        isolated_only = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
         counts = {
-            i: len(cpus & only if only else cpus) for i, cpus in self.usable_cpus_by_node.items()
+            i: len(cpus & isolated_only if isolated_only else cpus)
+            for i, cpus in self.usable_cpus_by_node.items()
         }
         return {i: count for i, count in counts.items() if count}
 
@@ -311,13 +314,13 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """By NUMA node, of `cpu_total` what containers without CPUs of their own could have."""
         return self._compute_cpu_capacity(self.withheld_isolated_cpus)
 
-    def _compute_cpu_capacity(self, apart: CPUSet) -> Mapping[int, int]:
+    def _compute_cpu_capacity(self, isolated: CPUSet) -> Mapping[int, int]:
         settings = self.settings
         if settings.strict_reserved:
-            apart = apart | settings.reserved_cpus
+            isolated = isolated | settings.reserved_cpus
         return {
             i: int(
-                len(cpus - apart)
+                len(cpus - isolated)
                 * 1000
                 * settings.cpu_overcommit
                 * settings.capacity_factor.get(i, 1.0)
@@ -363,8 +366,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         The kubelet's rules do not look at what the kernel has.
         """
         free = {} if reading is None or self.settings.kubelet_memory else reading.memory
-        booked = {i: charge.memory for i, charge in state.charges.items()}
-        return _free_amounts(self.memory_capacity, booked, state.kubelet.memory, free)
+        charges = {i: charge.memory for i, charge in state.charges.items()}
+        return _free_amounts(self.memory_capacity, charges, state.kubelet.memory, free)
 
     def free_hugepages(
         self, size: int, state: NodeState, reading: MeasuredFree | None
@@ -373,24 +376,24 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         free: dict[int, int] = {}
         if reading is not None and not self.settings.kubelet_memory:
             free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
-        booked = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
+        charges = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
         granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
-        return _free_amounts(self.hugepages_capacity(size), booked, granted, free)
+        return _free_amounts(self.hugepages_capacity(size), charges, granted, free)
 
 
 def _free_amounts(
     total: Mapping[int, int],
-    booked: Mapping[int, int],
+    charges: Mapping[int, int],
     granted: Mapping[int, int] = MappingProxyType({}),
     free: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """By NUMA node, what is neither booked nor granted, and never more than what is free."""
-    left = {i: max(0, n - booked.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
-    return {i: min(n, free.get(i, n)) for i, n in left.items()} if free else left
+    amounts = {i: max(0, n - charges.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
+    return {i: min(n, free.get(i, n)) for i, n in amounts.items()} if free else amounts
 
 
 class DecisionTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about; rendered by `engine.explain.explanation`, never logged whole."""
+    """The way to a decision; rendered by `engine.explain.explanation`, never logged whole."""
 
     pod: PodSandbox
     container: Container
@@ -603,7 +606,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pod_record(self) -> PodRecord | None:
-        """What is remembered of the pod."""
+        """The record of the pod."""
         return self.state.pods.get(self.pod.uid)
 
     @cached_property
@@ -618,12 +621,12 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
     def free_hugepages(self) -> dict[int, Mapping[int, int]]:
         """By page size that is needed and NUMA node, bytes of huge pages that can be allocated."""
-        left, state, reading = self.machine.free_hugepages, self.state, self.reading
-        return {size: left(size, state, reading) for size in self.demand.hugepages}
+        free_bytes, state, reading = self.machine.free_hugepages, self.state, self.reading
+        return {size: free_bytes(size, state, reading) for size in self.demand.hugepages}
 
     @cached_property
     def effective_smt(self) -> SMT:
-        """What to do about siblings; with the kubelet's order nothing, unless asked for."""
+        """The rule for siblings; with the kubelet's order none, unless asked for."""
         requested = self.requested
         if requested.smt is SMT.SPREAD and "smt" not in requested.explicit_keys:
             kubelet = self.machine.settings.cpu_order is CPUOrder.KUBELET
@@ -648,9 +651,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def uses_kubelet_rules(machine: NodeModel, requested: PlacementOptions) -> bool:
-    """Whether CPUs are the kubelet's business: none but whole ones of one's own are looked at.
+    """True if the kubelet's rules hold: none but exclusive CPUs are aligned.
 
     A container that asks to share the CPUs of its NUMA nodes gets that all the same.
     """
-    shares = requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys
-    return machine.settings.kubelet_cpus and not shares
+    is_sharing = requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys
+    return machine.settings.kubelet_cpus and not is_sharing

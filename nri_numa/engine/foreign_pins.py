@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import foreign_caption, unpinned_caption
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
     Allocation,
@@ -35,7 +36,7 @@ def parse_foreign_cpuset(text: str) -> CPUSet:
 
 
 def is_shared_pool_cpuset(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
-    """Whether a cpuset pins nothing.
+    """True if a cpuset pins nothing.
 
     Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
     policy gives, or gave a moment ago, to everybody who shares (``shared``).
@@ -56,13 +57,17 @@ def reclassify_cpuset(
     if is_shared_pool_cpuset(text, pool, shared):
         if allocation.kind is ContainerKind.UNPINNED:
             return allocation
-        holds = bool(pool) and pool <= parse_foreign_cpuset(text)
-        what = "holds the whole shared pool" if holds or not text else "is the kubelet's shared one"
+        holds_pool = bool(pool) and pool <= parse_foreign_cpuset(text)
+        cpuset_text = (
+            "holds the whole shared pool"
+            if holds_pool or not text
+            else "is the kubelet's shared one"
+        )
         return replace(
             allocation,
             kind=ContainerKind.UNPINNED,
             foreign_cpus=NO_CPUS,
-            reason=f"not pinned: its cpuset {what}",
+            reason=unpinned_caption(f"its cpuset {cpuset_text}"),
         )
     cpus = parse_foreign_cpuset(text)
     if allocation.kind is ContainerKind.FOREIGN and (allocation.foreign_cpus == cpus or not cpus):
@@ -71,7 +76,7 @@ def reclassify_cpuset(
         allocation,
         kind=ContainerKind.FOREIGN,
         foreign_cpus=cpus,
-        reason=f"pinned by another component to {cpus_text(cpus or text)}",
+        reason=foreign_caption(cpus or text),
     )
 
 
@@ -80,13 +85,13 @@ def foreign_overlaps(state: NodeState) -> Mapping[str, CPUSet]:
 
     Costs a look at every container, so nothing that a request waits for may call it.
     """
-    taken = state.exclusive | state.idle_siblings
-    if not taken:
+    unavailable = state.exclusive | state.idle_siblings
+    if not unavailable:
         return {}
     return {
-        container_id: allocation.foreign_cpus & taken
+        container_id: allocation.foreign_cpus & unavailable
         for container_id, allocation in state.allocations.items()
-        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus & taken
+        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus & unavailable
     }
 
 
@@ -133,7 +138,7 @@ _MAX_NAMED_HOLDERS: Final = 4
 def exclusive_holders_text(
     state: NodeState, within: NUMASet | None = None, *, requests: bool = False
 ) -> str:
-    """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
+    """Name the owners and listers of CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
     A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
     serve, soft lists' too. Those with the most CPUs first, then by name.
@@ -152,13 +157,13 @@ def _charged_milli(a: Allocation) -> int:
 
 def holder_list_text(allocations: Iterable[Allocation]) -> str:
     """The same about given containers."""
-    found = [*allocations]
-    if not found:
+    holders = [*allocations]
+    if not holders:
         return ""
     # By number of CPUs, most first, then by name, then by id.
-    most = nsmallest(
+    largest_holders = nsmallest(
         _MAX_NAMED_HOLDERS,
-        found,
+        holders,
         key=lambda a: (
             -(
                 (
@@ -171,19 +176,19 @@ def holder_list_text(allocations: Iterable[Allocation]) -> str:
             a.container_id,
         ),
     )
-    parts = [_holder_text(a) for a in most]
-    if len(found) > _MAX_NAMED_HOLDERS:
-        parts.append(f"and {len(found) - _MAX_NAMED_HOLDERS} more")
+    parts = [_holder_text(a) for a in largest_holders]
+    if len(holders) > _MAX_NAMED_HOLDERS:
+        parts.append(f"and {len(holders) - _MAX_NAMED_HOLDERS} more")
     return "; held: " + ", ".join(parts)
 
 
 def _holder_text(a: Allocation) -> str:
     if a.yields_to_exclusive or not a.cpus:
         return f"{a.full_name} requests {human_milli(_charged_milli(a))} of the shared pool"
-    idle = f" and keeps {_short_cpus_text(a.idle_siblings)} idle" if a.idle_siblings else ""
+    idle_text = f" and keeps {_short_cpus_text(a.idle_siblings)} idle" if a.idle_siblings else ""
     return (
         f"{a.full_name} {'has exclusive' if a.exclusive else 'lists'} "
-        f"{_short_cpus_text(a.cpus)}{idle}"
+        f"{_short_cpus_text(a.cpus)}{idle_text}"
     )
 
 
@@ -199,9 +204,9 @@ RESERVATION_KIND: Final = "kept"
 
 def to_kubelet_allocation(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
-    kept = {field: getattr(allocation, field) for field in ContainerIdentity.__annotations__}
+    identity = {field: getattr(allocation, field) for field in ContainerIdentity.__annotations__}
     return Allocation(
-        **kept,
+        **identity,
         kind=ContainerKind.FOREIGN,
         foreign_cpus=cpus,
         reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",

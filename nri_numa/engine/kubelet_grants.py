@@ -1,4 +1,4 @@
-"""What the kubelet's static managers granted, and whether it stays.
+"""Grants of the kubelet's static managers: kept or overridden.
 
 The kubelet decides at the pod's admission, without knowing our annotations. What its static
 managers granted is its own (docs/adr/0035-beside-the-kubelets-managers.md): the container is left
@@ -66,7 +66,7 @@ class _Grant(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What it holds: ``CPUs 2-3 and memory of NUMA node 0``."""
+        """The grant in words: ``CPUs 2-3 and memory of NUMA node 0``."""
         parts = [cpus_text(self.cpus)] if self.cpus else []
         if self.mems:
             parts.append(f"memory of {numa_text(self.mems)}")
@@ -74,7 +74,7 @@ class _Grant(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why the container is the kubelet's, one clause."""
+        """The reason of a container that is the kubelet's, one clause."""
         return f"the kubelet granted it {self.text} by its static policy"
 
 

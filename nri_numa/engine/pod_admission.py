@@ -22,6 +22,7 @@ from nri_numa.engine.admit import (
     release_reservations,
     restore_pod_reservation,
 )
+from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
 from nri_numa.engine.decision import (
     Admitted,
     Decision,
@@ -39,7 +40,6 @@ from nri_numa.engine.request.demand import (
     pod_cpu_request_milli,
 )
 from nri_numa.engine.state import (
-    PENDING_POD_RESERVATION_TEXT,
     POD_RESERVATION_NAME,
     Allocation,
     NodeState,
@@ -81,7 +81,7 @@ class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def guaranteed_resources(milli: int, memory: int) -> Resources:
-    """What the kubelet makes of limits that are the requests."""
+    """Resources that the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
         cpu_quota=milli * DEFAULT_CFS_PERIOD_US // 1000 or None,
@@ -91,7 +91,7 @@ def guaranteed_resources(milli: int, memory: int) -> Resources:
 
 
 def parse_expected_containers(text: str) -> dict[str, ExpectedContainer] | None:
-    """What an annotation says by container; None where it is not of our form."""
+    """Read an annotation by container; None where it is not of our form."""
     try:
         document = json.loads(text) if len(text) <= MAX_CONTAINERS_ANNOTATION_CHARS else None
         if not isinstance(document, dict) or len(document) > MAX_EXPECTED_CONTAINERS:
@@ -140,7 +140,7 @@ def reserve_for_sandbox(
     decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
     if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return Released(state=state)
-    after = decided.state.with_reservation(all_of_it.id, now, PENDING_POD_RESERVATION_TEXT)
+    after = decided.state.with_reservation(all_of_it.id, now, PENDING_RESERVATION_CAPTION)
     after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_is_preferred=True))
     return Released(state=after, change=decided.change, updates=decided.updates)
 
@@ -189,18 +189,18 @@ def admit_pod(
 
 
 def count_expected_containers(machine: NodeModel, pod: PodSandbox) -> int:
-    """How many containers of a pod are admitted with its first; 0 where it does not name them."""
+    """Count the containers that are admitted with the first; 0 where the pod names none."""
     return len(_expected_containers(machine, pod)[0] or ())
 
 
 def _expected_containers(
     machine: NodeModel, pod: PodSandbox
 ) -> tuple[dict[str, ExpectedContainer] | None, str]:
-    """What is known of the pod's containers by name; and what is wrong with the annotation."""
+    """The pod's containers by name; and what is wrong with the annotation."""
     key = f"{machine.settings.prefix}/{CONTAINERS_KEY}"
     text = pod.annotations.get(key)
-    whole = pod_cpu_request_milli(pod)
-    if text is None or pod.qos is not QoSClass.GUARANTEED or whole is None:
+    total = pod_cpu_request_milli(pod)
+    if text is None or pod.qos is not QoSClass.GUARANTEED or total is None:
         return None, ""
     expected = parse_expected_containers(text)
     if expected is None:
@@ -209,17 +209,22 @@ def _expected_containers(
             f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
             f"{_EXPECTED_CONTAINERS_TEXT}",
         )
-    at_once = [
-        max([sum(n for n, ends in amounts if not ends), *(n for n, ends in amounts if ends)])
+    sums = [
+        max(
+            [
+                sum(n for n, is_init in amounts if not is_init),
+                *(n for n, is_init in amounts if is_init),
+            ]
+        )
         for amounts in (
-            [(one.milli, one.is_init) for one in expected.values()],
-            [(one.memory, one.is_init) for one in expected.values()],
+            [(container.milli, container.is_init) for container in expected.values()],
+            [(container.memory, container.is_init) for container in expected.values()],
         )
     ]
-    if at_once[0] > whole or at_once[1] > (pod.resources.memory_limit or 0):
+    if sums[0] > total or sums[1] > (pod.resources.memory_limit or 0):
         return None, (
-            f"{CONTAINERS_KEY} has {human_milli(at_once[0])} and {at_once[1]} bytes "
-            f"(annotation {key}), expected no more than its pod, {human_milli(whole)} and "
+            f"{CONTAINERS_KEY} has {human_milli(sums[0])} and {sums[1]} bytes "
+            f"(annotation {key}), expected no more than its pod, {human_milli(total)} and "
             f"{pod.resources.memory_limit or 0} bytes"
         )
     return expected, ""
@@ -260,7 +265,7 @@ def _reserve_expected_containers(
     for i in ids:
         plan = release_container(machine, plan, i, now).state
     kept = [
-        replace(plan.allocations[i], reason=PENDING_POD_RESERVATION_TEXT)
+        replace(plan.allocations[i], reason=PENDING_RESERVATION_CAPTION)
         for i in ids
         if i in plan.allocations
     ]
@@ -280,36 +285,43 @@ def _reserve_pod_sum(
     now: float,
 ) -> NodeState | Rejection:
     """Keep what the pod's sum leaves for others, if it leaves whole CPUs and they are asked for."""
-    state, its = decided.state, decided.trace.requested
-    whole, memory = pod_cpu_request_milli(pod), pod.resources.memory_limit or 0
-    if not decided.allocation.exclusive or its is None or its.slots is not None or whole is None:
+    state, requested = decided.state, decided.trace.requested
+    total, memory = pod_cpu_request_milli(pod), pod.resources.memory_limit or 0
+    if (
+        not decided.allocation.exclusive
+        or requested is None
+        or requested.slots is not None
+        or total is None
+    ):
         return state
-    if its.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
+    if requested.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
-    if any(its.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")):
+    if any(
+        requested.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")
+    ):
         return state  # what the others ask for is not known
-    if its.scope is Scope.CONTAINER and uses_kubelet_rules(machine, its):
+    if requested.scope is Scope.CONTAINER and uses_kubelet_rules(machine, requested):
         return state  # nor how much of it is fractions, which do not count
     state = release_reservations(machine, state, _pod_sum_reservations(state, pod)).state
-    milli = (whole - decided.allocation.cpu_milli) // 1000 * 1000
+    milli = (total - decided.allocation.cpu_milli) // 1000 * 1000
     if milli <= 0:
         return state
-    if its.scope is Scope.CONTAINER:
+    if requested.scope is Scope.CONTAINER:
         # How many containers share it, and each has its own place: any place will do.
-        its = replace(its, policy=Policy.BEST_EFFORT)
-    rest = guaranteed_resources(milli, max(0, memory - decided.allocation.memory_bytes))
-    others = Container(
+        requested = replace(requested, policy=Policy.BEST_EFFORT)
+    resources = guaranteed_resources(milli, max(0, memory - decided.allocation.memory_bytes))
+    container = Container(
         id=f"{pod.id}/{POD_RESERVATION_NAME}",
         pod_id=pod.id,
         name=POD_RESERVATION_NAME,
-        resources=rest,
+        resources=resources,
     )
-    found = admit(machine, state, pod, others, reading, now, resolved=its)
-    if isinstance(found, Admitted):
-        kept = found.allocation.exclusive
+    decision = admit(machine, state, pod, container, reading, now, resolved=requested)
+    if isinstance(decision, Admitted):
+        owned = decision.allocation.exclusive
         return (
-            found.state.with_reservation(others.id, now, PENDING_POD_RESERVATION_TEXT)
-            if kept
+            decision.state.with_reservation(container.id, now, PENDING_RESERVATION_CAPTION)
+            if owned
             else state
         )
     left = sum(DesiredState(machine, state).free_cpu_milli.values())

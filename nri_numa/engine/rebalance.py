@@ -16,7 +16,7 @@ other container: moving one of several would part them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from heapq import heappop, heappush, nlargest
 from itertools import count
 from operator import add, le, sub
@@ -33,6 +33,7 @@ from nri_numa.engine.admit import (
     without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
+from nri_numa.engine.captions import moved_caption
 from nri_numa.engine.decision import (
     Admitted,
     ContainerMove,
@@ -114,13 +115,13 @@ class StepwiseSearch(Generic[T]):
                 self.used, used = self.used + self._next, used + self._next
                 self._next = next(self._steps)
         except StopIteration as ended:
-            found: T = ended.value
-            return found
+            result: T = ended.value
+            return result
         return None
 
 
 class MovePlan(msgspec.Struct, frozen=True):
-    """How a refused container fits.
+    """Moves after which a refused container fits.
 
     Attributes:
         state: with the newcomer, and the movers where they end.
@@ -142,34 +143,36 @@ def plan_moves(
     reading: MeasuredFree | None = None,
     *,
     still: Collection[str] = (),
-    most: int = MAX_MOVES,
+    max_moves: int = MAX_MOVES,
     running: bool = False,
     now: float = 0.0,
-    why: str = "",
+    moved_for: str = "",
 ) -> SearchSteps[MovePlan | None]:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
     None of the containers in ``still`` moves, and none of its own pod. Of containers that are
     ``running`` memory is on both sides until it has moved, so that they leave only CPUs to others.
-    ``why`` they move ends the reason of each.
+    ``moved_for`` says what they move for.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or not refused.reason.allows_moves:
         return None
-    own = refused.trace.pod.uid
+    pod_uid = refused.trace.pod.uid
     yield _LOOK_WORK * len(state.allocations)
     movers = [
         a
         for i, a in state.allocations.items()
-        if i not in still and a.pod_uid != own and _can_move(machine, state, a)
+        if i not in still and a.pod_uid != pod_uid and _can_move(machine, state, a)
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
     yield _MOVER_WORK * len(movers)
-    search = _PlanSearch(machine, state, reading, demand, movers, most, running=running)
+    search = _PlanSearch(machine, state, reading, demand, movers, max_moves, running=running)
     while (places := (yield from search.next_plan())) is not None:
         yield _verification_work(machine, state, refused, len(places) - 1)
-        plan = _verify_plan(machine, state, refused, reading, places, now, why, running=running)
+        plan = _verify_plan(
+            machine, state, refused, reading, places, now, moved_for, running=running
+        )
         if plan is not None:
             return plan
     return None
@@ -188,10 +191,10 @@ def admit_by_moving(
     None of the containers in ``still`` moves. Where `MAX_SEARCH_WORK` does not suffice, it is
     refused and `rebalance_search` may go on.
     """
-    found = StepwiseSearch(_rebalance(machine, state, refused, reading, now, still)).run_steps(
+    decision = StepwiseSearch(_rebalance(machine, state, refused, reading, now, still)).run_steps(
         MAX_SEARCH_WORK
     )
-    return replace(refused, is_search_spent=True) if found is None else found
+    return replace(refused, is_search_spent=True) if decision is None else decision
 
 
 def rebalance_search(
@@ -223,10 +226,10 @@ def _rebalance(
     now: float,
     still: Collection[str] = (),
     *,
-    keep: str = "",
+    headroom: str = "",
     is_deferred: bool = False,
     must_move: bool = False,
-    most: int = MAX_MOVES,
+    max_moves: int = MAX_MOVES,
 ) -> SearchSteps[Admitted | Rejected]:
     """Make room for a container that comes now or ``is_deferred``, or to ``keep`` it, in words.
 
@@ -239,22 +242,32 @@ def _rebalance(
         return refused
     pod, container = refused.trace.pod, refused.trace.container
     yield _LOOK_WORK * len(state.allocations)
-    tied = _immovable_ids(state, still)
-    stay = tied | {i for i, a in state.allocations.items() if not a.movable}
-    plan, most = None, min(most, machine.settings.rebalance_moves)
-    why = f"{_MOVED_TEXT}{keep or f'make room for {pod.full_name}/{container.name}'}"
-    if most and len(stay) < len(state.allocations):
+    immovable_ids = _immovable_ids(state, still)
+    stay = immovable_ids | {i for i, a in state.allocations.items() if not a.movable}
+    plan, max_moves = None, min(max_moves, machine.settings.rebalance_moves)
+    moved_for = headroom or f"make room for {pod.full_name}/{container.name}"
+    if max_moves and len(stay) < len(state.allocations):
         plan = yield from plan_moves(
-            machine, state, refused, reading, still=stay, most=most, running=True, now=now, why=why
+            machine,
+            state,
+            refused,
+            reading,
+            still=stay,
+            max_moves=max_moves,
+            running=True,
+            now=now,
+            moved_for=moved_for,
         )
     if plan is None:
-        if keep:
+        if headroom:
             return refused
         return (
-            yield from explain_blockers(machine, state, refused, reading, tied, must_move=must_move)
+            yield from explain_blockers(
+                machine, state, refused, reading, immovable_ids, must_move=must_move
+            )
         )
     return _with_moves(
-        machine, state, plan, container.id, ahead=bool(keep), is_deferred=is_deferred
+        machine, state, plan, container.id, ahead=bool(headroom), is_deferred=is_deferred
     )
 
 
@@ -278,17 +291,17 @@ def _with_moves(
         )
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {fits_after_moves_text(moves)}")
-    its = decision.change
+    change = decision.change
     if ahead or is_deferred:
         after = _state_with_moves(
             state, without_allocations(state, (m.before for m in moves)), moves
         )
-        its = NO_CHANGE
+        change = NO_CHANGE
     else:
         after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
-    moving = {m.after.container_id for m in moves}
+    moved_ids = {m.after.container_id for m in moves}
     desired = DesiredState(machine, after)
-    own = tuple(
+    move_updates = tuple(
         ContainerUpdate(
             m.after.container_id,
             cpus=str(desired.cpuset_of(m.after)),
@@ -297,7 +310,7 @@ def _with_moves(
         )
         for m in moves
     )
-    others = updates_between(DesiredState(machine, state), desired, skip=container_id)
+    pool_changes = updates_between(DesiredState(machine, state), desired, skip=container_id)
     return replace(
         decision,
         state=after,
@@ -307,10 +320,10 @@ def _with_moves(
         ),
         trace=replace(decision.trace, pool_after=desired.pool),
         change=StateChange(
-            (*its.containers, *sorted(moving)),
-            tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
+            (*change.containers, *sorted(moved_ids)),
+            tuple(dict.fromkeys((*change.pods, *(m.after.pod_uid for m in moves)))),
         ),
-        updates=(*own, *(u for u in others if u.container_id not in moving)),
+        updates=(*move_updates, *(u for u in pool_changes if u.container_id not in moved_ids)),
         moves=moves,
     )
 
@@ -322,16 +335,16 @@ def movable_exclusive_by_node(
 
     It frees no memory for the newcomer: that is on both sides until it has moved.
     """
-    tied, most = _immovable_ids(state, still), machine.settings.rebalance_moves
+    immovable_ids, max_moves = _immovable_ids(state, still), machine.settings.rebalance_moves
     movers = [
         a
         for i, a in state.allocations.items()
-        if a.movable and a.exclusive and i not in tied and _can_move(machine, state, a)
+        if a.movable and a.exclusive and i not in immovable_ids and _can_move(machine, state, a)
     ]
-    if not (movers and most):
+    if not (movers and max_moves):
         return {}
     return _PlanSearch(
-        machine, state, reading, Demand(), movers, most, running=True
+        machine, state, reading, Demand(), movers, max_moves, running=True
     ).freed_by_node()
 
 
@@ -343,10 +356,6 @@ def state_after_migration(decision: Admitted) -> NodeState:
             move.after.with_migration_finished
         )
     return state
-
-
-_MOVED_TEXT: Final = "; moved to "
-"""In the reason of one that moved."""
 
 
 def restore_headroom(
@@ -375,11 +384,13 @@ def restore_headroom(
     decision = admit(machine, state, pod, container, reading, now, resolved=requested)
     if isinstance(decision, Admitted):
         return None
-    what = [count_text(cpus, "CPU")] if cpus else []
-    keep = f"keep room for {', '.join(what + ([human_bytes(memory)] if memory else []))}"
-    steps = _rebalance(machine, state, decision, reading, now, still, keep=keep, most=most)
-    found = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
-    return found if isinstance(found, Admitted) else None
+    amounts = [count_text(cpus, "CPU")] if cpus else []
+    headroom = f"keep room for {', '.join(amounts + ([human_bytes(memory)] if memory else []))}"
+    steps = _rebalance(
+        machine, state, decision, reading, now, still, headroom=headroom, max_moves=most
+    )
+    outcome = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
+    return outcome if isinstance(outcome, Admitted) else None
 
 
 def nodes_short_of_memory(
@@ -389,29 +400,28 @@ def nodes_short_of_memory(
 
     ``used`` has bytes by container and NUMA node; one that is not in it uses nothing.
     """
-    free = {} if reading is None else reading.memory
-    owed = dict.fromkeys(free, 0)
+    free_bytes = {} if reading is None else reading.memory
+    unused_bytes = dict.fromkeys(free_bytes, 0)
     for container_id, a in state.allocations.items():
-        for i in owed.keys() & a.charges.keys():
-            owed[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
-    return NUMASet(i for i, n in free.items() if n < owed[i])
+        for i in unused_bytes.keys() & a.charges.keys():
+            unused_bytes[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
+    return NUMASet(i for i, n in free_bytes.items() if n < unused_bytes[i])
 
 
 def move_purpose_text(allocation: Allocation) -> str:
     """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
-    _, moved, what = allocation.reason.partition(_MOVED_TEXT)
-    return f" to {what}" if moved else ""
+    return f" to {allocation.moved_for}" if allocation.moved_for else ""
 
 
 def fits_after_moves_text(moves: Collection[ContainerMove]) -> str:
     """``fits after moving shop/db-3/app (2 GiB) from NUMA node 1 to 0``."""
-    each = [
+    texts = [
         f"{m.before.full_name} ({human_bytes(_migrated_bytes(m.before))}) {move_text(m)}"
         if m.after.migrating_from
         else f"{m.before.full_name} {move_text(m)}"
         for m in moves
     ]
-    return f"fits after moving {' and '.join(each)}"
+    return f"fits after moving {' and '.join(texts)}"
 
 
 def move_text(move: ContainerMove) -> str:
@@ -427,7 +437,7 @@ def explain_blockers(
     state: NodeState,
     refused: Rejected,
     reading: MeasuredFree | None,
-    tied: Collection[str],
+    immovable_ids: Collection[str],
     *,
     must_move: bool,
 ) -> SearchSteps[Rejected]:
@@ -445,29 +455,29 @@ def explain_blockers(
         if must_move
         else f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
     )
-    free = not any(m.before.container_id in tied for m in moves)
-    if free and len(moves) <= machine.settings.rebalance_moves:
+    is_possible = not any(m.before.container_id in immovable_ids for m in moves)
+    if is_possible and len(moves) <= machine.settings.rebalance_moves:
         unmovable = [m for m in moves if not m.before.movable]
         yield _verification_work(machine, state, refused, len(moves))
-        at_once = (
+        fits_now = (
             _verify_plan(machine, state, refused, reading, plan.targets, running=True) is not None
         )
-        if unmovable and at_once:
+        if unmovable and fits_now:
             text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
-        elif text and not (unmovable or at_once):
+        elif text and not (unmovable or fits_now):
             text += ": movable, but memory is free only once it has moved"
     return replace(refused, room_text=text)
 
 
 def _mover_text(move: ContainerMove) -> str:
-    before = move.before
-    memory = f", {human_bytes(_migrated_bytes(before))}" if before.mems else ""
-    what = (
-        exclusive_cpu_count_text(len(before.cpus))
-        if before.exclusive
-        else human_milli(before.cpu_milli)
+    allocation = move.before
+    memory = f", {human_bytes(_migrated_bytes(allocation))}" if allocation.mems else ""
+    cpus = (
+        exclusive_cpu_count_text(len(allocation.cpus))
+        if allocation.exclusive
+        else human_milli(allocation.cpu_milli)
     )
-    return f"{before.full_name} ({what}{memory})"
+    return f"{allocation.full_name} ({cpus}{memory})"
 
 
 def _displaced_container_text(move: ContainerMove) -> str:
@@ -480,7 +490,7 @@ def _displaced_container_text(move: ContainerMove) -> str:
 
 
 def _immovable_ids(state: NodeState, still: Collection[str]) -> set[str]:
-    """Those that do not move, movable or not; of huge pages the pool would move with them."""
+    """Ids of containers that never move: with huge pages, the pool would move with them."""
     return {
         i
         for i, a in state.allocations.items()
@@ -647,7 +657,7 @@ class _PlanSearch:
         return items_by_node
 
     def _release_limits(self, items: Collection[_MoveItem]) -> list[ResourceVector]:
-        """What 0, 1, … of these movers give back at most."""
+        """Most that 0, 1, … of these movers give back."""
         amounts = zip(*(m.released for m in items), strict=True)
         columns = [nlargest(self._most, column) for column in amounts]
         return [tuple(sum(column[:n]) for column in columns) for n in range(self._most + 1)]
@@ -769,9 +779,9 @@ class _PlanSearch:
     def _distinct_movers(
         self,
         p: _PartialPlan,
-        movers: Sequence[_MoveItem],
+        movers: list[_MoveItem],
         positions: range,
-        min_released: ResourceVector,
+        least: ResourceVector,
         *,
         fits: bool,
     ) -> Iterator[int]:
@@ -780,9 +790,7 @@ class _PlanSearch:
         for position in positions:
             self._used += _LOOK_WORK
             mover = movers[position]
-            if mover.container_id in p.displaced_ids or not _covers_needs(
-                min_released, mover.released
-            ):
+            if mover.container_id in p.displaced_ids or not _covers_needs(least, mover.released):
                 continue
             key = mover.equivalence_key(on_same_node=fits)
             if key not in keys:
@@ -799,10 +807,7 @@ class _PlanSearch:
             cost,
             p._replace(
                 pending=p.pending[1:],
-                free_by_node={
-                    **p.free_by_node,
-                    i: _subtract_amounts(p.free_by_node[i], charge),
-                },
+                free_by_node={**p.free_by_node, i: _subtract_amounts(p.free_by_node[i], charge)},
                 cleared_node=None,
                 first_mover_index=0,
                 placed=(*p.placed, (item, i)),
@@ -816,43 +821,46 @@ def _single_child(cost: PlanCost, partial: _PartialPlan) -> Iterator[_Child]:
 
 def _round_down_to_leading_bits(amount: int) -> int:
     """The amount without its last eighth, and less."""
-    rest = max(0, amount.bit_length() - 4)
-    return amount >> rest << rest
+    shift = max(0, amount.bit_length() - 4)
+    return amount >> shift << shift
 
 
-def _covers_needs(needs: ResourceVector, left: ResourceVector) -> bool:
-    return all(map(le, needs, left))
+def _covers_needs(needs: ResourceVector, amounts: ResourceVector) -> bool:
+    return all(map(le, needs, amounts))
 
 
-def _add_amounts(left: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(add, left, amounts))
+def _add_amounts(minuend: ResourceVector, amounts: ResourceVector) -> ResourceVector:
+    return tuple(map(add, minuend, amounts))
 
 
-def _subtract_amounts(left: ResourceVector, amounts: ResourceVector) -> ResourceVector:
-    return tuple(map(sub, left, amounts))
+def _subtract_amounts(minuend: ResourceVector, amounts: ResourceVector) -> ResourceVector:
+    return tuple(map(sub, minuend, amounts))
 
 
 # --- what the engine says -------------------------------------------------------------------------
 
 
 def _demand_of(a: Allocation) -> Demand:
-    """What a running container needs, by what is remembered of it."""
-    paid = [*a.charges.values()]
+    """The demand of a running container, by its allocation."""
+    charges = [*a.charges.values()]
     return Demand(
         cpu_milli=a.cpu_milli,
         exclusive_cpus=len(a.cpus) if a.exclusive else 0,
         memory_bytes=a.memory_bytes if a.mems else 0,
         hugepages=a.hugepages if a.mems else {},
-        cpu_requested_milli=sum(c.cpu_milli for c in paid),
-        memory_requested=sum(c.memory for c in paid),
+        cpu_requested_milli=sum(c.cpu_milli for c in charges),
+        memory_requested=sum(c.memory for c in charges),
     )
 
 
 def _verification_work(machine: NodeModel, state: NodeState, refused: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
     masks = 1 << min(EXACT_MERGE_MAX_NODES, len(machine.alignable_nodes))
-    one = _ADMISSION_WORK + machine.cpu_count + 2 * (len(state.allocations) + masks)
-    return one * max(1, count_expected_containers(machine, refused.trace.pod)) + one * movers // 2
+    admission = _ADMISSION_WORK + machine.cpu_count + 2 * (len(state.allocations) + masks)
+    return (
+        admission * max(1, count_expected_containers(machine, refused.trace.pod))
+        + admission * movers // 2
+    )
 
 
 def _verify_plan(
@@ -860,28 +868,28 @@ def _verify_plan(
     state: NodeState,
     refused: Rejected,
     reading: MeasuredFree | None,
-    places: _Places,
+    targets: _Places,
     now: float = 0.0,
-    why: str = "",
+    moved_for: str = "",
     *,
     running: bool,
 ) -> MovePlan | None:
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
-    _, *others = places
-    movers = [(m.mover, i) for m, i in others if m.mover is not None]
-    rest = without_allocations(state, (a for a, _ in movers))
+    _, *mover_targets = targets
+    movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
+    base = without_allocations(state, (a for a, _ in movers))
     for a, i in movers:
         if running and i not in a.numa_nodes:
-            rest = rest.with_allocation(_migrating_memory_allocation(a))
+            base = base.with_allocation(_migrating_memory_allocation(a))
         elif reading is not None:
             reading = reading.with_allocation(a)
     trace = refused.trace
-    decision = admit_pod(machine, rest, trace.pod, trace.container, reading, now, trace.requested)
+    decision = admit_pod(machine, base, trace.pod, trace.container, reading, now, trace.requested)
     if not isinstance(decision, Admitted):
         return None
-    after, moves, last = decision.state, [], decision.allocation
+    after, moves, placed = decision.state, [], decision.allocation
     for a, i in movers:
-        reading = None if reading is None else reading.with_allocation(last, -1)
+        reading = None if reading is None else reading.with_allocation(placed, -1)
         moved = _place_mover(machine, after, a, i, reading)
         if moved is None:
             return None
@@ -891,10 +899,10 @@ def _verify_plan(
             moved = moved.with_migration_started(a)
             if a.container_id in after.allocations:
                 after = after.without_allocation(a.container_id)
-        moved = replace(moved, reason=f"{moved.reason}{why}")
-        after, last = after.with_allocation(moved), moved.with_migration_finished
+        moved = replace(moved, reason=moved_caption(moved.reason, moved_for), moved_for=moved_for)
+        after, placed = after.with_allocation(moved), moved.with_migration_finished
         moves.append(ContainerMove(a, moved))
-    return MovePlan(_state_with_moves(state, after, moves), decision, tuple(moves), places)
+    return MovePlan(_state_with_moves(state, after, moves), decision, tuple(moves), targets)
 
 
 def _migrating_memory_allocation(a: Allocation) -> Allocation:
@@ -914,14 +922,14 @@ def _state_with_moves(
     before: NodeState, after: NodeState, moves: Collection[ContainerMove]
 ) -> NodeState:
     """The state with those that moved, and with what is remembered of their pods."""
-    late = [m.after for m in moves if m.after.container_id not in after.allocations]
-    after, pods = after.with_allocation(*late), dict(after.pods)
+    missing = [m.after for m in moves if m.after.container_id not in after.allocations]
+    after, pods = after.with_allocation(*missing), dict(after.pods)
     for move in moves:
         # What it had before is nothing to come back to.
         record = before.pods[move.before.pod_uid]
-        chosen = None if record.affinity is None else move.after.numa_nodes
+        affinity = None if record.affinity is None else move.after.numa_nodes
         pods[record.uid] = replace(
-            after.pods[record.uid], previous=record.previous, affinity=chosen
+            after.pods[record.uid], previous=record.previous, affinity=affinity
         )
     return replace(after, pods=pods)
 
@@ -933,7 +941,7 @@ def _place_mover(
     numa_node: int,
     reading: MeasuredFree | None,
 ) -> Allocation | None:
-    """What a mover gets, by its own policy; None where that is worse than what it had."""
+    """Place a mover by its own policy; None where that is worse than what it had."""
     smt = a.smt if a.exclusive else SMT.ANY
     case = PlacementRequest(
         machine,
@@ -971,6 +979,8 @@ def _place_mover(
         mems=placed.mems,
         charges=placed.charges,
         aligned=placed.aligned,
+        is_misaligned=placed.is_misaligned,
+        has_shortfall=False,
         reason=placed.reason,
         moved_proactively=False,
     )

@@ -25,6 +25,7 @@ from nri_numa.engine.accounting import (
 )
 from nri_numa.engine.admit import new_allocation
 from nri_numa.engine.align.policies import byte_shortage_clause, shortage_clause
+from nri_numa.engine.captions import SHORTFALL_TEXT, with_outcome
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -87,9 +88,6 @@ from nri_numa.model.workload import (
 )
 
 RESIZE_RULE_TEXT = "a resize stays in place"
-SHORTFALL_TEXT = "less than asked for"
-"""The end of its reason where a running container could not grow."""
-MISALIGNED_TEXT = "wider than ideal"
 
 
 def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement | Rejection:
@@ -116,9 +114,9 @@ class _Resize:
         self.case, self.prior = case, allocation
         self.steps: list[str] = []
         self.has_shortfall = False
-        self.had_shortfall = SHORTFALL_TEXT in allocation.reason
+        self.had_shortfall = allocation.has_shortfall
         self.is_misaligned = not allocation.aligned and (
-            not self.had_shortfall or MISALIGNED_TEXT in allocation.reason
+            not self.had_shortfall or allocation.is_misaligned
         )
 
     def resize_listed(self) -> Placement | Rejection:
@@ -353,9 +351,7 @@ class _Resize:
                 or (had.yields_to_exclusive and bool(cpus & case.state.unavailable_cpus))
             )
         )
-        reason = reason.removesuffix(f", {SHORTFALL_TEXT}")
-        reason += f", {MISALIGNED_TEXT}" if self.is_misaligned and not listed else ""
-        reason += f", {SHORTFALL_TEXT}" if self.has_shortfall else ""
+        is_misaligned = self.is_misaligned and not listed
         charges = charge_nodes(
             numa_nodes, milli, mems,
             wanted.memory_requested, memory_left, hugepages, pages_left,
@@ -372,7 +368,11 @@ class _Resize:
             charges=interleaved_charges(case, had.mempolicy, mems, charges),
             policy=had.policy,
             aligned=not (self.is_misaligned or self.has_shortfall),
-            reason=reason,
+            reason=with_outcome(
+                reason, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
+            ),
+            has_shortfall=self.has_shortfall,
+            is_misaligned=is_misaligned,
             decision_steps=tuple(self.steps),
         )
 
@@ -654,5 +654,4 @@ def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
         or not whole
     ):
         return wanted
-    notes = tuple(note for note in wanted.notes if "CPU" not in note)  # which say that it shares
-    return replace(wanted, exclusive_cpus=whole, notes=notes)
+    return replace(wanted, exclusive_cpus=whole, cpu_notes=())  # which say that it shares

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import exclusive_candidates
 from nri_numa.engine.admit import admit, unpinned_allocation
 from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
+from nri_numa.engine.captions import UNDECIDED_CAPTION, rejected_running_caption
 from nri_numa.engine.decision import (
     Decision,
     DecisionTrace,
@@ -47,6 +48,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import cpus_text
+from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.workload import (
     NO_CHANGE,
     Container,
@@ -55,8 +57,6 @@ from nri_numa.model.workload import (
     PodTable,
     StateChange,
 )
-
-_NO_TIME_TEXT = "no time was left yet"
 
 
 def rebuild_node_state(  # noqa: C901 - not cut yet
@@ -275,11 +275,6 @@ def _running_request(
     return container, held
 
 
-def is_undecided(allocation: Allocation) -> bool:
-    """Whether no decision was made yet about a container that runs."""
-    return _NO_TIME_TEXT in allocation.reason
-
-
 def _undecided_allocation(
     pool: CPUSet,
     shared: Collection[CPUSet],
@@ -290,8 +285,8 @@ def _undecided_allocation(
     """What a stranger has until it is decided about: what it had, and nothing is allocated."""
     cpus = container.resources.cpus
     if not cpus or is_shared_pool_cpuset(cpus, pool, shared):
-        return _unpinned_allocation(pod, container, _NO_TIME_TEXT, now)
-    waiting = _unpinned_allocation(pod, container, _NO_TIME_TEXT, now, ContainerKind.FOREIGN)
+        return _unpinned_allocation(pod, container, None, now)
+    waiting = _unpinned_allocation(pod, container, None, now, ContainerKind.FOREIGN)
     return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
 
 
@@ -309,7 +304,7 @@ def _match_known_containers(
     strangers: list[Container] = []
     for container_id, container in live.items():
         allocation = prior.allocations.get(container_id)
-        if allocation is not None and not allocation.aligned and is_undecided(allocation):
+        if allocation is not None and allocation.is_undecided:
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:
@@ -391,15 +386,20 @@ def _refresh_foreign_allocation(
 def _unpinned_allocation(
     pod: PodSandbox,
     container: Container,
-    why: str,
+    rejected_for: RejectionReason | None,
     now: float,
     kind: ContainerKind = ContainerKind.UNPINNED,
 ) -> Allocation:
+    """What a running container has that was rejected, or that no decision was made about yet."""
     return Allocation(
         **container_identity(pod, container),
         kind=kind,
         aligned=False,
-        reason=f"not pinned: {why}, and it was running already",
+        reason=UNDECIDED_CAPTION
+        if rejected_for is None
+        else rejected_running_caption(rejected_for),
+        is_undecided=rejected_for is None,
+        unpinned_for=rejected_for,
         assigned_at=now,
     )
 

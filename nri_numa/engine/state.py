@@ -25,8 +25,10 @@ from typing import Final, TypedDict
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import RESERVATION_CAPTION
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
+from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.model.workload import (
     NO_GRANTS,
@@ -42,7 +44,7 @@ from nri_numa.model.workload import (
 
 
 class ContainerKind(StrEnum):
-    """How a container's CPUs are determined."""
+    """The way in which a container's CPUs are determined."""
 
     LISTED = "explicit"
     """Exactly the CPUs an annotation lists."""
@@ -61,7 +63,7 @@ COMPUTED_KINDS: Final = (ContainerKind.EXCLUSIVE, ContainerKind.SHARED)
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """What is booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
+    """Amounts booked on one NUMA node: CPU in thousandths, memory in bytes, huge pages by size."""
 
     cpu_milli: int = 0
     memory: int = 0
@@ -83,11 +85,11 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 
     def subtract(self, other: Charge) -> Charge:
         """Take ``other`` away, of each resource no more than there is."""
-        left = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
+        hugepages = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
         return Charge(
             max(0, self.cpu_milli - other.cpu_milli),
             max(0, self.memory - other.memory),
-            {size: n for size, n in left.items() if n > 0},
+            {size: n for size, n in hugepages.items() if n > 0},
         )
 
 
@@ -95,7 +97,7 @@ NO_CHARGE = Charge()
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container has.
+    """CPUs, memory nodes and charges of one container.
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
@@ -104,7 +106,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         yields_to_exclusive: ``cpus`` are a list that gives way: it runs on those of them that no
         container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
-        aligned: False when a wider set than ideal had to be taken.
+        aligned: False for what falls short of the request in any way.
+        reason: a caption for people, which nothing reads; see `nri_numa.engine.captions`.
         foreign_cpus: CPUs that another program pinned a foreign container to, as far as we know.
         lifted_quota: the CFS quota that was asked for, kept while it is lifted; None when not
         lifted.
@@ -115,6 +118,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         moved_proactively: it last moved ahead of need: nothing waits for its memory.
         reserved_at: Unix time in seconds at which its container ended, or at which it was planned
             for one that is still to come; what it has is kept for the pod. 0 while it lives.
+        has_shortfall: it runs with less than its size, since it could not grow.
+        is_misaligned: it is on more NUMA nodes than an empty machine would need.
+        is_undecided: it ran when a synchronization had no time for it.
+        moved_for: what it last moved for, as *make room for shop/web/app*; empty if it did not.
+        unpinned_for: why it runs without the pin that it asks for; None for any other.
     """
 
     container_id: str
@@ -150,22 +158,27 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
     moved_proactively: bool = msgspec.field(name="ahead", default=False)
     reserved_at: float = msgspec.field(name="ended", default=0.0)
+    has_shortfall: bool = msgspec.field(name="shortfall", default=False)
+    is_misaligned: bool = msgspec.field(name="misaligned", default=False)
+    is_undecided: bool = msgspec.field(name="undecided", default=False)
+    moved_for: str = ""
+    unpinned_for: RejectionReason | None = None
 
     @property
     def blocks_exclusive(self) -> bool:
-        """Whether no container can own the CPUs that it lists and shares."""
+        """True if no container can own the CPUs that it lists and shares."""
         return self.kind is ContainerKind.LISTED and not (
             self.exclusive or self.yields_to_exclusive
         )
 
     @property
     def is_reservable(self) -> bool:
-        """Whether its pod keeps it when its container ends: what another could be refused for."""
-        shares = (
+        """True if its pod keeps it when its container ends: others could be refused for it."""
+        is_sharing = (
             self.kind in (ContainerKind.SHARED, ContainerKind.UNPINNED)
             and self.policy in STRICT_POLICIES
         )
-        return self.exclusive or (shares and bool(self.charges))
+        return self.exclusive or (is_sharing and bool(self.charges))
 
     @property
     def with_migration_finished(self) -> Allocation:
@@ -203,7 +216,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerIdentity(TypedDict):
-    """Those fields of an `Allocation` that say whose it is."""
+    """Fields of an `Allocation` that name its container."""
 
     container_id: str
     pod_id: str
@@ -215,7 +228,7 @@ class ContainerIdentity(TypedDict):
 
 
 def container_identity(pod: PodSandbox, container: Container) -> ContainerIdentity:
-    """Whose an allocation for this container is."""
+    """The identity of an allocation for this container."""
     return ContainerIdentity(
         container_id=container.id,
         pod_id=pod.id,
@@ -228,14 +241,14 @@ def container_identity(pod: PodSandbox, container: Container) -> ContainerIdenti
 
 
 class PreviousCPUs(msgspec.Struct, frozen=True):
-    """What a stopped container of a pod had: it, or the next of its pod, gets it back if free."""
+    """CPUs that a stopped container of a pod had: it, or the next of its pod, gets them back."""
 
     cpus: CPUSet
     numa_nodes: NUMASet
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a pod.
+    """The record of a pod.
 
     Attributes:
         affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
@@ -255,8 +268,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 NO_CONTAINER_IDS: frozenset[str] = frozenset()
 POD_RESERVATION_NAME = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
-POD_RESERVATION_TEXT = "kept for its pod: the container ended"
-PENDING_POD_RESERVATION_TEXT = "kept for its pod: containers that are still to come"
 STRICT_POLICIES = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNPINNED_GROUP_KEY = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
@@ -313,7 +324,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, serial=self.serial + 1, kubelet=grants)
 
     def allocated_on(self, numa_node: int) -> Charge:
-        """What is booked on one NUMA node."""
+        """Amounts booked on one NUMA node."""
         return self.charges.get(numa_node, NO_CHARGE)
 
     def shared_milli(self, numa_node: int, cpus: CPUSet) -> int:
@@ -326,7 +337,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.allocated_on(numa_node).cpu_milli - 1000 * owned)
 
     def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
-        """What is booked for a pod's live containers, without one of them and an exclusive list."""
+        """Sum booked for a pod's live containers, without one of them and an exclusive list."""
         total, record = NO_CHARGE, self.pods.get(uid)
         lists = [listed]
         if record is not None:
@@ -347,9 +358,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         record = self.pods.get(uid)
         if record is None or whole_milli is None:
             return ()
-        found = (self.allocations[i] for i in sorted(record.containers))
+        members = (self.allocations[i] for i in sorted(record.containers))
         return tuple(
-            a for a in found
+            a for a in members
             if a.kind is ContainerKind.EXCLUSIVE
             and not a.reserved_at
             and a.cpu_milli >= whole_milli
@@ -358,10 +369,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""
         mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
-        others = (
+        sharers = (
             self.allocations[i] for i in sorted(record.containers - {allocation.container_id})
         )
-        return tuple(a for a in others if mine and a.exclusive_list == mine)
+        return tuple(a for a in sharers if mine and a.exclusive_list == mine)
 
     def with_pod_pool(
         self, members: Iterable[Allocation], like: Allocation, topology: Topology
@@ -374,14 +385,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 memory[i] = replace(memory.get(i, NO_CHARGE), cpu_milli=1000 * count)
             charges = {i: c for i, c in memory.items() if c != NO_CHARGE}
             numa_nodes = topology.numa_of(like.cpus)
-            made = replace(
+            member = replace(
                 one,
                 cpus=like.cpus,
                 idle_siblings=like.idle_siblings,
                 numa_nodes=numa_nodes,
                 charges=charges,
             )
-            state = state.with_allocation(made)
+            state = state.with_allocation(member)
         return state
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
@@ -398,26 +409,29 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         return builder.build_state()
 
     def with_reservation(
-        self, container_id: str, now: float, reason: str = POD_RESERVATION_TEXT
+        self, container_id: str, now: float, caption: str = RESERVATION_CAPTION
     ) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
-        kept = replace(
+        reservation = replace(
             self.allocations[container_id].with_migration_finished,
             lifted_quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
-            reason=reason,
+            reason=caption,
             reserved_at=now,
+            has_shortfall=False,
+            is_misaligned=False,
+            moved_for="",
         )
-        return self.without_allocation(container_id).with_allocation(kept)
+        return self.without_allocation(container_id).with_allocation(reservation)
 
     def reservations_of(self, uid: str) -> tuple[Allocation, ...]:
-        """What is kept for a pod of containers that ended or are to come, by container id."""
+        """Reservations of a pod for containers that ended or are to come, by container id."""
         record = self.pods.get(uid)
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).reserved_at)
 
     def may_reserve_for_pod(self, uid: str) -> bool:
-        """Whether a pod keeps something when its containers end, or does so by now."""
+        """True if a pod keeps something when its containers end, or does so by now."""
         record = self.pods.get(uid)
         return record is not None and any(
             self.allocations[i].is_reservable for i in record.containers
@@ -464,11 +478,11 @@ class StateBuilder:
         record = self.pods[a.pod_uid]
         self._update_sums(a, record, -1)
         del self._allocations[container_id]
-        former = record.previous
+        previous = record.previous
         if a.kind is ContainerKind.EXCLUSIVE or a.yields_to_exclusive:
-            former = {**former, a.container: PreviousCPUs(a.cpus, a.numa_nodes)}
+            previous = {**previous, a.container: PreviousCPUs(a.cpus, a.numa_nodes)}
         containers = record.containers - {container_id}
-        self.pods[a.pod_uid] = replace(record, containers=containers, previous=former)
+        self.pods[a.pod_uid] = replace(record, containers=containers, previous=previous)
 
     def build_state(self) -> NodeState:
         """The state."""
@@ -559,8 +573,8 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     bits = topology.allowed.bits
     if settings.strict_reserved:
         bits &= ~settings.reserved_cpus.bits
-    apart = topology.isolated.bits & bits
-    return apart if bits & ~apart else 0
+    isolated = topology.isolated.bits & bits
+    return isolated if bits & ~isolated else 0
 
 
 def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
@@ -572,7 +586,7 @@ def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
 
 
 def charges_without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
-    """What a container adds to the sums where the CPUs of its list are counted already."""
+    """Charges of a container whose list of CPUs is counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
 
@@ -617,8 +631,8 @@ def build_node_state(
         members.setdefault(a.pod_uid, set()).add(a.container_id)
     for p in pods:
         containers = members.get(p.uid, NO_CONTAINER_IDS)
-        same = p.containers == containers
-        builder.pods[p.uid] = p if same else replace(p, containers=frozenset(containers))
+        is_same = p.containers == containers
+        builder.pods[p.uid] = p if is_same else replace(p, containers=frozenset(containers))
     for a in allocations:
         builder.add_allocation(a)
     return builder.build_state()
@@ -669,66 +683,44 @@ def check_step_invariants(
 
 def check_invariants(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
     """Check every invariant, over all containers; one sentence for each that does not hold."""
-    sums = build_node_state(state.allocations.values(), state.pods.values())
-    return [
-        *check_step_invariants(state, state, topology, settings),
-        *_check_allocations(state),
-        *_check_ownership(state),
-        *_check_lists(sums),
-        *_check_sums(state, sums),
-        *_check_pod_records(state),
-    ]
+    violations = check_step_invariants(state, state, topology, settings)
+    violations += [*_check_allocations(state), *_check_sums(state)]
+    for uid, record in state.pods.items():
+        missing = [i for i in record.containers if i not in state.allocations]
+        if missing:
+            violations.append(f"pod {uid} remembers containers that are gone: {', '.join(missing)}")
+    return violations
 
 
 def _check_allocations(state: NodeState) -> Iterator[str]:
-    """Each allocation is true by itself, and is found by its id and from its pod."""
+    """Each allocation is true by itself, found by its id and from its pod, and owns its CPUs."""
+    lists: set[tuple[str, CPUSet]] = set()
+    owned = NO_CPUS
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
             yield f"{container_id} is filed under another id: {allocation.container_id}"
         if contradiction := find_contradiction(allocation):
             yield f"{allocation.full_name}: {contradiction}"
+        exclusive_list = allocation.exclusive_list
+        if exclusive_list is not None and exclusive_list not in lists:
+            if allocation.cpus & owned:
+                yield f"owned twice: {cpus_text(allocation.cpus & owned)} of {allocation.full_name}"
+            owned = owned | allocation.cpus
+            lists.add(exclusive_list)
         record = state.pods.get(allocation.pod_uid)
         if record is None or container_id not in record.containers:
             yield f"{allocation.full_name} is missing from its pod's record"
 
 
-def _check_ownership(state: NodeState) -> Iterator[str]:
-    """No CPU is owned twice; containers of a pod may own one list."""
-    lists: set[tuple[str, CPUSet]] = set()
-    owned = NO_CPUS
-    for _, allocation in sorted(state.allocations.items()):
-        exclusive_list = allocation.exclusive_list
-        if exclusive_list is None or exclusive_list in lists:
-            continue
-        if allocation.cpus & owned:
-            yield f"owned twice: {cpus_text(allocation.cpus & owned)} of {allocation.full_name}"
-        owned = owned | allocation.cpus
-        lists.add(exclusive_list)
-
-
-def _check_lists(sums: NodeState) -> Iterator[str]:
-    """Nobody owns a CPU of a list that blocks exclusive use."""
+def _check_sums(state: NodeState) -> Iterator[str]:
+    """Each sum that is kept step by step equals that of the allocations; no listed CPU is owned."""
+    sums = build_node_state(state.allocations.values(), state.pods.values())
     for container_id, cpus in sums.listed.items():
         if cpus & sums.exclusive:
-            yield (
-                f"listed for {sums.allocations[container_id].full_name}, but owned by another "
-                f"container: {cpus_text(cpus & sums.exclusive)}"
-            )
-
-
-def _check_sums(state: NodeState, sums: NodeState) -> Iterator[str]:
-    """What is counted step by step is what the allocations add up to."""
+            text = f"owned by another container: {cpus_text(cpus & sums.exclusive)}"
+            yield f"listed for {sums.allocations[container_id].full_name}, but {text}"
     for field in NodeState.__struct_fields__:
-        if field in ("serial", "allocations", "pods", "kubelet"):
-            continue
-        counted, expected = getattr(state, field), getattr(sums, field)
-        if counted != expected:
-            yield f"{field}: counted as {counted}, and the allocations add up to {expected}"
-
-
-def _check_pod_records(state: NodeState) -> Iterator[str]:
-    """A pod's record names no container that has ended."""
-    for uid, record in state.pods.items():
-        missing = [i for i in record.containers if i not in state.allocations]
-        if missing:
-            yield f"pod {uid} remembers containers that are gone: {', '.join(missing)}"
+        if field not in ("serial", "allocations", "pods", "kubelet"):
+            counted, expected = getattr(state, field), getattr(sums, field)
+            if counted != expected:
+                yield f"{field}: counted as {counted}, and the allocations add up to {expected}"

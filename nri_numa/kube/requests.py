@@ -189,17 +189,17 @@ _OUTCOME_BY_STATUS: Final = {
 
 def classify_error(request: APIRequest, error: KubeError) -> Outcome:
     """What an error means for a request."""
-    code, message, retry_after = error.code, str(error), error.retry_after
+    code, api_text, retry_after = error.code, str(error), error.retry_after
     if not code:
-        return Outcome(result=OutcomeKind.UNREACHABLE, text=message)
+        return Outcome(result=OutcomeKind.UNREACHABLE, text=api_text)
     result, remedy = _OUTCOME_BY_STATUS.get(code, OutcomeKind.FAILED), ""
-    if "ValidatingAdmissionPolicy" in message:
+    if "ValidatingAdmissionPolicy" in api_text:
         result = OutcomeKind.FORBIDDEN
         remedy = "; an admission policy refused it: does the token name this node?"
     elif code == 401:
         remedy = "; the token is expired, of another cluster, or the clocks differ"
     elif code == 403:
-        if "NamespaceTerminating" in error.causes or "is being terminated" in message:
+        if "NamespaceTerminating" in error.causes or "is being terminated" in api_text:
             result = OutcomeKind.ENDING
         else:
             remedy = (
@@ -208,7 +208,9 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
                 f"verbs [{request.verb}]"
             )
     elif (
-        code == 404 and request.resource in _CUSTOM_RESOURCES and f'"{request.name}"' not in message
+        code == 404
+        and request.resource in _CUSTOM_RESOURCES
+        and f'"{request.name}"' not in api_text
     ):
         # The message about a missing object names it; otherwise its definition is missing.
         result, remedy = OutcomeKind.UNKNOWN, "; no such kind of object"
@@ -218,7 +220,7 @@ def classify_error(request: APIRequest, error: KubeError) -> Outcome:
         result = OutcomeKind.BLOCKED
     elif code == 429:
         retry_after = retry_after or 1.0
-    text = f"{request.verb} {request.target_text}: {code}: {message[:500]}{remedy}"
+    text = f"{request.verb} {request.target_text}: {code}: {api_text[:500]}{remedy}"
     return Outcome(result=result, text=text, retry_after=retry_after)
 
 

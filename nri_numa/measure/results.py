@@ -185,8 +185,8 @@ def render_charts_svg(
                 )
             )
         y += 28
-    for note, colour in notes:
-        for line in note.split("\n"):
+    for text, colour in notes:
+        for line in text.split("\n"):
             pieces.append(_svg_text(_LEFT_MARGIN_PX, y, line, 12, colour))
             y += 15
         y += 6

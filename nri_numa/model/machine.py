@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.text import human_bytes
 
 
 class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -317,6 +318,45 @@ def human_milli(milli: int) -> str:
     """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
     text = human_cpus(milli)
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
+
+
+class Unit(StrEnum):
+    """The unit of a resource's amounts, and how they read."""
+
+    CPUS = "cpus"
+    MILLI_CPUS = "millicpu"
+    BYTES = "bytes"
+    DEVICES = "devices"
+    NUMBER = ""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Unit:
+        """Show amounts of a later version's unit, in what that version stored, as numbers."""
+        return cls.NUMBER
+
+    def amount_text(self, amount: int, *, free: bool = False) -> str:
+        """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
+        if self in _MILLI_BY_UNIT:
+            return human_milli(_MILLI_BY_UNIT[self] * amount)
+        return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
+
+    def number_text(self, amount: int, *, free: bool = False) -> str:
+        """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
+        if self in _MILLI_BY_UNIT:
+            return human_cpus(_MILLI_BY_UNIT[self] * amount)
+        return self.amount_text(amount, free=free)
+
+    @property
+    def use_text(self) -> str:
+        """Clause after a free amount: `` for exclusive use``; CPUs to share may be more."""
+        return " for exclusive use" if self is Unit.CPUS else ""
+
+    def free_text(self, amount: int) -> str:
+        """``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
+        return f"{self.amount_text(amount, free=True)} free{self.use_text}"
+
+
+_MILLI_BY_UNIT: Final = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
 
 
 # --- What the kernel says of one container's cgroup, as a value -----------------------------------

@@ -73,6 +73,10 @@ class RejectionReason(StrEnum):
         "TopologyAffinityError", _ROOM, _NODE,
         "No set of NUMA nodes that its policy admits has everything it needs.", True,
     )  # fmt: skip
+    DEVICE_AFFINITY = (
+        "DeviceAffinityError", _ROOM, _NODE,
+        "It fits, but not on the NUMA nodes of the devices that the kubelet gave it.", True,
+    )  # fmt: skip
     NOT_ENOUGH_CPUS = (
         "NotEnoughCPUs", _ROOM, _NODE, "Fewer CPUs are free than it needs.", True,
     )  # fmt: skip

@@ -333,6 +333,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         pod_devices: those of all containers of its pod, where more is known than its own; they
             count where the pod is placed as a whole.
         device_notes: sentences about what it was said to have and gives no hint.
+        claim_problem: why the CPUs of its ResourceClaim are not its own; empty where they are.
         starting: created, and its program did not run when we were called.
     """
 
@@ -349,6 +350,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRequest, ...] = ()
     pod_devices: tuple[DeviceRequest, ...] = ()
     device_notes: tuple[str, ...] = ()
+    claim_problem: str = ""
     starting: bool = False
 
 

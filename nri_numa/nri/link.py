@@ -395,7 +395,7 @@ class NRILink(RuntimeLink):
                     future.set_result(event)
             case ev.RegistrationAnswered(status):
                 # Seen for a bad index or name, which repeats for ever; anything else may pass.
-                if status is not None and "invalid" in status.message:
+                if status is not None and "invalid" in status.message:  # read: containerd's
                     identity = f"{self._settings.index}-{self._settings.name}"
                     self._fatal = PermanentlyRejected(
                         f"the runtime refuses plugin {identity}: {status}"

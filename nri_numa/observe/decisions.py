@@ -123,7 +123,7 @@ class DecisionLog:
     ) -> None:
         """A container has CPUs; ``gap`` where it started while we were away."""
         if allocation.kind is ContainerKind.UNPINNED and not allocation.aligned:
-            outcome, reason = "unpinned", allocation.reason.removeprefix("not pinned: ")
+            outcome, reason = "unpinned", str(allocation.unpinned_for or allocation.kind)
         elif allocation.aligned:
             outcome, reason = "admitted", str(allocation.kind)
         else:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand, Unit
+from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
 from nri_numa.engine.align.policies import (
     AlignmentRequest,
     align_demands,
@@ -30,7 +30,7 @@ from nri_numa.engine.align.policies import (
 )
 from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import count_text
+from nri_numa.model.machine import Unit, count_text
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.scheduler.node_resources import Column, NodeResources, ResourceCounts
 from nri_numa.scheduler.pod_request import (

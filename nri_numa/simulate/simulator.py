@@ -28,7 +28,7 @@ from nri_numa.engine.rebalance import (
     rebalance_search,
     state_after_migration,
 )
-from nri_numa.engine.resize import SHORTFALL_TEXT, resize_container
+from nri_numa.engine.resize import resize_container
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
@@ -463,7 +463,7 @@ class _Simulator:
             verdict = (
                 SimulatedOutcome.UNTOUCHED if allocation.aligned else SimulatedOutcome.UNPINNED
             )
-        elif SHORTFALL_TEXT in allocation.reason:
+        elif allocation.has_shortfall:
             verdict = SimulatedOutcome.SHORTFALL
         else:
             verdict = SimulatedOutcome.PLACED if allocation.aligned else SimulatedOutcome.MISALIGNED

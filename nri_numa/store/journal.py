@@ -23,6 +23,7 @@ from zlib import crc32
 
 import msgspec
 
+from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.state import (
     Allocation,
     NodeState,
@@ -174,6 +175,7 @@ _DEFAULT_BY_KEY: Final = {
     f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_KEYS else f.default
     for f in _FIELDS
 }
+_KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _FIELDS}
 _KEY_DEFAULTS: Final = tuple(_DEFAULT_BY_KEY.items())
 _allocation_values = attrgetter(*(f.name for f in _FIELDS))
 
@@ -203,6 +205,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     if missing:
         raise KeyError(min(missing))
     found["container_id"] = container_id
+    found = {**_facts_of_old_caption(found), **found}
     a = msgspec.convert(found, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
     for amount in _amounts_to_check(a):
         if not 0 <= amount <= MAX_INTEGER:
@@ -210,6 +213,12 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     if problem := find_contradiction(a):
         raise ValueError(problem)
     return a
+
+
+def _facts_of_old_caption(document: Document) -> Document:
+    """By key, what older versions said in the caption alone."""
+    facts = facts_of_caption(document["reason"]) if isinstance(document["reason"], str) else {}
+    return {_KEY_BY_FIELD[name]: value for name, value in facts.items()}
 
 
 def _amounts_to_check(a: Allocation) -> Iterator[int]:

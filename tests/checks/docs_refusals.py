@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from nri_numa.agent.links import memory_policies
 from nri_numa.engine.decision import MeasuredFree, Rejected
-from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result_text
+from nri_numa.engine.request.demand import claim_result_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
 from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
+from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 
@@ -45,6 +46,8 @@ def refuse(
     before: Callable[[World], object] | None = None,
     reading: MeasuredFree | None = None,
     slots: str = "",
+    claim_problem: str = "",
+    devices: tuple[int, ...] = (),
 ) -> Rejected:
     """Ask for a container ``app`` of a Guaranteed pod ``default/web``."""
     world = World(topology or machine(), settings, reading=reading)
@@ -57,6 +60,12 @@ def refuse(
     made = container(of, wants=wants)
     if slots:
         made = replace(made, annotations={f"{PREFIX}slots": slots})
+    if claim_problem:
+        made = replace(made, annotations={f"{PREFIX}slots": ""}, claim_problem=claim_problem)
+    if devices:
+        each = tuple(Device(id=f"gpu-{i}", numa_nodes=frozenset([i])) for i in devices)
+        request = DeviceRequest(resource="nvidia.com/gpu", count=len(each), devices=each)
+        made = replace(made, devices=(request,))
     return world.refuse(of, made)
 
 
@@ -113,6 +122,7 @@ SINGLE = {"policy": "single-numa-node"}
 REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.INVALID_ANNOTATION: lambda: refuse({"policy": "single-node"}),
     R.TOPOLOGY_AFFINITY: lambda: refuse(SINGLE, cpus=12, memory=4),
+    R.DEVICE_AFFINITY: lambda: refuse(SINGLE, cpus=2, devices=(0, 1)),
     R.NOT_ENOUGH_CPUS: lambda: refuse(
         {"cpus": "exclusive", "smt": "isolate"}, cpus=8, before=owner("0-1")
     ),
@@ -140,7 +150,7 @@ REFUSALS: dict[R, Callable[[], Rejected]] = {
     R.CLAIM_NOT_PREPARED: lambda: refuse(
         {},
         cpus=2,
-        slots=f"{UNPREPARED_CLAIM_PREFIX}its ResourceClaim {_UID} is not prepared on this node",
+        claim_problem=f"its ResourceClaim {_UID} is not prepared on this node",
     ),
     R.CLAIM_IN_USE: lambda: refuse({}, cpus=2, slots=_RESULT, before=_has_claim),
     R.UNKNOWN_CPU: lambda: refuse({"numacpu": "14-17"}),

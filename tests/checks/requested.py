@@ -194,6 +194,7 @@ def _wants(one: Container) -> str:
 
 RECORDED_NAMES: Final = {
     "cpu_is_lower_bound": "cpu_at_least",
+    "cpu_notes": "notes",
     "cpu_requested_milli": "cpu_paid_milli",
     "pod_requested_milli": "pod_paid_milli",
     "memory_requested": "memory_paid",
@@ -216,7 +217,9 @@ def _answer(pod: PodSandbox, found: object) -> str:
     slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
     words = []
     for name in slots:
-        value = getattr(found, name)
+        if name == "memory_notes":
+            continue  # among all notes
+        value = getattr(found, "notes" if name == "cpu_notes" else name)
         if isinstance(value, frozenset):
             value = sorted(value)
         if value not in (None, (), "", [], {}):

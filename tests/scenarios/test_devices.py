@@ -70,6 +70,15 @@ def test_a_container_is_placed_where_its_gpus_are(
     assert because == [f"on NUMA node {numa_node} because its GPU {said}"] * bool(said)
 
 
+def test_listed_memory_confines_the_cpus_and_not_the_devices(world: World) -> None:
+    asks = SINGLE | {"cpus": "exclusive", "numamem": "0"}
+    where, mems = world.place(near := pod("a", asks), with_gpus(near, **{GPU: (0,)}))
+    assert (CPUSet.parse(where) <= ON_0, mems) == (True, "0")
+    refused = world.refuse(far := pod("b", asks), with_gpus(far))
+    each = "each fits, but not on the same NUMA nodes: 2 exclusive CPUs on NUMA node 0, 1 GPU on"
+    says(refused, "DeviceAffinityError", f"{each} NUMA node 1")
+
+
 def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", SINGLE)
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
@@ -115,7 +124,7 @@ def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None
 def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
     world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    says(world.refuse(of, with_gpus(of)), "TopologyAffinityError", "GPU")
+    says(world.refuse(of, with_gpus(of)), "DeviceAffinityError", "GPU")
 
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
 from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.foreign_pins import shown_kind
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
-from nri_numa.engine.state import PENDING_POD_RESERVATION_TEXT
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -531,7 +531,7 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     assert (len(held.cpus), held.memory_bytes, held.reason) == (
         4,
         GIB,
-        PENDING_POD_RESERVATION_TEXT,
+        PENDING_RESERVATION_CAPTION,
     )
     refused(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)

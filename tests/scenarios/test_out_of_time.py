@@ -10,6 +10,7 @@ import pytest
 from nri_numa.agent.agent import SYNCHRONIZE_BUDGET_S
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -79,6 +80,19 @@ def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     world.clock = lambda: 0.0
     world.restart()
     assert {world.allocation(i).kind for i in ids} == {ContainerKind.EXCLUSIVE}
+
+
+def test_one_that_another_program_pins_while_it_waits_is_decided_at_the_next_start() -> None:
+    """It was taken for that program's own, and never had the CPUs that it asks for."""
+    world = World(machines.dual_smt(), clock=slow(1))
+    (waiting,) = strangers(world, 1)
+    world.timing.later = lambda function: None
+    world.synchronize()
+    world.update(waiting, Resources(cpus="2-3"))
+    assert world.allocation(waiting).kind is ContainerKind.FOREIGN
+    world.clock = lambda: 0.0
+    world.restart()
+    assert world.allocation(waiting).kind is ContainerKind.EXCLUSIVE
 
 
 def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.dra.claims import claim_variable
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.request.demand import UNPREPARED_CLAIM_PREFIX, claim_result_text, parse_slots
+from nri_numa.engine.request.demand import claim_result_text, parse_slots
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
@@ -93,13 +93,6 @@ LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
 @pytest.mark.parametrize(
     ("text", "cpus", "asks", "reason", "said"),
     [
-        (
-            f"{UNPREPARED_CLAIM_PREFIX}its claim is gone",
-            2,
-            {},
-            "ClaimNotPrepared",
-            "app: its claim is gone",
-        ),
         (claim_result_text(0, UID, 0, 2), 1, {}, "SlotsMismatch", LIMIT),
         (
             claim_result_text(0, UID, 0, 1),
@@ -115,6 +108,12 @@ def test_what_does_not_fit_a_claim_is_refused(
     world: World, text: str, cpus: float, asks: dict[str, str], reason: str, said: str
 ) -> None:
     says(world.refuse(*claiming("a", text, cpus=cpus, asks=asks)), reason, said)
+
+
+def test_a_claim_that_is_not_prepared_is_refused_with_its_problem(world: World) -> None:
+    of, made = claiming("a", "")
+    made = replace(made, claim_problem="its claim is gone")
+    says(world.refuse(of, made), "ClaimNotPrepared", "app: its claim is gone")
 
 
 @pytest.mark.parametrize(

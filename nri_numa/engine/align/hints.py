@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from itertools import combinations, compress, groupby
 from operator import mul
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -43,9 +43,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
-from nri_numa.model.machine import human_cpus, human_milli
+from nri_numa.model.machine import Unit
 from nri_numa.model.workload import DeviceRequest
-from nri_numa.text import human_bytes
 
 EXACT_MERGE_MAX_NODES = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""
@@ -480,45 +479,6 @@ class Hints:
         return any(map(self.contains_mask, [ungrouped, *self.groups.values()]))
 
 
-class Unit(StrEnum):
-    """The unit of a resource's amounts, and how they read."""
-
-    CPUS = "cpus"
-    MILLI_CPUS = "millicpu"
-    BYTES = "bytes"
-    DEVICES = "devices"
-    NUMBER = ""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Unit:
-        """Show amounts of a later version's unit, in what that version stored, as numbers."""
-        return cls.NUMBER
-
-    def amount_text(self, amount: int, *, free: bool = False) -> str:
-        """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
-        if self in _MILLI_BY_UNIT:
-            return human_milli(_MILLI_BY_UNIT[self] * amount)
-        return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
-
-    def number_text(self, amount: int, *, free: bool = False) -> str:
-        """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
-        if self in _MILLI_BY_UNIT:
-            return human_cpus(_MILLI_BY_UNIT[self] * amount)
-        return self.amount_text(amount, free=free)
-
-    @property
-    def use_text(self) -> str:
-        """Clause after a free amount: `` for exclusive use``; CPUs to share may be more."""
-        return " for exclusive use" if self is Unit.CPUS else ""
-
-    def free_text(self, amount: int) -> str:
-        """``1.5 GiB free``, ``2 CPUs free for exclusive use``."""
-        return f"{self.amount_text(amount, free=True)} free{self.use_text}"
-
-
-_MILLI_BY_UNIT = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
-
-
 class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):
     """The amount of a resource on one NUMA node: free, and on an empty machine."""
 
@@ -532,7 +492,7 @@ class ObstacleKind(IntEnum):
     """Kinds of obstacles, in the order in which an alignment reports them."""
 
     CAPACITY = 0
-    FREE = 1
+    FREE_AMOUNT = 1
     DEVICES = 2
     SPREAD = 3
 
@@ -734,7 +694,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             return Obstacle(ObstacleKind.CAPACITY, text)
         free_text = unit.free_text(free_amount)
         if free_amount < self.need:
-            return Obstacle(ObstacleKind.FREE, f"{free_text} on all NUMA nodes together")
+            return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on all NUMA nodes together")
         rule = (
             "not together with what is held already or judged with it"
             if self.groups is None
@@ -870,7 +830,7 @@ def compute_hints(
             hints = shared_hints[key] = provider.topology_hints(machine, joint_providers, budget)
         hint_lists.append(hints)
     if one_width:
-        width = max((f.width for f in hint_lists), default=0)
+        width = max([f.width for f in hint_lists], default=0)
         for hints in hint_lists:
             hints.width = width
     return hint_lists

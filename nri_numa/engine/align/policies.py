@@ -35,12 +35,11 @@ from nri_numa.engine.align.hints import (
     MaskOrder,
     NodeAmount,
     SearchBudget,
-    Unit,
     compute_hints,
     unpreferred_rank,
 )
 from nri_numa.model.cpuset import NUMASet, ids_of
-from nri_numa.model.machine import count_text, numa_text
+from nri_numa.model.machine import Unit, count_text, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
@@ -312,9 +311,10 @@ def _narrowing_shortage(
     if not single:
         return Shortage(summary.text)
     max_free = max((n.free for n in summary.numa_nodes), default=0)
-    # NUMA nodes have enough, see above: groups of them keep it from there.
     free_text = f"at most {summary.unit.free_text(max_free)} on one NUMA node"
-    return _single_shortage(summary, f"{free_text}, which is tied to others by the kubelet's rules")
+    if max_free >= summary.need:  # groups of NUMA nodes keep it from there
+        free_text += ", which is tied to others by the kubelet's rules"
+    return _single_shortage(summary, free_text)
 
 
 def _over_capacity_text(
@@ -439,6 +439,19 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.exact:
             return text
         return f"{text} (the best found in {self.search_steps} steps; a better one may exist)"
+
+    @property
+    def is_device_misalignment(self) -> bool:
+        """Whether all but the devices, whose place is not ours to choose, would be admitted."""
+        problem = self.problem
+        others = tuple(
+            one
+            for one in problem.demands
+            if one.max_amount_on(problem.numa_ids, 1, empty=False) is not None
+        )
+        return len(others) < len(problem.demands) and (
+            align_demands(replace(problem, demands=others)).admitted
+        )
 
     @cached_property
     def shortage(self) -> Shortage:

@@ -42,7 +42,7 @@ from nri_numa.model.workload import LOAD_HIGH, SMT, Load
 
 
 class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `take_cpus` is asked for.
+    """A request to `take_cpus`.
 
     Attributes:
         count: whole CPUs wanted, ``current_cpus`` ones counted.
@@ -131,22 +131,22 @@ class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify_sibling_loads(load: Load | None, loads: Mapping[int, Load]) -> SiblingLoads:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
-    ours = LOAD_HIGH if load is None else load
+    own_load = LOAD_HIGH if load is None else load
     # The CPUs of one container carry the same object: comparing identities first saves hashing
     # and comparing intervals CPU by CPU.
     groups: dict[int, tuple[Load, list[int]]] = {}
-    for cpu, theirs in loads.items():
-        groups.setdefault(id(theirs), (theirs, []))[1].append(cpu)
-    opposite = idle = same = 0
-    for theirs, cpus in groups.values():
+    for cpu, other_load in loads.items():
+        groups.setdefault(id(other_load), (other_load, []))[1].append(cpu)
+    opposite = idle_hours = same_hours = 0
+    for other_load, cpus in groups.values():
         bits = CPUSet(cpus).bits
-        if ours.overlaps(theirs):
-            same |= bits
-        elif ours.busy_intervals or theirs.busy_intervals:
+        if own_load.overlaps(other_load):
+            same_hours |= bits
+        elif own_load.busy_intervals or other_load.busy_intervals:
             opposite |= bits
         else:
-            idle |= bits
-    return SiblingLoads(opposite=opposite, unloaded=idle, same_hours=same)
+            idle_hours |= bits
+    return SiblingLoads(opposite=opposite, unloaded=idle_hours, same_hours=same_hours)
 
 
 class CoreClass(msgspec.Struct, frozen=True):
@@ -157,23 +157,23 @@ class CoreClass(msgspec.Struct, frozen=True):
 
 
 def _cores_of_best_class(cores: int, classes: Iterable[int]) -> int:
-    return next((found for c in classes if (found := cores & c)), 0)
+    return next((class_cores for c in classes if (class_cores := cores & c)), 0)
 
 
 def whole_core_classes(
-    index: AllocatorIndex, free: int, own: int, tiers: Sequence[Callable[[int], int]]
+    index: AllocatorIndex, free_cpus: int, current: int, tiers: Sequence[Callable[[int], int]]
 ) -> list[CoreClass]:
     """Cores that would belong wholly to the container, best classes first.
 
     Order: cores that the container has a part of; then tier by tier (each tier says which of some
     cores are good, and is compared before the next); then larger before smaller.
     """
-    whole = index.whole_cores(free | own) & index.cores_touched(free)
-    mine = whole & index.cores_touched(own)
-    groups = [mine, whole & ~mine]
-    for good in tiers:
-        groups = [part for g in groups for part in (good(g), g & ~good(g)) if part]
-    adds = index.cores_by_thread_count(free)
+    whole_cores = index.whole_cores(free_cpus | current) & index.cores_touched(free_cpus)
+    mine = whole_cores & index.cores_touched(current)
+    groups = [mine, whole_cores & ~mine]
+    for tier_cores in tiers:
+        groups = [part for g in groups for part in (tier_cores(g), g & ~tier_cores(g)) if part]
+    adds = index.cores_by_thread_count(free_cpus)
     return [
         CoreClass(cores, size)
         for g in groups
@@ -183,7 +183,7 @@ def whole_core_classes(
 
 
 def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | None:
-    """How many cores of each class make exactly ``n`` CPUs, as many as can be of earlier ones.
+    """Numbers of cores of each class that make exactly ``n`` CPUs, most of earlier ones.
 
     None when whole cores cannot make ``n``.
     """
@@ -195,9 +195,9 @@ def fitting_core_counts(classes: Sequence[CoreClass], n: int) -> list[int] | Non
     if not reach[0] >> n & 1:
         return None
     counts = []
-    for c, after in zip(classes, reach[1:], strict=True):
+    for c, reachable in zip(classes, reach[1:], strict=True):
         count = min(c.cores.bit_count(), n // c.size)
-        while not after >> (n - count * c.size) & 1:
+        while not reachable >> (n - count * c.size) & 1:
             count -= 1
         counts.append(count)
         n -= count * c.size
@@ -211,18 +211,18 @@ def nearest_whole_core_counts(classes: Sequence[CoreClass], n: int) -> tuple[int
         reach = _extend_reachable_cpu_counts(reach, c)
     lower = (reach & ((1 << n) - 1)).bit_length() - 1
     higher = reach >> n + 1
-    found = (lower,) if lower > 0 else ()
-    return (*found, n + (higher & -higher).bit_length()) if higher else found
+    counts = (lower,) if lower > 0 else ()
+    return (*counts, n + (higher & -higher).bit_length()) if higher else counts
 
 
 def _extend_reachable_cpu_counts(reach: int, c: CoreClass) -> int:
     """Sums that can be made with up to all cores of a class added to those that could before."""
-    left, step = c.cores.bit_count(), 1
-    while left:
-        step = min(step, left)
-        reach |= reach << step * c.size
-        left -= step
-        step *= 2
+    cores_left, cores = c.cores.bit_count(), 1
+    while cores_left:
+        cores = min(cores, cores_left)
+        reach |= reach << cores * c.size
+        cores_left -= cores
+        cores *= 2
     return reach
 
 
@@ -231,12 +231,12 @@ _MAX_NAMED_CORES = 3  # shared cores that are named one by one
 
 def cpu_distribution_notes(index: AllocatorIndex, cpus: int) -> list[str]:
     """One sentence for each NUMA node: how many CPUs, and how many of its cores are whole."""
-    whole = index.whole_cores(cpus)
+    whole_cores = index.whole_cores(cpus)
     notes = []
     for unit in index.numa:
         count = (cpus & unit.bits).bit_count()
         if count:
-            cores = (whole & unit.bits).bit_count()
+            cores = (whole_cores & unit.bits).bit_count()
             name = "without a NUMA node" if unit.id == NO_UNIT else f"of NUMA node {unit.id}"
             detail = f" ({count_text(cores, 'whole core')})" if cores else ""
             notes.append(f"{count_text(count, 'CPU')} {name}{detail}")
@@ -259,14 +259,14 @@ def take_cpus(
     if request.count < 0:
         raise ValueError(f"{request.count} CPUs were asked for; expected 0 or more")
     ix = build_allocator_index(topology) if tables is None else tables
-    held = request.current_cpus.bits & ix.all_cpus
-    if request.count < held.bit_count():
-        return _shrink_held_cpus(ix, request, held)
-    return _CPUAccumulator(ix, request, held).take_requested_cpus()
+    current = request.current_cpus.bits & ix.all_cpus
+    if request.count < current.bit_count():
+        return _shrink_held_cpus(ix, request, current)
+    return _CPUAccumulator(ix, request, current).take_requested_cpus()
 
 
 def _select_remaining(
-    ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet | None
+    ix: AllocatorIndex, current: int, count: int, smt: SMT, affinity: NUMASet | None
 ) -> int:
     """Shrink in place: which ``count`` of the held CPUs stay.
 
@@ -275,11 +275,11 @@ def _select_remaining(
     lower id; in it the L3 group with most of them, then the lower id; there whole cores before
     parts (other modes), lower CPUs first.
     """
-    kept = 0
-    while held and count > 0:
-        layer, fill = held, threads_filler(ix, 0)
+    remaining = 0
+    while current and count > 0:
+        layer, fill = current, threads_filler(ix, 0)
         if smt not in (SMT.ANY, SMT.FULL_CORE):
-            layer, fill = ix.lowest_threads(ix.cores_touched(held), held), lowest_ids
+            layer, fill = ix.lowest_threads(ix.cores_touched(current), current), lowest_ids
         inside = {u.id: (layer & u.bits).bit_count() for u in ix.numa}
         for unit in sorted(
             ix.numa,
@@ -289,28 +289,28 @@ def _select_remaining(
                 unit.l3_groups, key=lambda g: (-(layer & g.bits).bit_count(), g.id)
             ):
                 part = fill(layer & group.bits, count)
-                kept |= part
+                remaining |= part
                 count -= part.bit_count()
-        held &= ~layer
-    return kept
+        current &= ~layer
+    return remaining
 
 
 def _shrink_held_cpus(
-    ix: AllocatorIndex, request: TakeRequest, held: int
+    ix: AllocatorIndex, request: TakeRequest, current: int
 ) -> ChosenCPUs | SMTMisaligned:
     if request.smt is SMT.FULL_CORE:
         # Cores of the machine, where a sibling that was offline is back and it has parts of cores.
-        cores = held if ix.threads_of(ix.whole_cores(held)) == held else ix.all_cpus
+        cores = current if ix.threads_of(ix.whole_cores(current)) == current else ix.all_cpus
         if fitting_core_counts(_core_classes(ix, cores), request.count) is None:
-            return _smt_misaligned(ix, request.count, held)
-    kept = _select_remaining(ix, held, request.count, request.smt, request.affinity)
-    idle = _idle_siblings(ix, request, kept)
+            return _smt_misaligned(ix, request.count, current)
+    remaining = _select_remaining(ix, current, request.count, request.smt, request.affinity)
+    idle_siblings = _idle_siblings(ix, request, remaining)
     return ChosenCPUs(
-        cpus=CPUSet.from_bits(kept),
-        idle=CPUSet.from_bits(idle),
+        cpus=CPUSet.from_bits(remaining),
+        idle=CPUSet.from_bits(idle_siblings),
         notes=(
-            f"keeps {request.count} of the {count_text(held.bit_count(), 'CPU')} it had",
-            *cpu_distribution_notes(ix, kept),
+            f"keeps {request.count} of the {count_text(current.bit_count(), 'CPU')} it had",
+            *cpu_distribution_notes(ix, remaining),
         ),
     )
 
@@ -324,13 +324,13 @@ def _core_classes(ix: AllocatorIndex, cpus: int) -> list[CoreClass]:
     ]
 
 
-def _smt_misaligned(ix: AllocatorIndex, count: int, free: int) -> SMTMisaligned:
-    whole = ix.threads_of(ix.whole_cores(free))
-    fitting = nearest_whole_core_counts(_core_classes(ix, whole), count)
+def _smt_misaligned(ix: AllocatorIndex, count: int, free_cpus: int) -> SMTMisaligned:
+    whole_cores = ix.threads_of(ix.whole_cores(free_cpus))
+    fitting = nearest_whole_core_counts(_core_classes(ix, whole_cores), count)
     return SMTMisaligned(
         requested=count,
         threads_per_core=ix.threads,
-        available=CPUSet.from_bits(whole),
+        available=CPUSet.from_bits(whole_cores),
         fitting=fitting or nearest_whole_core_counts(_core_classes(ix, ix.all_cpus), count),
     )
 
@@ -344,15 +344,15 @@ def _idle_siblings(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
 class _CPUAccumulator:
     """One request on its way: what is free, what is taken, how many are missing."""
 
-    def __init__(self, ix: AllocatorIndex, request: TakeRequest, held: int) -> None:
+    def __init__(self, ix: AllocatorIndex, request: TakeRequest, current: int) -> None:
         settings = request.settings
         self.ix = ix
         self.request = request
         self.settings = settings
-        self.held = held
-        self.taken = held
-        self.needed = request.count - held.bit_count()
-        self.free = request.free_cpus.bits & ix.all_cpus & ~held & ~request.unavailable_cpus.bits
+        self.held = current
+        self.taken = current
+        self.needed = request.count - current.bit_count()
+        self.free = request.free_cpus.bits & ix.all_cpus & ~current & ~request.unavailable_cpus.bits
         self.prefer = request.prefer.bits & self.free
         self.kubelet = settings.cpu_order is CPUOrder.KUBELET
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
@@ -375,11 +375,11 @@ class _CPUAccumulator:
             if request.smt is SMT.PAIR
             else SiblingLoads()
         )
-        within = 0 if request.affinity is None else request.affinity.bits
-        self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and within >> u.id & 1)
+        affinity = 0 if request.affinity is None else request.affinity.bits
+        self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and affinity >> u.id & 1)
         inside = self._affinity_cpus()
-        elsewhere = 0 if request.strict else ix.all_cpus & ~inside
-        self.regions = (inside, elsewhere) if elsewhere else (inside,)
+        outside_cpus = 0 if request.strict else ix.all_cpus & ~inside
+        self.regions = (inside, outside_cpus) if outside_cpus else (inside,)
         self.room = self.free & (inside if request.strict else ix.all_cpus)
 
     def _affinity_cpus(self) -> int:
@@ -460,11 +460,11 @@ class _CPUAccumulator:
         if len(self.ticks) == 1 or self.prefer:
             return (region,)
         candidates &= region & self.good_isolation & ~self.last
-        narrow = self._sufficient_numa_nodes(candidates)
-        good = self._sufficient_numa_nodes(candidates & self.good_tick)
-        if not narrow or (good and good.bit_count() <= narrow.bit_count()):
+        nodes = self._sufficient_numa_nodes(candidates)
+        tick_nodes = self._sufficient_numa_nodes(candidates & self.good_tick)
+        if not nodes or (tick_nodes and tick_nodes.bit_count() <= nodes.bit_count()):
             return (region,)
-        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if narrow >> p & 1)
+        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if nodes >> p & 1)
         return region & inside, region & ~inside
 
     def _zones_uncontended_first(self) -> tuple[int, ...]:
@@ -480,21 +480,23 @@ class _CPUAccumulator:
 
     def _take_kubelet_threads(self, region: int) -> None:
         for tier in (region & self.prefer, region):
-            free = self.free & tier
-            n = min(self.needed, free.bit_count())
+            free_cpus = self.free & tier
+            n = min(self.needed, free_cpus.bit_count())
             if n:
-                self._take_cpus(self._select_as_kubelet(free, n, 1))
+                self._take_cpus(self._select_as_kubelet(free_cpus, n, 1))
 
-    def _select_as_kubelet(self, free: int, n: int, group: int) -> int:
+    def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
-                return self._select_cpus(free, n, fill=threads_filler(self.ix, self.taken))
-            least = sum(
-                1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free
+                return self._select_cpus(free_cpus, n, fill=threads_filler(self.ix, self.taken))
+            min_nodes = sum(
+                1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
-            return take_distributed(self.ix, free, n, group, least)
+            return take_distributed(self.ix, free_cpus, n, group, min_nodes)
         across = self.settings.distribute_across_cores and group == 1
-        return take_packed(self.ix, free, n, align_l3=self.settings.align_l3, across_cores=across)
+        return take_packed(
+            self.ix, free_cpus, n, align_l3=self.settings.align_l3, across_cores=across
+        )
 
     def _take_threads_of_cores(self) -> None:
         for region in self.regions:
@@ -521,15 +523,18 @@ class _CPUAccumulator:
         each round would be even and their sum would not.
         """
         if self.settings.distribute_across_numa:
-            ix, kinds = self.ix, []
-            for free in (self.free & zone & self.good_isolation & ~self.last, self.free & zone):
-                kinds.append(self._best_free_threads(free))
+            ix, pools = self.ix, []
+            for free_cpus in (
+                self.free & zone & self.good_isolation & ~self.last,
+                self.free & zone,
+            ):
+                pools.append(self._best_free_threads(free_cpus))
                 if self.request.smt is not SMT.ISOLATE:
-                    cores = ix.cores_touched(free) & ~ix.cores_touched(self.taken)
-                    kinds += [ix.lowest_threads(cores, free), free]
-            enough = next((k for k in kinds if k.bit_count() >= self.needed), 0)
-            chosen = self._select_cpus(enough, self.needed, fill=lowest_ids) if enough else 0
-            parts = [(u.bits & zone, (u.bits & chosen).bit_count()) for u in ix.numa]
+                    cores = ix.cores_touched(free_cpus) & ~ix.cores_touched(self.taken)
+                    pools += [ix.lowest_threads(cores, free_cpus), free_cpus]
+            pool = next((k for k in pools if k.bit_count() >= self.needed), 0)
+            cpus = self._select_cpus(pool, self.needed, fill=lowest_ids) if pool else 0
+            parts = [(u.bits & zone, (u.bits & cpus).bit_count()) for u in ix.numa]
             parts = [part for part in parts if part[1]]
             if len(parts) > 1:
                 yield from parts
@@ -560,8 +565,8 @@ class _CPUAccumulator:
         elif smt is SMT.PAIR:
             cores = _cores_of_best_class(cores, self._cores_by_sibling_load())
         if self.good_tick != ix.all_cpus:
-            best = zone & ix.threads_of(cores) & self.good_tick
-            cores, zone = (ix.cores_touched(best), best) if best else (cores, zone)
+            threads = zone & ix.threads_of(cores) & self.good_tick
+            cores, zone = (ix.cores_touched(threads), threads) if threads else (cores, zone)
         cores = cores & ix.cores_touched(self.good_kind) or cores
         return ix.lowest_threads(cores, zone)
 
@@ -570,13 +575,15 @@ class _CPUAccumulator:
         return self.ix.all_cpus & ~self.free & ~self.taken
 
     def _cores_by_sibling_load(self) -> Sequence[int]:
-        ix, others, known = self.ix, self._occupied_cpus(), self.partners
-        same = ix.cores_touched(others & known.same_hours)
-        unknown = ix.cores_touched(others & ~known.same_hours & ~known.opposite & ~known.unloaded)
+        ix, occupied, partners = self.ix, self._occupied_cpus(), self.partners
+        same = ix.cores_touched(occupied & partners.same_hours)
+        unknown = ix.cores_touched(
+            occupied & ~partners.same_hours & ~partners.opposite & ~partners.unloaded
+        )
         quiet = ix.first_threads & ~same & ~unknown
-        opposite = quiet & ix.cores_touched(others & known.opposite)
-        none = ix.first_threads & ~ix.cores_touched(others)
-        return (opposite, none, quiet & ~opposite & ~none, unknown & ~same, same)
+        opposite = quiet & ix.cores_touched(occupied & partners.opposite)
+        empty = ix.first_threads & ~ix.cores_touched(occupied)
+        return (opposite, empty, quiet & ~opposite & ~empty, unknown & ~same, same)
 
     def _fewest_nodes_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
@@ -587,14 +594,17 @@ class _CPUAccumulator:
         do not count.
         """
         ix, zone = self.ix, self.free & region & self.good_isolation & ~self.last
-        best = self._best_free_threads(zone)
+        threads = self._best_free_threads(zone)
         if (
             self.kubelet
             or self.prefer
             or self.request.smt is SMT.ISOLATE
-            or not best
+            or not threads
             # The usual case: one NUMA node has enough of the best kind.
-            or (not self.held and any((best & u.bits).bit_count() >= self.needed for u in ix.numa))
+            or (
+                not self.held
+                and any((threads & u.bits).bit_count() >= self.needed for u in ix.numa)
+            )
         ):
             yield region
             return
@@ -602,10 +612,10 @@ class _CPUAccumulator:
         if self.request.smt is SMT.PAIR:
             cores &= ~ix.cores_touched(self.partners.same_hours & ~self.free & ~self.taken)
         any_thread = ix.lowest_threads(cores, zone)
-        narrow = self._sufficient_numa_nodes(any_thread)
-        kind = self._sufficient_numa_nodes(best)
-        if narrow and (not kind or narrow.bit_count() < kind.bit_count()):
-            inside = sum(u.bits for p, u in enumerate(ix.numa) if narrow >> p & 1)
+        nodes = self._sufficient_numa_nodes(any_thread)
+        kind = self._sufficient_numa_nodes(threads)
+        if nodes and (not kind or nodes.bit_count() < kind.bit_count()):
+            inside = sum(u.bits for p, u in enumerate(ix.numa) if nodes >> p & 1)
             yield region & inside
             yield region & ~inside
         else:
@@ -615,18 +625,18 @@ class _CPUAccumulator:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
         if candidates.bit_count() < self.needed:
             return 0
-        chosen = self._select_cpus(candidates, self.needed, fill=lowest_ids)
-        return sum(1 << p for p, u in enumerate(self.ix.numa) if chosen & u.bits)
+        cpus = self._select_cpus(candidates, self.needed, fill=lowest_ids)
+        return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
 
     def _select_by_cpu_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.distribute_across_numa:
             return self._select_cpus(candidates, n, fill=lowest_ids, weight=weight)
-        chosen = 0
+        cpus = 0
         for core in cores_in_order(self.ix, self.free):
             if n and core.bits & candidates:
-                chosen |= core.bits & candidates
+                cpus |= core.bits & candidates
                 n -= 1
-        return chosen
+        return cpus
 
     def _select_cpus(self, candidates: int, n: int, *, fill: CPUFiller, weight: int = 1) -> int:
         return select_cpus(
@@ -648,14 +658,18 @@ class _CPUAccumulator:
     def _take_full_cores(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
         ix = self.ix
         if self.kubelet and not self.held and not self.prefer:
-            chosen = self._select_full_cores_as_kubelet()
-            if chosen:
-                self._take_cpus(chosen)
+            cpus = self._select_full_cores_as_kubelet()
+            if cpus:
+                self._take_cpus(cpus)
                 return self._chosen_cpus()
         classes: list[CoreClass] = []
-        whole = 0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
+        whole_cores = (
+            0 if len(self.ticks) == 1 else ix.threads_of(ix.whole_cores(self.free | self.held))
+        )
         for region in (
-            zone for one in self.regions for zone in self._split_by_nohz(one, whole & self.free)
+            zone
+            for outer in self.regions
+            for zone in self._split_by_nohz(outer, whole_cores & self.free)
         ):
             tiers: list[Callable[[int], int]] = [
                 lambda cores: cores & ix.cores_touched(self.prefer),
@@ -670,8 +684,8 @@ class _CPUAccumulator:
             classes += whole_core_classes(ix, self.free & region, self.held, tiers)
         counts = fitting_core_counts(classes, self.needed)
         if counts is None:
-            most = sum(c.cores.bit_count() * c.size for c in classes)
-            return self._cpu_shortage() if most < self.needed else self._smt_misalignment()
+            maximum = sum(c.cores.bit_count() * c.size for c in classes)
+            return self._cpu_shortage() if maximum < self.needed else self._smt_misalignment()
         for c, n in zip(classes, counts, strict=True):
             if n:
                 cores = self._select_by_cpu_order(c.cores, n, c.size)
@@ -679,19 +693,19 @@ class _CPUAccumulator:
         return self._chosen_cpus()
 
     def _select_full_cores_as_kubelet(self) -> int:
-        """What the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.
+        """CPUs that the kubelet takes with full-pcpus-only, or 0 when these are not whole cores.
 
         It judges cores by the machine's average and rounds nothing when it fills the affinity
         first, so that on uneven machines, or with an odd number of CPUs inside the affinity, its
         answer can hold parts of cores.
         """
-        ix, chosen = self.ix, 0
+        ix, cpus = self.ix, 0
         for region in self.regions:
-            free = self.free & region & ~chosen
-            n = min(self.needed - chosen.bit_count(), free.bit_count())
+            free_cpus = self.free & region & ~cpus
+            n = min(self.needed - cpus.bit_count(), free_cpus.bit_count())
             if n:
-                chosen |= self._select_as_kubelet(free, n, threads_per_core(ix))
-        return chosen if ix.threads_of(ix.cores_touched(chosen)) == chosen else 0
+                cpus |= self._select_as_kubelet(free_cpus, n, threads_per_core(ix))
+        return cpus if ix.threads_of(ix.cores_touched(cpus)) == cpus else 0
 
     # -- the answers -----------------------------------------------------------------------------
 
@@ -702,20 +716,20 @@ class _CPUAccumulator:
 
     def _chosen_cpus(self, *reasons: str) -> ChosenCPUs:
         ix, request = self.ix, self.request
-        fresh = self.taken & ~self.held
+        new_cpus = self.taken & ~self.held
         notes = [*reasons]
         if self.held:
             notes.append(f"keeps the {count_text(self.held.bit_count(), 'CPU')} it had")
         notes += cpu_distribution_notes(ix, self.taken)
-        if outside := fresh & ~self.regions[0]:
-            away = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
-            notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {away}")
-        if beside := fresh & request.contended_cpus.bits:
+        if outside := new_cpus & ~self.regions[0]:
+            text = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
+            notes.append(f"{cpus_clause(outside, 'lies', 'lie')} {text}")
+        if contended := new_cpus & request.contended_cpus.bits:
             used = "also used by containers that another component pinned there"
-            notes.append(f"{cpus_clause(beside, 'is', 'are')} {used}")
+            notes.append(f"{cpus_clause(contended, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")
-        notes += self._shared_core_notes(fresh)
+        notes += self._shared_core_notes(new_cpus)
         crowded = sum(cores.bit_count() for cores in ix.cores_by_thread_count(self.taken)[2:])
         if crowded and request.smt in (SMT.SPREAD, SMT.PAIR):
             cores = count_text(crowded, "core")
@@ -726,51 +740,53 @@ class _CPUAccumulator:
             notes=tuple(notes),
         )
 
-    def _shared_core_notes(self, fresh: int) -> list[str]:
-        """Who has the threads beside the fresh CPUs, for a few cores."""
-        ix, others, why = self.ix, self._occupied_cpus(), ""
-        cores = ix.cores_touched(fresh) & ix.cores_touched(others)
+    def _shared_core_notes(self, new_cpus: int) -> list[str]:
+        """Name who has the threads beside the new CPUs, for a few cores."""
+        ix, occupied, cause = self.ix, self._occupied_cpus(), ""
+        cores = ix.cores_touched(new_cpus) & ix.cores_touched(occupied)
         if cores and self.request.smt is SMT.SPREAD:
-            free_left = ix.whole_cores(self.free) & ix.cores_touched(self.room)
-            why = "to stay on few NUMA nodes, " if free_left else "no core is free: "
+            whole_cores = ix.whole_cores(self.free) & ix.cores_touched(self.room)
+            cause = "to stay on few NUMA nodes, " if whole_cores else "no core is free: "
         notes = []
         for core in CPUSet.from_bits(lowest_ids(cores, _MAX_NAMED_CORES)):
             members = ix.core_bits[core]
-            share = cpus_clause(members & fresh, "shares", "share")
-            notes.append(f"{why}{share} a core with {self._sibling_holder_text(members & others)}")
-        more = cores.bit_count() - _MAX_NAMED_CORES
-        if more > 0:
-            notes.append(f"the same on {count_text(more, 'more core')}")
+            clause = cpus_clause(members & new_cpus, "shares", "share")
+            notes.append(
+                f"{cause}{clause} a core with {self._sibling_holder_text(members & occupied)}"
+            )
+        unnamed = cores.bit_count() - _MAX_NAMED_CORES
+        if unnamed > 0:
+            notes.append(f"the same on {count_text(unnamed, 'more core')}")
         return notes
 
-    def _sibling_holder_text(self, theirs: int) -> str:
-        owned, known = theirs & self.request.unavailable_cpus.bits, self.partners
+    def _sibling_holder_text(self, siblings: int) -> str:
+        owned, partners = siblings & self.request.unavailable_cpus.bits, self.partners
         if not owned:
-            return f"{cpus_clause(theirs)}, not free for exclusive use"
+            return f"{cpus_clause(siblings)}, not free for exclusive use"
         text = f"{cpus_clause(owned)} of another container"
         if self.request.smt is not SMT.PAIR:
             return text
-        if owned & known.same_hours:
+        if owned & partners.same_hours:
             return f"{text} that is busy at the same hours"
-        if owned & ~known.opposite & ~known.unloaded:
+        if owned & ~partners.opposite & ~partners.unloaded:
             return f"{text} of unknown load"
-        if owned & known.opposite:
+        if owned & partners.opposite:
             return f"{text} of the opposite load"
         return f"{text} that is never busy either"
 
     def _cpu_shortage(self) -> NotEnoughCPUs:
         ix, smt = self.ix, self.request.smt
         # What was taken on the way was free, too.
-        free = (self.free | self.taken & ~self.held) & self.room
+        free_cpus = (self.free | self.taken & ~self.held) & self.room
         if smt is SMT.FULL_CORE:
-            free = ix.threads_of(ix.whole_cores(free | self.held)) & free
+            free_cpus = ix.threads_of(ix.whole_cores(free_cpus | self.held)) & free_cpus
         elif smt is SMT.ISOLATE:
-            cores = ix.whole_cores(free) & ~ix.cores_touched(self.held)
-            free = ix.lowest_threads(cores, free)
+            cores = ix.whole_cores(free_cpus) & ~ix.cores_touched(self.held)
+            free_cpus = ix.lowest_threads(cores, free_cpus)
         return NotEnoughCPUs(
             requested=self.request.count,
-            free_cpus=CPUSet.from_bits(free),
-            per_numa={u.id: (free & u.bits).bit_count() for u in ix.numa},
+            free_cpus=CPUSet.from_bits(free_cpus),
+            per_numa={u.id: (free_cpus & u.bits).bit_count() for u in ix.numa},
             current_count=self.held.bit_count(),
         )
 

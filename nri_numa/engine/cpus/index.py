@@ -126,9 +126,9 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
         """One CPU for each core: its lowest-positioned thread that is in ``cpus``."""
         bits = 0
         for j, plane in enumerate(self.cores_by_thread(cpus)):
-            here = plane & cores
-            bits |= self.threads_at(here, j)
-            cores &= ~here
+            threads = plane & cores
+            bits |= self.threads_at(threads, j)
+            cores &= ~threads
         return bits
 
 
@@ -136,15 +136,15 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
     """Build the tables; costs about a microsecond per CPU, so keep the result with the machine."""
     shapes: dict[tuple[int, ...], int] = {}
     core_bits: dict[int, int] = {}
-    kinds = dict.fromkeys(CoreKind, 0)
+    kind_bits = dict.fromkeys(CoreKind, 0)
     for _, core in sorted(topology.cores.items()):
         if not core.cpus:
             continue
-        first = core.cpus.first_id
-        offsets = tuple(i - first for i in core.cpus)
-        shapes[offsets] = shapes.get(offsets, 0) | 1 << first
-        core_bits[first] = core.cpus.bits
-        kinds[core.kind] |= core.cpus.bits
+        first_id = core.cpus.first_id
+        offsets = tuple(i - first_id for i in core.cpus)
+        shapes[offsets] = shapes.get(offsets, 0) | 1 << first_id
+        core_bits[first_id] = core.cpus.bits
+        kind_bits[core.kind] |= core.cpus.bits
     sockets = tuple(
         TopologyUnit(i, s.cpus.bits) for i, s in sorted(topology.sockets.items()) if s.cpus
     )
@@ -175,8 +175,8 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
         socket_cores=_cores_by_unit(sockets, cores),
         isolated=topology.isolated.bits & all_bits,
         nohz_full=topology.nohz_full.bits & all_bits,
-        efficient=kinds[CoreKind.EFFICIENT],
-        performance=kinds[CoreKind.PERFORMANCE],
+        efficient=kind_bits[CoreKind.EFFICIENT],
+        performance=kind_bits[CoreKind.PERFORMANCE],
         threads=max((len(offsets) for offsets in shapes), default=1),
     )
 
@@ -184,19 +184,19 @@ def build_allocator_index(topology: Topology) -> AllocatorIndex:
 def _numa_unit(
     i: int, bits: int, sockets: Sequence[TopologyUnit], l3_groups: Sequence[TopologyUnit]
 ) -> NUMAUnit:
-    here: list[TopologyUnit] = []
-    rest = bits
+    groups: list[TopologyUnit] = []
+    ungrouped = bits
     for group in l3_groups:
-        if group.bits & rest:
-            here.append(TopologyUnit(group.id, group.bits & rest))
-            rest &= ~group.bits
+        if group.bits & ungrouped:
+            groups.append(TopologyUnit(group.id, group.bits & ungrouped))
+            ungrouped &= ~group.bits
     for socket in sockets:
         # No cache is known: what lies in one socket is nearer than neighbouring numbers.
-        if socket.bits & rest:
-            here.append(TopologyUnit(NO_UNIT, socket.bits & rest))
-            rest &= ~socket.bits
+        if socket.bits & ungrouped:
+            groups.append(TopologyUnit(NO_UNIT, socket.bits & ungrouped))
+            ungrouped &= ~socket.bits
     touching = CPUSet(p for p, s in enumerate(sockets) if s.bits & bits).bits
-    return NUMAUnit(i, bits, touching, tuple(here))
+    return NUMAUnit(i, bits, touching, tuple(groups))
 
 
 def _unit_distance(topology: Topology, a: int, b: int) -> int:

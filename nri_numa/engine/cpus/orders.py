@@ -33,7 +33,7 @@ CPUFiller = Callable[[int, int], int]
 
 
 class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
-    """What `select_cpus` chooses from and how.
+    """The CPUs that `select_cpus` chooses from, and the order.
 
     Attributes:
         candidates: what may be chosen: CPUs, or lowest threads that stand for cores.
@@ -57,40 +57,40 @@ class SelectionPool(msgspec.Struct, frozen=True, kw_only=True):
     hint: int = 0
 
 
-def select_cpus(places: SelectionPool, n: int) -> int:
+def select_cpus(pool: SelectionPool, n: int) -> int:
     """Choose ``n`` of the candidates; there must be that many."""
-    index, candidates = places.index, places.candidates
+    index, candidates = pool.index, pool.candidates
     room = {
         p: count
         for p, unit in enumerate(index.numa)
         if (count := (candidates & unit.bits).bit_count())
     }
-    near = [p for p, unit in enumerate(index.numa) if places.current & unit.bits]
-    near_room = {p: room[p] for p in near if p in room}
-    chosen = 0
+    current = [p for p, unit in enumerate(index.numa) if pool.current & unit.bits]
+    near_room = {p: room[p] for p in current if p in room}
+    cpus = 0
     if sum(near_room.values()) >= n:
-        shares = _split_cpu_count_by_node(places, near_room, n, near)
+        counts = _split_cpu_count_by_node(pool, near_room, n, current)
     else:
         # Not enough beside what the container has: all of that, and the rest as close as it goes.
         missing = n - sum(near_room.values())
         far_room = {p: count for p, count in room.items() if p not in near_room}
-        shares = near_room | _split_cpu_count_by_node(places, far_room, missing, near)
-    for p, share in shares.items():
-        chosen |= _select_in_node(places, p, candidates & index.numa[p].bits, share)
-    return chosen
+        counts = near_room | _split_cpu_count_by_node(pool, far_room, missing, current)
+    for p, node_count in counts.items():
+        cpus |= _select_in_node(pool, p, candidates & index.numa[p].bits, node_count)
+    return cpus
 
 
 def lowest_ids(candidates: int, n: int) -> int:
     """The ``n`` lowest of the candidates: the filler where all are equally good."""
     if candidates.bit_count() <= n:
         return candidates
-    rest = candidates
+    remaining = candidates
     for _ in range(n):
-        rest &= rest - 1
-    return candidates ^ rest
+        remaining &= remaining - 1
+    return candidates ^ remaining
 
 
-def threads_filler(index: AllocatorIndex, own: int) -> CPUFiller:
+def threads_filler(index: AllocatorIndex, current: int) -> CPUFiller:
     """A filler for single threads that completes and uses whole cores, and breaks the fewest.
 
     1. cores that the container has a part of and that become wholly its own, by core id;
@@ -105,53 +105,55 @@ def threads_filler(index: AllocatorIndex, own: int) -> CPUFiller:
         if candidates.bit_count() <= n:
             return candidates
         touched = index.cores_touched(candidates)
-        mine = index.cores_touched(own) & touched if own else 0
-        whole = index.whole_cores(candidates | own) & touched
-        chosen = 0
+        mine = index.cores_touched(current) & touched if current else 0
+        whole_cores = index.whole_cores(candidates | current) & touched
+        cpus = 0
         counts = index.cores_by_thread_count(candidates)
         for completes in (True, False):
-            group = whole & mine if completes else whole & ~mine
+            group = whole_cores & mine if completes else whole_cores & ~mine
             for size in range(index.threads, 0, -1):
-                for first in ids_of(group & counts[size]):
+                for first_id in ids_of(group & counts[size]):
                     if size > n:
                         break
-                    chosen |= index.core_bits[first] & candidates
+                    cpus |= index.core_bits[first_id] & candidates
                     n -= size
-        half_used = touched & ~whole
+        half_used = touched & ~whole_cores
         for size in range(index.threads, 0, -1):
-            for first in ids_of(half_used & counts[size]):
+            for first_id in ids_of(half_used & counts[size]):
                 if size > n:
                     break
-                chosen |= index.core_bits[first] & candidates
+                cpus |= index.core_bits[first_id] & candidates
                 n -= size
         if not n:
-            return chosen
+            return cpus
         # Every core that is left has more threads free than are needed.
-        left = touched & ~index.cores_touched(chosen)
-        rests = (left & group & counts[size] for group in (half_used, whole) for size in sizes)
-        first = next(ids_of(next(filter(None, rests))))
-        return chosen | lowest_ids(index.core_bits[first] & candidates, n)
+        remaining = touched & ~index.cores_touched(cpus)
+        rests = (
+            remaining & group & counts[size] for group in (half_used, whole_cores) for size in sizes
+        )
+        first_id = next(ids_of(next(filter(None, rests))))
+        return cpus | lowest_ids(index.core_bits[first_id] & candidates, n)
 
     return fill_threads
 
 
 def _split_cpu_count_by_node(
-    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int]
+    pool: SelectionPool, room: dict[int, int], n: int, current: Sequence[int]
 ) -> dict[int, int]:
-    """How many candidates to take from which NUMA nodes (positions)."""
-    nodes = _choose_numa_nodes(places, room, n, near)
-    if places.distribute:
-        every = {*nodes, *(p for p in room if places.hint >> p & 1)}
-        nodes = sorted(every) if len(every) <= n else nodes
+    """Numbers of candidates to take, by position of the NUMA node."""
+    nodes = _choose_numa_nodes(pool, room, n, current)
+    if pool.distribute:
+        candidates = {*nodes, *(p for p in room if pool.hint >> p & 1)}
+        nodes = sorted(candidates) if len(candidates) <= n else nodes
         if len(nodes) > 1:
             return _level_nodes(room, nodes, n)
     # Largest room first, then by position: most of the container is together, and only the last
     # NUMA node is left with a remainder.
-    shares = {}
+    counts = {}
     for p in sorted(nodes, key=lambda p: (-room[p], p)):
-        shares[p] = min(room[p], n)
-        n -= shares[p]
-    return shares
+        counts[p] = min(room[p], n)
+        n -= counts[p]
+    return counts
 
 
 def _level_nodes(room: dict[int, int], nodes: Sequence[int], n: int) -> dict[int, int]:
@@ -160,19 +162,19 @@ def _level_nodes(room: dict[int, int], nodes: Sequence[int], n: int) -> dict[int
     By (room, position), so that what a small node cannot give is shared by all larger ones; a
     remainder goes to the roomiest, and among equals to the last.
     """
-    shares = {}
-    left = sorted(nodes, key=lambda p: (room[p], p))
-    while left:
-        p = left.pop(0)
-        shares[p] = min(room[p], n // (len(left) + 1))
-        n -= shares[p]
-    return shares
+    counts = {}
+    unfilled = sorted(nodes, key=lambda p: (room[p], p))
+    while unfilled:
+        p = unfilled.pop(0)
+        counts[p] = min(room[p], n // (len(unfilled) + 1))
+        n -= counts[p]
+    return counts
 
 
 def _choose_numa_nodes(
-    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int]
+    pool: SelectionPool, room: dict[int, int], n: int, current: Sequence[int]
 ) -> Sequence[int]:
-    index = places.index
+    index = pool.index
     fits = [p for p, count in room.items() if count >= n]
     if fits:
         # One NUMA node. Order: most of the container's own CPUs; closest to them; a NUMA node
@@ -181,16 +183,16 @@ def _choose_numa_nodes(
         # socket; position, that is NUMA node id.
         def numa_node_key(p: int) -> tuple[int, int, bool, int, bool, int, int, int]:
             unit = index.numa[p]
-            free = (places.free & unit.bits).bit_count()
+            free_count = (pool.free & unit.bits).bit_count()
             return (
-                -(places.current & unit.bits).bit_count(),
-                sum(index.distances[q][p] for q in near),
+                -(pool.current & unit.bits).bit_count(),
+                sum(index.distances[q][p] for q in current),
                 unit.id == NO_UNIT,
-                _l3_groups_needed(places, p, n),
-                free == unit.bits.bit_count() and free != n * places.weight,
-                free,
+                _l3_groups_needed(pool, p, n),
+                free_count == unit.bits.bit_count() and free_count != n * pool.weight,
+                free_count,
                 sum(
-                    (places.free & s.bits).bit_count()
+                    (pool.free & s.bits).bit_count()
                     for i, s in enumerate(index.sockets)
                     if unit.sockets >> i & 1
                 ),
@@ -198,11 +200,11 @@ def _choose_numa_nodes(
             )
 
         return [min(fits, key=numa_node_key)]
-    if places.align_by_socket:
+    if pool.align_by_socket:
         room = _room_in_tightest_socket(index, room, n)
     return min(
         _smallest_node_sets(index, room, n),
-        key=lambda nodes: _node_set_key(places, room, n, near, nodes),
+        key=lambda nodes: _node_set_key(pool, room, n, current, nodes),
     )
 
 
@@ -220,22 +222,22 @@ def _room_in_tightest_socket(index: AllocatorIndex, room: dict[int, int], n: int
 
 
 def _node_set_key(
-    places: SelectionPool, room: dict[int, int], n: int, near: Sequence[int], nodes: Sequence[int]
+    pool: SelectionPool, room: dict[int, int], n: int, current: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, int, int, int, int, Sequence[int]]:
     """Order of equally small sets of NUMA nodes.
 
     Closest to what the container has; fewest sockets; closest to one another; fewest wholly free
     nodes broken; least room (best fit); positions.
     """
-    index = places.index
+    index = pool.index
     sockets = broken = 0
     for p in nodes:
         unit = index.numa[p]
         sockets |= unit.sockets
-        broken += places.free & unit.bits == unit.bits
+        broken += pool.free & unit.bits == unit.bits
     total = sum(room[p] for p in nodes)
     return (
-        sum(index.distances[q][p] for q in near for p in nodes),
+        sum(index.distances[q][p] for q in current for p in nodes),
         sockets.bit_count(),
         sum(index.distances[p][q] for p in nodes for q in nodes),
         broken if total > n else 0,
@@ -256,8 +258,8 @@ def _smallest_node_sets(
         size += 1
     if comb(len(room), size) <= _MAX_NODE_COMBINATIONS:
         return [nodes for nodes in combinations(room, size) if sum(room[p] for p in nodes) >= n]
-    grown = (_grow_node_set(index, room, n, size, seed) for seed in room)
-    return sorted({nodes for nodes in grown if nodes})
+    node_sets = (_grow_node_set(index, room, n, size, seed) for seed in room)
+    return sorted({nodes for nodes in node_sets if nodes})
 
 
 def _grow_node_set(
@@ -267,58 +269,56 @@ def _grow_node_set(
     row = index.distances[seed]
     for radius in sorted({row[p] for p in room}):
         # Roomiest first, then closest, then by position.
-        others = sorted(
+        candidates = sorted(
             (p for p in room if p != seed and row[p] <= radius),
             key=lambda p: (-room[p], row[p], p),
         )[: size - 1]
-        if room[seed] + sum(room[p] for p in others) >= n and len(others) == size - 1:
-            return tuple(sorted([seed, *others]))
+        if room[seed] + sum(room[p] for p in candidates) >= n and len(candidates) == size - 1:
+            return tuple(sorted([seed, *candidates]))
     return ()
 
 
-def _l3_groups_needed(places: SelectionPool, p: int, n: int) -> int:
+def _l3_groups_needed(pool: SelectionPool, p: int, n: int) -> int:
     """The fewest L3 groups of a NUMA node with room for ``n``: the roomiest ones."""
-    if not places.align_l3:
+    if not pool.align_l3:
         return 1
-    groups = places.index.numa[p].l3_groups
-    needed = 0
-    for room in sorted(((places.candidates & g.bits).bit_count() for g in groups), reverse=True):
+    groups = pool.index.numa[p].l3_groups
+    groups_needed = 0
+    for room in sorted(((pool.candidates & g.bits).bit_count() for g in groups), reverse=True):
         if n <= 0:
             break
-        needed += 1
+        groups_needed += 1
         n -= room
-    return needed
+    return groups_needed
 
 
-def _select_in_node(places: SelectionPool, p: int, candidates: int, n: int) -> int:
-    groups = places.index.numa[p].l3_groups
-    if len(groups) == 1 or not places.align_l3 or candidates.bit_count() == n:
-        return places.fill(candidates, n)
-    chosen = 0
+def _select_in_node(pool: SelectionPool, p: int, candidates: int, n: int) -> int:
+    groups = pool.index.numa[p].l3_groups
+    if len(groups) == 1 or not pool.align_l3 or candidates.bit_count() == n:
+        return pool.fill(candidates, n)
+    cpus = 0
     while True:
-        live = [
-            (g, count) for g in groups if (count := (candidates & ~chosen & g.bits).bit_count())
-        ]
-        live = [item for item in live if places.current & item[0].bits] or live
+        live = [(g, count) for g in groups if (count := (candidates & ~cpus & g.bits).bit_count())]
+        live = [item for item in live if pool.current & item[0].bits] or live
         fits = [item for item in live if item[1] >= n]
         if fits:
-            group, _ = min(fits, key=lambda item: _l3_key(places, item[0], n))
-            return chosen | places.fill(candidates & ~chosen & group.bits, n)
+            group, _ = min(fits, key=lambda item: _l3_key(pool, item[0], n))
+            return cpus | pool.fill(candidates & ~cpus & group.bits, n)
         # It must be split: the roomiest groups whole, then the most used, then by id, so that
         # the fewest groups are needed.
         group, count = min(
-            live, key=lambda item: (-item[1], (places.free & item[0].bits).bit_count(), item[0].id)
+            live, key=lambda item: (-item[1], (pool.free & item[0].bits).bit_count(), item[0].id)
         )
-        chosen |= candidates & group.bits
+        cpus |= candidates & group.bits
         n -= count
 
 
-def _l3_key(places: SelectionPool, group: TopologyUnit, n: int) -> tuple[bool, int, int]:
+def _l3_key(pool: SelectionPool, group: TopologyUnit, n: int) -> tuple[bool, int, int]:
     """Not breaking a wholly free group (unless all of it is used), most used, id."""
-    free = (places.free & group.bits).bit_count()
+    free_count = (pool.free & group.bits).bit_count()
     return (
-        free == group.bits.bit_count() and free != n * places.weight,
-        free,
+        free_count == group.bits.bit_count() and free_count != n * pool.weight,
+        free_count,
         group.id,
     )
 
@@ -327,19 +327,19 @@ MAX_DISTRIBUTED_NUMA_NODES = 8
 """The kubelet refuses machines with more, and trying all combinations ends about here."""
 
 
-def cores_in_order(index: AllocatorIndex, free: int) -> Iterator[TopologyUnit]:
+def cores_in_order(index: AllocatorIndex, free_cpus: int) -> Iterator[TopologyUnit]:
     """Cores with something free, in the nested order: most used units first, then by id."""
     if _are_sockets_in_numa_nodes(index):
-        units = [index.socket_cores[s] for s in _sockets_by_free_cpus(index, free)]
+        units = [index.socket_cores[s] for s in _sockets_by_free_cpus(index, free_cpus)]
     else:
-        units = [index.numa_cores[p] for p in _numa_nodes_by_free_cpus(index, free)]
+        units = [index.numa_cores[p] for p in _numa_nodes_by_free_cpus(index, free_cpus)]
     for cores in units:
-        yield from _units_by_free_cpus(cores, free)
+        yield from _units_by_free_cpus(cores, free_cpus)
 
 
 def take_packed(
     index: AllocatorIndex,
-    free: int,
+    free_cpus: int,
     n: int,
     *,
     align_l3: bool = False,
@@ -351,25 +351,27 @@ def take_packed(
     CPUs socket by socket, in each by number. That is one thread of many cores where the kernel
     numbers all first threads before all second ones.
     """
-    taker = _PackedTake(index, free, n)
-    steps = [taker.take_whole_numa_nodes, taker.take_whole_sockets]
+    taker = _PackedTake(index, free_cpus, n)
+    stages = [taker.take_whole_numa_nodes, taker.take_whole_sockets]
     if not _are_sockets_in_numa_nodes(index):
-        steps.reverse()
+        stages.reverse()
     if align_l3:
-        steps.append(taker.take_l3_groups)
-    steps += (
+        stages.append(taker.take_l3_groups)
+    stages += (
         [taker.take_cpus_by_socket]
         if across_cores
         else [taker.take_whole_cores, taker.take_single_cpus]
     )
-    for step in steps:
+    for stage in stages:
         if not taker.needed:
             break
-        step()
+        stage()
     return taker.taken
 
 
-def take_distributed(index: AllocatorIndex, free: int, n: int, group: int, least: int = 0) -> int:
+def take_distributed(
+    index: AllocatorIndex, free_cpus: int, n: int, group: int, min_nodes: int = 0
+) -> int:
     """Take ``n`` CPUs of ``free`` in groups, evenly from the fewest NUMA nodes that allow it.
 
     From no fewer than ``least`` where that many have any: the width of the hint, whose devices
@@ -378,18 +380,18 @@ def take_distributed(index: AllocatorIndex, free: int, n: int, group: int, least
     combinations.
     """
     if n % group:
-        return take_packed(index, free, n)
-    order = _numa_nodes_by_free_cpus(index, free)
-    counts = {p: (free & index.numa[p].bits).bit_count() for p in order}
+        return take_packed(index, free_cpus, n)
+    order = _numa_nodes_by_free_cpus(index, free_cpus)
+    counts = {p: (free_cpus & index.numa[p].bits).bit_count() for p in order}
     groups = -(-index.all_cpus.bit_count() // group)
-    wanted = -(-n // group)
-    fewest = -(-wanted // -(-groups // len(index.numa)))
-    fewest = max(fewest, min(least, wanted, len(order)))
-    for k in range(fewest, min(wanted, len(order)) + 1):
-        found = _most_balanced_numa_nodes(order, counts, n, k, group)
-        if found is not None:
-            return _take_round_robin(index, free, n, group, *found)
-    return take_packed(index, free, n)
+    group_count = -(-n // group)
+    fewest = -(-group_count // -(-groups // len(index.numa)))
+    fewest = max(fewest, min(min_nodes, group_count, len(order)))
+    for k in range(fewest, min(group_count, len(order)) + 1):
+        distribution = _most_balanced_numa_nodes(order, counts, n, k, group)
+        if distribution is not None:
+            return _take_round_robin(index, free_cpus, n, group, *distribution)
+    return take_packed(index, free_cpus, n)
 
 
 def threads_per_core(index: AllocatorIndex) -> int:
@@ -400,9 +402,9 @@ def threads_per_core(index: AllocatorIndex) -> int:
 class _PackedTake:
     """The state of one packed take: what is free still, what is taken, how much is missing."""
 
-    def __init__(self, index: AllocatorIndex, free: int, n: int) -> None:
+    def __init__(self, index: AllocatorIndex, free_cpus: int, n: int) -> None:
         self.index = index
-        self.free = free
+        self.free = free_cpus
         self.needed = n
         self.taken = 0
 
@@ -427,9 +429,9 @@ class _PackedTake:
         size = _average_unit_cpus(index.all_cpus, len(index.l3_groups))
         for group in _l3_groups_by_free_cpus(index, self.free):
             if self.needed >= size:
-                for whole in _l3_groups_by_free_cpus(index, self.free):
-                    if not whole.bits & ~self.free and whole.bits.bit_count() <= self.needed:
-                        self.add_cpus(whole.bits)
+                for l3_group in _l3_groups_by_free_cpus(index, self.free):
+                    if not l3_group.bits & ~self.free and l3_group.bits.bit_count() <= self.needed:
+                        self.add_cpus(l3_group.bits)
             if self.needed:
                 self._take_remainder_in_group(group)
             if not self.needed:
@@ -463,89 +465,89 @@ class _PackedTake:
             self.add_cpus(lowest_ids(self.index.sockets[s].bits & self.free, self.needed))
 
     def _take_unit(self, bits: int, average: int) -> None:
-        here = bits & self.free
-        if here.bit_count() == average <= self.needed:
-            self.add_cpus(here)
+        unit_cpus = bits & self.free
+        if unit_cpus.bit_count() == average <= self.needed:
+            self.add_cpus(unit_cpus)
 
 
 def _most_balanced_numa_nodes(
     order: Sequence[int], counts: dict[int, int], n: int, k: int, group: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The first of the most balanced sets of ``k`` NUMA nodes, and who gives the remainder."""
-    best: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    best_key: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     best_score = float("inf")
     for nodes in combinations(order, k):
         if sum(counts[p] // group * group for p in nodes) < n:
             continue
-        each = n // k // group * group
-        if any(counts[p] < each for p in nodes):
+        part = n // k // group * group
+        if any(counts[p] < part for p in nodes):
             continue
-        left = {p: counts[p] - each if p in nodes else counts[p] for p in order}
-        remainder = n - each * k
-        givers = [p for p in nodes if left[p] >= group]
+        free_counts = {p: counts[p] - part if p in nodes else counts[p] for p in order}
+        remainder = n - part * k
+        givers = [p for p in nodes if free_counts[p] >= group]
         subsets: Iterator[tuple[int, ...]] = iter([()])
         if remainder:
             subsets = (s for size in range(len(givers), 0, -1) for s in combinations(givers, size))
         for subset in subsets:
-            after = _free_after_remainder(left, subset, remainder, group)
-            if after is None:
+            counts_after = _free_after_remainder(free_counts, subset, remainder, group)
+            if counts_after is None:
                 continue
-            score = _standard_deviation(list(after.values()))
+            score = _standard_deviation(list(counts_after.values()))
             if score < best_score:
-                best, best_score = (nodes, subset), score
+                best_key, best_score = (nodes, subset), score
         if best_score == 0:
             break
-    return best
+    return best_key
 
 
 def _free_after_remainder(
-    left: dict[int, int], subset: Sequence[int], remainder: int, group: int
+    free_counts: dict[int, int], subset: Sequence[int], remainder: int, group: int
 ) -> dict[int, int] | None:
-    """What is left everywhere after going round the subset, or None when it cannot give enough."""
+    """Free CPUs everywhere after going round the subset, or None when it cannot give enough."""
     # By groups, not by CPUs: with three CPUs left on each of two nodes and groups of two, four
     # can be had and not six. The kubelet compares CPUs here and would go round for ever.
-    if sum(left[p] // group for p in subset) * group < remainder:
+    if sum(free_counts[p] // group for p in subset) * group < remainder:
         return None
-    after = dict(left)
+    counts_after = dict(free_counts)
     while remainder:
         for p in subset:
-            if remainder and after[p] >= group:
-                after[p] -= group
+            if remainder and counts_after[p] >= group:
+                counts_after[p] -= group
                 remainder -= group
-    return after
+    return counts_after
 
 
 def _take_round_robin(
     index: AllocatorIndex,
-    free: int,
+    free_cpus: int,
     n: int,
     group: int,
     nodes: Sequence[int],
     givers: Sequence[int],
 ) -> int:
-    each = n // len(nodes) // group * group
-    taken = 0
+    part = n // len(nodes) // group * group
+    cpus = 0
     for p in nodes:
-        taken |= take_packed(index, free & index.numa[p].bits, each)
-    while taken.bit_count() < n:
+        cpus |= take_packed(index, free_cpus & index.numa[p].bits, part)
+    while cpus.bit_count() < n:
         for p in givers:
-            here = free & ~taken & index.numa[p].bits
-            if taken.bit_count() < n and here.bit_count() >= group:
-                taken |= take_packed(index, here, group)
-    return taken
+            node_cpus = free_cpus & ~cpus & index.numa[p].bits
+            if cpus.bit_count() < n and node_cpus.bit_count() >= group:
+                cpus |= take_packed(index, node_cpus, group)
+    return cpus
 
 
-def _standard_deviation(left: Sequence[int]) -> float:
+def _standard_deviation(counts: Sequence[int]) -> float:
     """Population standard deviation; mean and result rounded to three decimals, as ties need."""
-    mean = _round3(sum(left) / len(left))
-    return _round3(sqrt(sum((x - mean) * (x - mean) for x in left) / len(left)))
+    mean = _round3(sum(counts) / len(counts))
+    return _round3(sqrt(sum((x - mean) * (x - mean) for x in counts) / len(counts)))
 
 
 def _round3(x: float) -> float:
     # Halves go up, as in Go; Python's round() goes to the even neighbour.
     scaled = x * 1000
-    down = floor(scaled)
-    return (down + 1 if scaled - down >= 0.5 else down) / 1000
+    floor_value = floor(scaled)
+    return (floor_value + 1 if scaled - floor_value >= 0.5 else floor_value) / 1000
 
 
 def _average_unit_cpus(bits: int, units: int) -> int:
@@ -557,50 +559,50 @@ def _are_sockets_in_numa_nodes(index: AllocatorIndex) -> bool:
 
 
 def _positions_by_free_cpus(
-    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], free: int
+    units: Sequence[TopologyUnit] | Sequence[NUMAUnit], free_cpus: int
 ) -> list[int]:
     """Positions of units with something free: fewest free CPUs first, then id."""
-    counts = [(free & u.bits).bit_count() for u in units]
+    counts = [(free_cpus & u.bits).bit_count() for u in units]
     return sorted((i for i, c in enumerate(counts) if c), key=lambda i: (counts[i], units[i].id))
 
 
-def _units_by_free_cpus(units: Sequence[TopologyUnit], free: int) -> list[TopologyUnit]:
-    return [units[i] for i in _positions_by_free_cpus(units, free)]
+def _units_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[TopologyUnit]:
+    return [units[i] for i in _positions_by_free_cpus(units, free_cpus)]
 
 
-def _numa_nodes_by_free_cpus(index: AllocatorIndex, free: int) -> list[int]:
+def _numa_nodes_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
     return _nested_order(
-        index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free
+        index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free_cpus
     )
 
 
-def _sockets_by_free_cpus(index: AllocatorIndex, free: int) -> list[int]:
+def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
     return _nested_order(
-        index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free
+        index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free_cpus
     )
 
 
 _Units = Sequence[TopologyUnit] | Sequence[NUMAUnit]
 
 
-def _nested_order(units: _Units, outer: _Units, free: int) -> list[int]:
-    order = _positions_by_free_cpus(units, free)
+def _nested_order(units: _Units, outer: _Units, free_cpus: int) -> list[int]:
+    order = _positions_by_free_cpus(units, free_cpus)
     nested = (
         i
-        for o in _positions_by_free_cpus(outer, free)
+        for o in _positions_by_free_cpus(outer, free_cpus)
         for i in order
-        if units[i].bits & outer[o].bits & free
+        if units[i].bits & outer[o].bits & free_cpus
     )
     return list(dict.fromkeys(nested)) if outer else order
 
 
-def _l3_groups_by_free_cpus(index: AllocatorIndex, free: int) -> list[TopologyUnit]:
+def _l3_groups_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[TopologyUnit]:
     nested = (
         group
-        for p in _numa_nodes_by_free_cpus(index, free)
-        for group in _units_by_free_cpus(index.l3_groups, free)
-        if group.bits & index.numa[p].bits & free
+        for p in _numa_nodes_by_free_cpus(index, free_cpus)
+        for group in _units_by_free_cpus(index.l3_groups, free_cpus)
+        if group.bits & index.numa[p].bits & free_cpus
     )
     return list(dict.fromkeys(nested))

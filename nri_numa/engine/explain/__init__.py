@@ -1,1 +1,1 @@
-"""Why a container is where it is, in words."""
+"""Explanations of placements, in words."""

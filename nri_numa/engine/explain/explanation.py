@@ -1,4 +1,4 @@
-"""Why a container is where it is, or why it was refused, as a plain document.
+"""The explanation of a placement or a refusal, as a plain document.
 
 The document holds what was asked for and where each value came from, what the container needs and
 how that was worked out, what each resource could have had, the best places and what separated the
@@ -36,7 +36,7 @@ PLACED_OUTCOME, WIDENED_OUTCOME, UNPINNED_OUTCOME, REFUSED_OUTCOME = (
 
 
 class DemandSource(msgspec.Struct, array_like=True, frozen=True):
-    """What a container needs, and the numbers of the runtime that say so; None is not given.
+    """The demand of a container, and the numbers of the runtime that say so; None is not given.
 
     Like `ExplanationInput` it is saved by position: a new field is the last one, and has a default.
     """
@@ -55,7 +55,7 @@ class DemandSource(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ExplanationInput(msgspec.Struct, array_like=True, frozen=True):
-    """What an explanation is made from besides the alignment: texts and numbers that can be kept.
+    """The basis of an explanation besides the alignment: texts and numbers that can be kept.
 
     Attributes:
         requested: value and source by annotation key; None when what was asked is not understood.
@@ -74,7 +74,7 @@ class ExplanationInput(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredExplanation(NamedTuple):
-    """Why one container has what it has: whose, the basis, and the alignment to look at again.
+    """One explanation: of which container, the basis, and the alignment to look at again.
 
     What each resource could have had is worked out of the alignment only on request: on
     eight NUMA nodes that takes milliseconds (`stored_explanation` takes microseconds).
@@ -91,17 +91,17 @@ class StoredExplanation(NamedTuple):
 
 
 def stored_explanation(trace: DecisionTrace) -> StoredExplanation:
-    """What stays of a decision for its explanation."""
-    who = trace.pod.namespace, trace.pod.name, trace.container.name
-    return StoredExplanation(*who, basis_of(trace), trace.alignment)
+    """Keep of a decision what its explanation needs."""
+    names = trace.pod.namespace, trace.pod.name, trace.container.name
+    return StoredExplanation(*names, basis_of(trace), trace.alignment)
 
 
 def basis_of(trace: DecisionTrace) -> ExplanationInput:
     """The texts and numbers of a decision that its explanation is made from."""
     requested, demand, resources = trace.requested, trace.demand, trace.container.resources
-    needs = None
+    demand_source = None
     if requested is not None and demand is not None:
-        needs = DemandSource(
+        demand_source = DemandSource(
             cpu_milli=demand.cpu_milli,
             exclusive_cpus=demand.exclusive_cpus,
             cpu_from=demand.cpu_source,
@@ -118,7 +118,7 @@ def basis_of(trace: DecisionTrace) -> ExplanationInput:
         qos=str(trace.pod.qos),
         requested=None if requested is None else _requested_options(requested),
         scope=str(Scope.CONTAINER if requested is None else requested.scope),
-        demand=needs,
+        demand=demand_source,
         free_cpu_milli=dict(trace.free_cpu_milli),
         free_memory=dict(trace.free_memory),
         pool_before=str(trace.pool_before),
@@ -129,7 +129,7 @@ def basis_of(trace: DecisionTrace) -> ExplanationInput:
 
 
 def explain_allocation(
-    allocation: Allocation, known: StoredExplanation | None, cpus: str
+    allocation: Allocation, stored: StoredExplanation | None, cpus: str
 ) -> ExplanationDocument:
     """Explain what a container has."""
     a = allocation
@@ -151,48 +151,51 @@ def explain_allocation(
             "idle": str(a.idle_siblings),
             "policy": a.policy.value,
             "preferred": a.aligned,
+            **({"shortfall": True} if a.has_shortfall else {}),
+            **({"unpinnedFor": str(a.unpinned_for)} if a.unpinned_for is not None else {}),
             **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
         },
         "refusal": None,
-        "otherVersion": known is not None and known.basis is None,
-        **_explain_trace(known),
+        "otherVersion": stored is not None and stored.basis is None,
+        **_explain_trace(stored),
     }
 
 
-def explain_rejection(known: StoredExplanation, reason: str, message: str) -> ExplanationDocument:
+def explain_rejection(stored: StoredExplanation, reason: str, message: str) -> ExplanationDocument:
     """Explain why a container was refused."""
     return {
-        "namespace": known.namespace,
-        "pod": known.pod,
-        "container": known.container,
+        "namespace": stored.namespace,
+        "pod": stored.pod,
+        "container": stored.container,
         "outcome": REFUSED_OUTCOME,
         "summary": message,
-        "qos": "" if known.basis is None else known.basis.qos,
+        "qos": "" if stored.basis is None else stored.basis.qos,
         "result": None,
         "refusal": {
-            "reason": reason,
-            "rule": "" if known.basis is None else known.basis.rule,
+            "reason": str(reason),
+            "rule": "" if stored.basis is None else stored.basis.rule,
             "message": message,
         },
-        "otherVersion": known.basis is None,
-        **_explain_trace(known),
+        "otherVersion": stored.basis is None,
+        **_explain_trace(stored),
     }
 
 
-def _explain_trace(known: StoredExplanation | None) -> ExplanationDocument:
-    if known is None or known.basis is None:
+def _explain_trace(stored: StoredExplanation | None) -> ExplanationDocument:
+    if stored is None or stored.basis is None:
         return {"traced": False}
-    basis, alignment = known.basis, known.alignment
-    asked, memory_left = basis.requested or {}, basis.free_memory
+    basis, alignment = stored.basis, stored.alignment
+    options, memory_left = basis.requested or {}, basis.free_memory
     return {
         "traced": True,
         "asked": [
-            {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
+            {"key": key, "value": value, "source": source}
+            for key, (value, source) in options.items()
         ],
         "understood": basis.requested is not None,
         "demand": None
         if basis.demand is None
-        else _demand_document(basis.qos, asked, basis.demand),
+        else _demand_document(basis.qos, options, basis.demand),
         "alignment": None
         if alignment is None
         else {
@@ -250,56 +253,57 @@ def _requested_options(requested: PlacementOptions) -> dict[str, tuple[str, str]
 
 
 def _demand_document(
-    qos: str, requested: Mapping[str, tuple[str, str]], needs: DemandSource
+    qos: str, requested: Mapping[str, tuple[str, str]], demand: DemandSource
 ) -> ExplanationDocument:
     return {
-        "cpuMilli": needs.cpu_milli,
-        "exclusiveCpus": needs.exclusive_cpus,
-        "cpuFrom": needs.cpu_from,
-        "cpuQuota": needs.cpu_quota,
-        "cpuPeriod": needs.cpu_period,
-        "cpuShares": needs.cpu_shares,
-        "why": _cpu_mode_reason(qos, requested, needs),
-        "memoryBytes": needs.memory_bytes,
-        "memoryFrom": needs.memory_from,
-        "oomScore": needs.oom_score,
+        "cpuMilli": demand.cpu_milli,
+        "exclusiveCpus": demand.exclusive_cpus,
+        "cpuFrom": demand.cpu_from,
+        "cpuQuota": demand.cpu_quota,
+        "cpuPeriod": demand.cpu_period,
+        "cpuShares": demand.cpu_shares,
+        "why": _cpu_mode_reason(qos, requested, demand),
+        "memoryBytes": demand.memory_bytes,
+        "memoryFrom": demand.memory_from,
+        "oomScore": demand.oom_score,
         "hugePages": [
-            {"sizeBytes": size, "bytes": amount} for size, amount in sorted(needs.hugepages.items())
+            {"sizeBytes": size, "bytes": amount}
+            for size, amount in sorted(demand.hugepages.items())
         ],
-        "notes": list(needs.notes),
+        "notes": list(demand.notes),
     }
 
 
 def shared_cpu_reason(basis: ExplanationInput) -> str:
-    """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, needs = basis.requested or {}, basis.demand
-    if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
+    """The reason why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
+    options, demand = basis.requested or {}, basis.demand
+    if demand is None or demand.cpu_from != "limit" or demand.cpu_milli % 1000 or "cpus" in options:
         return ""
-    return _cpu_mode_reason(basis.qos, asked, needs)
+    return _cpu_mode_reason(basis.qos, options, demand)
 
 
 def _cpu_mode_reason(
-    qos: str, requested: Mapping[str, tuple[str, str]], needs: DemandSource
+    qos: str, requested: Mapping[str, tuple[str, str]], demand: DemandSource
 ) -> str:
-    """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
+    """The reason why it owns or shares CPUs, after *because*; empty where lists decide."""
     if "numacpu" in requested:
         return ""
     value, source = requested.get("cpus", ("", ""))
-    if value == "shared" or (value and needs.exclusive_cpus):
+    if value == "shared" or (value and demand.exclusive_cpus):
         return f"cpus: {value} is in force ({source})"
-    if needs.exclusive_cpus:
+    if demand.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
     if value:  # a whole number that is not paid for is among the notes
-        return "the number of CPUs is not whole" if needs.cpu_milli % 1000 else ""
+        return "the number of CPUs is not whole" if demand.cpu_milli % 1000 else ""
     if qos != QoSClass.GUARANTEED:
-        limits = needs.cpu_from == "limit" and needs.memory_from != "limit"
+        limits = demand.cpu_from == "limit" and demand.memory_from != "limit"
         cause = ": the container has no memory limit" if limits else ""
         return f"the pod is {qos}, not Guaranteed{cause}"
-    if needs.cpu_milli % 1000 or not needs.cpu_milli:
+    if demand.cpu_milli % 1000 or not demand.cpu_milli:
         return "the number of CPUs is not whole"
     return "nothing asks for exclusive CPUs"
 
 
 def _as_documents(values: Iterable[ResourceSummary | RejectedMask]) -> list[ExplanationDocument]:
-    found: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
-    return found
+    documents: list[ExplanationDocument] = msgspec.to_builtins([*values], enc_hook=str)
+    return documents

@@ -11,18 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nri_numa.engine.align.hints import Unit
 from nri_numa.engine.align.policies import numa_node_sets_text
 from nri_numa.engine.explain.explanation import (
     REFUSED_OUTCOME,
-    UNPINNED_OUTCOME,
     WIDENED_OUTCOME,
     ExplanationDocument,
 )
 from nri_numa.engine.foreign_pins import RESERVATION_KIND
-from nri_numa.engine.resize import SHORTFALL_TEXT
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import count_text, cpus_text, join_words, numa_text
+from nri_numa.model.machine import Unit, count_text, cpus_text, join_words, numa_text
 from nri_numa.text import escape_unprintable, human_bytes, page_size
 
 NUMA_GLOSSARY_TEXT = (
@@ -88,12 +85,12 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
     """
     width = max(40, width)
     lines: list[str] = []
-    for heading, found in (
+    for heading, sentences in (
         [("", _brief_sentences(document))] if brief else explanation_sections(document)
     ):
         if heading:
             lines += ["", heading]
-        for sentence in found:
+        for sentence in sentences:
             lines += textwrap.wrap(
                 sentence, width, initial_indent="  ", subsequent_indent="    " if heading else "  "
             )
@@ -104,7 +101,7 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
 
 
 def _brief_sentences(document: ExplanationDocument) -> list[str]:
-    outcome = [one for one in _outcome_sentences(document) if one != _PREFERRED_TEXT]
+    outcome = [sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_TEXT]
     if document["outcome"] == REFUSED_OUTCOME:
         outcome = [one for one in outcome if not one.startswith(_RULE_PREFIX)]
     parts = [" ".join(outcome)]
@@ -116,15 +113,15 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
 
 def explanation_sentences(document: ExplanationDocument) -> list[str]:
     """The explanation without headings, in the order of `render_text`."""
-    return [sentence for _, found in explanation_sections(document) for sentence in found]
+    return [sentence for _, sentences in explanation_sections(document) for sentence in sentences]
 
 
 def explanation_sections(document: ExplanationDocument) -> list[ExplanationSection]:
     """Headings and sentences, every one of them in one line."""
-    found: list[ExplanationSection] = [("", list(_outcome_sentences(document)))]
+    sections: list[ExplanationSection] = [("", list(_outcome_sentences(document)))]
     if document["traced"]:
         # The answer to the question first; what it was worked out from below it.
-        found += [
+        sections += [
             (
                 "Why this place" if document["result"] else "Why no place",
                 list(_choice_sentences(document)),
@@ -134,8 +131,12 @@ def explanation_sections(document: ExplanationDocument) -> list[ExplanationSecti
             ("Where that fits", list(_hint_sentences(document))),
             ("How it came about", list(_step_sentences(document))),
         ]
-    found.append(("Later", [_to_sentence(step) for step in document.get("later", ())]))
-    return [(heading, [escape_unprintable(one) for one in said]) for heading, said in found if said]
+    sections.append(("Later", [_to_sentence(step) for step in document.get("later", ())]))
+    return [
+        (heading, [escape_unprintable(sentence) for sentence in sentences])
+        for heading, sentences in sections
+        if sentences
+    ]
 
 
 # --- the sections -----------------------------------------------------------------------------
@@ -186,9 +187,8 @@ def _reservation_sentence(document: ExplanationDocument) -> str:
 
 def _unpinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     summary, result = document["summary"], document["result"]
-    if document["outcome"] == UNPINNED_OUTCOME:
-        why = summary.removeprefix("not pinned: ")
-        yield f"It could not be pinned as asked ({why}), and was started without being pinned."
+    if reason := result.get("unpinnedFor"):
+        yield f"It could not be pinned as asked ({reason}), and was started without being pinned."
     else:
         yield _to_sentence(f"It is {summary}")
     if result["cpus"]:
@@ -209,7 +209,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
             f"{cpus_text(result['idle'])} on the same cores stay idle, so that nothing else "
             "runs on its cores."
         )
-    if SHORTFALL_TEXT in document["summary"]:
+    if document["result"].get("shortfall"):
         yield "It has less than it asks for since it was resized: no more was free there."
     elif document["outcome"] == WIDENED_OUTCOME:
         yield "This is a wider place than ideal."
@@ -221,8 +221,8 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if not document["understood"]:
         return
     demand = document["demand"]
-    asked = {one["key"]: one for one in document["asked"]}
-    lists = [asked.pop(key) for key in ("numacpu", "numamem") if key in asked]
+    options = {option["key"]: option for option in document["asked"]}
+    lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
     if lists:
         listed = [
             f"{'' if one['key'] == 'numacpu' else 'memory of '}"
@@ -232,15 +232,15 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
             for value in [_truncate_value(one["value"])]
         ]
         yield f"It asked for {join_words(listed)}."
-    if demand is None and not lists and not any(map(_is_placement_key, asked.values())):
+    if demand is None and not lists and not any(map(_is_placement_key, options.values())):
         yield "It asked for nothing about CPUs or memory."
-    elif demand is not None and (not lists or _has_computed_cpus(asked)):
-        policy = asked.pop("policy", None)
+    elif demand is not None and (not lists or _has_computed_cpus(options)):
+        policy = options.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
         source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
-        bind = asked["bind"]["value"] if "bind" in asked else ""
+        bind = options["bind"]["value"] if "bind" in options else ""
         yield f"It asked for {_demand_text(demand, bind)} {_POLICY_TEXTS[value]}{source}."
-    for key, one in asked.items():
+    for key, one in options.items():
         if one["source"] == "default" and (
             lists or demand is None or _is_irrelevant_default(key, demand)
         ):
@@ -249,14 +249,14 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"{key}: {value} ({source}): {_option_value_text(key, one['value'])}."
 
 
-def _is_placement_key(one: ExplanationDocument) -> bool:
-    """Whether a key and its value, which the pod or a rule gave, are about CPUs or memory."""
-    given = one["source"] != "default" and one["value"] not in ("none", "shared")
-    return given and one["key"] in ("policy", "cpus", "smt", "mempolicy")
+def _is_placement_key(option: ExplanationDocument) -> bool:
+    """True if a key and its value, which the pod or a rule gave, are about CPUs or memory."""
+    is_explicit = option["source"] != "default" and option["value"] not in ("none", "shared")
+    return is_explicit and option["key"] in ("policy", "cpus", "smt", "mempolicy")
 
 
 def _option_value_text(key: str, value: str) -> str:
-    """What a value comes to, as the end of a sentence."""
+    """The meaning of a value, as the end of a sentence."""
     if key == "policy":
         return f"it goes {_POLICY_TEXTS[value]}"
     return _OPTION_VALUE_TEXTS.get((key, value), "when it is busy")
@@ -310,13 +310,13 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     refusal = document["refusal"] or {"reason": ""}
     yield from _free_sentences(resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REASONS)
     if not resources and document["left"]:
-        each = [
+        amounts = [
             f"NUMA node {o['numaNode']}: {_amounts_text(o)}"
             for o in document["left"][:_MAX_LISTED_NODES]
         ]
-        more = len(document["left"]) - _MAX_LISTED_NODES
-        rest = f"; and {more} more NUMA nodes" if more > 0 else ""
-        yield f"Free before it: {'; '.join(each)}{rest}."
+        unlisted = len(document["left"]) - _MAX_LISTED_NODES
+        more_text = f"; and {unlisted} more NUMA nodes" if unlisted > 0 else ""
+        yield f"Free before it: {'; '.join(amounts)}{more_text}."
 
 
 def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -325,15 +325,19 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield from _alignment_sentences(document, alignment)
     if document["outcome"] == REFUSED_OUTCOME:
         return
-    alike: dict[str, list[str]] = {}
-    for one in document["candidates"]:
-        alike.setdefault(_rejected_mask_sentence(document, one), []).append(one["numaNodes"])
-    for why, lost in alike.items():
-        if all(map(str.isdigit, lost)):
-            who = numa_text(NUMASet(map(int, lost)))
+    by_problem: dict[str, list[str]] = {}
+    for candidate in document["candidates"]:
+        by_problem.setdefault(_rejected_mask_sentence(document, candidate), []).append(
+            candidate["numaNodes"]
+        )
+    for problem, node_sets in by_problem.items():
+        if all(map(str.isdigit, node_sets)):
+            nodes_text = numa_text(NUMASet(map(int, node_sets)))
         else:
-            who = f"the set{'s' if len(lost) > 1 else ''} of NUMA nodes {'; '.join(lost)}"
-        yield _to_sentence(f"{who}{' each' if len(lost) > 1 else ''} lost: {why}")
+            nodes_text = (
+                f"the set{'s' if len(node_sets) > 1 else ''} of NUMA nodes {'; '.join(node_sets)}"
+            )
+        yield _to_sentence(f"{nodes_text}{' each' if len(node_sets) > 1 else ''} lost: {problem}")
     before, after = document["pool"]["before"], document["pool"]["after"]
     if before != after:
         yield f"The shared CPUs were {before}, and are {after} from now on."
@@ -342,21 +346,21 @@ def _choice_sentences(document: ExplanationDocument) -> Iterator[str]:
 def _alignment_sentences(
     document: ExplanationDocument, alignment: Mapping[str, Any]
 ) -> Iterator[str]:
-    reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers follow below
+    reason = alignment["reason"].partition(" (NUMA node")[0]  # read: the numbers follow below
     if not alignment["admitted"]:
         yield _to_sentence(f"Policy {alignment['policy']} finds no place: {reason}")
         return
     if alignment["numaNodes"] is None:
         yield _to_sentence(f"NUMA nodes did not matter: {reason}")
         return
-    who = numa_text(alignment["numaNodes"])
+    nodes_text = numa_text(alignment["numaNodes"])
     for verb in (" suits every resource", " suit every resource"):
-        if reason == who + verb:
+        if reason == nodes_text + verb:
             reason = f"{'it' if verb.startswith(' suits') else 'they'}{verb}"
-    together = " for the whole pod" if alignment["scope"] == "pod" else ""
+    scope_text = " for the whole pod" if alignment["scope"] == "pod" else ""
     though = "" if alignment["preferred"] else ", though wider than ideal"
     won = "would have won" if document["outcome"] == REFUSED_OUTCOME else "won"
-    yield _to_sentence(f"{who} {won}{together}{though}: {reason}")
+    yield _to_sentence(f"{nodes_text} {won}{scope_text}{though}: {reason}")
 
 
 def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -369,10 +373,10 @@ def _step_sentences(document: ExplanationDocument) -> Iterator[str]:
 
 
 def _demand_text(demand: Mapping[str, Any], bind: str) -> str:
-    own, milli = demand["exclusiveCpus"], demand["cpuMilli"]
+    count, milli = demand["exclusiveCpus"], demand["cpuMilli"]
     parts = []
-    if own:
-        parts.append(count_text(own, "exclusive CPU"))
+    if count:
+        parts.append(count_text(count, "exclusive CPU"))
     elif milli:
         parts.append(f"{Unit.MILLI_CPUS.amount_text(milli)} to share")
     if bind != "cpu":
@@ -390,20 +394,20 @@ def _hint_sentence(resource: Mapping[str, Any]) -> str:
         return "any NUMA node suits."
     if resource["wish"] == "impossible":
         return f"{need} needed, {_shortage_sentence(resource)}."
-    ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
-    if now == 1:
-        alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
-        verb = "has that" if len(alone) == 1 else "each have that"
-        who = f": {numa_text(str(alone))} {verb}" if alone else ""
-        return f"{need} needed. One NUMA node is enough{who}."
-    if ideal == now:
+    ideal, needed = resource["idealNumaNodes"], resource["neededNumaNodes"]
+    if needed == 1:
+        sufficient = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
+        verb = "has that" if len(sufficient) == 1 else "each have that"
+        nodes_text = f": {numa_text(str(sufficient))} {verb}" if sufficient else ""
+        return f"{need} needed. One NUMA node is enough{nodes_text}."
+    if ideal == needed:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
-        places = numa_node_sets_text(sets, resource["everySet"], resource["narrowestCount"])
-        return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {places}."
-    if now < ideal:
-        return f"{need} needed. {now} NUMA nodes are enough; another resource needs {ideal}."
+        sets_text = numa_node_sets_text(sets, resource["everySet"], resource["narrowestCount"])
+        return f"{need} needed. Even an empty machine would need {needed} NUMA nodes: {sets_text}."
+    if needed < ideal:
+        return f"{need} needed. {needed} NUMA nodes are enough; another resource needs {ideal}."
     would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
-    return f"{need} needed. On an empty machine {would} would be enough; now it takes {now}."
+    return f"{need} needed. On an empty machine {would} would be enough; now it takes {needed}."
 
 
 def _shortage_sentence(resource: Mapping[str, Any]) -> str:
@@ -418,7 +422,7 @@ def _shortage_sentence(resource: Mapping[str, Any]) -> str:
 
 
 def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
-    """What each NUMA node has free of everything that is needed, and whether that is enough.
+    """Free amounts of each NUMA node, of everything that is needed, and whether that is enough.
 
     Where the shared pool of the whole machine refuses, no NUMA node has CPUs free for it.
     """
@@ -429,68 +433,69 @@ def _free_sentences(resources: Sequence[Mapping[str, Any]], *, pool_refuses: boo
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({Unit(r['unit']).amount_text(r['needed'])} needed)"
             by_node.setdefault(n["numaNode"], []).append(f"{_free_of_capacity_text(n, r)}{less}")
-    alike: dict[str, list[int]] = {}
+    nodes_by_text: dict[str, list[int]] = {}
     for i in sorted(by_node):
-        alike.setdefault(join_words(by_node[i]), []).append(i)
-    for free, numa_nodes in islice(alike.items(), _MAX_LISTED_NODES):
+        nodes_by_text.setdefault(join_words(by_node[i]), []).append(i)
+    for free, numa_nodes in islice(nodes_by_text.items(), _MAX_LISTED_NODES):
         each = " each" if len(numa_nodes) > 1 else ""
         yield f"Free on {numa_text(NUMASet(numa_nodes))}{each}: {free}."
-    if len(alike) > _MAX_LISTED_NODES:
-        more = sum(map(len, islice(alike.values(), _MAX_LISTED_NODES, None)))
-        yield f"And so on for {more} more NUMA nodes."
+    if len(nodes_by_text) > _MAX_LISTED_NODES:
+        unlisted = sum(map(len, islice(nodes_by_text.values(), _MAX_LISTED_NODES, None)))
+        yield f"And so on for {unlisted} more NUMA nodes."
 
 
-def _rejected_mask_sentence(document: ExplanationDocument, one: Mapping[str, Any]) -> str:
-    """Why a place lost, with the numbers that decided where there are such."""
-    winner, loser = document["alignment"]["numaNodes"], one["numaNodes"]
-    if one["separatedBy"] == "preferred":
+def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[str, Any]) -> str:
+    """The reason why a place lost, with the numbers that decided if there are any."""
+    winner, loser = document["alignment"]["numaNodes"], candidate["numaNodes"]
+    if candidate["separatedBy"] == "preferred":
         for r in document["resources"]:
             for n in r["numaNodes"]:
                 if str(n["numaNode"]) == loser and not n["enough"]:
                     need = Unit(r["unit"]).amount_text(r["needed"])
                     return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
-    if one["separatedBy"] == "rank":
+    if candidate["separatedBy"] == "rank":
         # As the strategy does: the scarcest first, then the next.
-        for mine, theirs in zip(
+        for measure, winner_measure in zip(
             _usage_by_resource(document, winner), _usage_by_resource(document, loser), strict=False
         ):
-            if mine[0] == theirs[0]:
+            if measure[0] == winner_measure[0]:
                 continue
-            other = f"{mine[1]} of {numa_text(winner)}"
-            use = f"{theirs[1]} would be in use, against {other}"
-            if mine[0] < theirs[0]:
+            winner_text = f"{measure[1]} of {numa_text(winner)}"
+            use = f"{winner_measure[1]} would be in use, against {winner_text}"
+            if measure[0] < winner_measure[0]:
                 return f"it would do as well, but would be fuller: {use}"
             if any("of the opposite load" in step for step in document["steps"]):
                 return "it has too few CPUs beside containers of the opposite load"
             return f"it would do as well, but would be emptier ({use}), and strategy decides"
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
             return "it would do just as well, and the lower number wins"
-    return str(one["text"])
+    return str(candidate["text"])
 
 
 def _usage_by_resource(document: ExplanationDocument, numa_node: str) -> list[tuple[float, str]]:
     """Shares of a NUMA node in use once the container is there, and of what; largest first."""
-    found: list[tuple[float, str]] = []
+    usage: list[tuple[float, str]] = []
     for r in document["resources"]:
         for n in r["numaNodes"]:
             if str(n["numaNode"]) == numa_node and n["capacity"] > 0:
-                share = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
-                if share > 1:
+                part = (n["capacity"] - n["free"] + r["needed"]) / n["capacity"]
+                if part > 1:
                     return []  # NUMA nodes without CPUs serve it too, or it lies on several
-                found.append((share, f"{100 * share:.3g}% of its {_resource_label(r['resource'])}"))
-    return sorted(found, reverse=True)
+                usage.append((part, f"{100 * part:.3g}% of its {_resource_label(r['resource'])}"))
+    return sorted(usage, reverse=True)
 
 
 def _free_of_capacity_text(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    free = Unit(resource["unit"]).amount_text(n["free"], free=True)
+    free_text = Unit(resource["unit"]).amount_text(n["free"], free=True)
     capacity = Unit(resource["unit"]).amount_text(n["capacity"])
-    if free.partition(" ")[2] == capacity.partition(" ")[2]:
-        free = free.partition(" ")[0]
+    if free_text.partition(" ")[2] == capacity.partition(" ")[2]:
+        free_text = free_text.partition(" ")[0]
     name = resource["resource"]
-    of = "" if name == "cpu" else f" of {_resource_label(name)}"
-    return f"{free} of {capacity}{of}{' for exclusive use' if resource['unit'] == 'cpus' else ''}"
+    label = "" if name == "cpu" else f" of {_resource_label(name)}"
+    label += " for exclusive use" if resource["unit"] == "cpus" else ""
+    return f"{free_text} of {capacity}{label}"
 
 
 def _amounts_text(one: Mapping[str, Any]) -> str:
@@ -513,7 +518,7 @@ def _truncate_value(value: str) -> str:
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
     """A message of the engine without the name that stands above it already."""
     who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
-    return message.replace(who, "", 1)
+    return message.replace(who, "", 1)  # read: shown without what stands above it
 
 
 def _to_sentence(clause: str) -> str:
@@ -523,7 +528,7 @@ def _to_sentence(clause: str) -> str:
 
 
 def start_delay_text(seconds: float) -> str:
-    """What over CRI is never sure: ``late by at most 12 ms: it started before …``.
+    """A delay, which over CRI is never sure: ``late by at most 12 ms: it started before …``.
 
     Seconds from when its process was made until it had what was decided.
     """
@@ -536,8 +541,8 @@ def start_delay_text(seconds: float) -> str:
 
 def displaced_text(cpus: str) -> str:
     """``displaced, own CPU 2 offline: on the shared pool until one is back``."""
-    are = "CPU" if cpus.isdigit() else "CPUs"
-    return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
+    noun = "CPU" if cpus.isdigit() else "CPUs"
+    return f"displaced, own {noun} {cpus} offline: on the shared pool until one is back"
 
 
 _MAX_NAMED_HOLDERS = 3  # that are named

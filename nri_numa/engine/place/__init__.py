@@ -1,1 +1,1 @@
-"""What one container gets: from a list, or computed, with its memory."""
+"""CPUs and memory nodes of one container: from a list, or computed."""

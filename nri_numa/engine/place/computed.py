@@ -34,6 +34,7 @@ from nri_numa.engine.align.policies import (
     align_demands,
     shortage_clause,
 )
+from nri_numa.engine.captions import unpinned_caption, with_outcome
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -132,7 +133,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     machine, settings = case.machine, case.machine.settings
     if settings.kubelet_ties:
         return None
-    asked = _amounts_by_resource(case, table)
+    amounts = _amounts_by_resource(case, table)
     need, ids, free = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
 
     def nodes_short_of(cpus: int) -> Collection[int]:
@@ -143,33 +144,33 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     unsuiting: Collection[int] = ()
     unpaired: Collection[int] = ()
     if need:
-        last = foreign_or_grantable_cpus(case.state, machine.topology, settings)
-        last = last | yielding_list_cpus(case.state, machine.topology)
-        pinned = nodes_short_of(free & ~last.bits) if last else ()
-        good = machine.allocator_index.cpus_suiting_isolation(settings) & free
-        unsuiting = nodes_short_of(good) if good != free else ()
+        contended = foreign_or_grantable_cpus(case.state, machine.topology, settings)
+        contended = contended | yielding_list_cpus(case.state, machine.topology)
+        pinned = nodes_short_of(free & ~contended.bits) if contended else ()
+        suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free
+        unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free else ()
         if case.effective_smt is SMT.PAIR:
             unpaired = nodes_short_of(_opposite_load_cpus(case) & free)
     placed = case.requested.scheduled_nodes.bits
-    former = table.previous_cpus.bits
+    previous_cpus = table.previous_cpus.bits
     beside_devices = _nodes_with_unused_devices(case)
-    short = {i for amount, left, _ in asked for i in ids if left[i] < amount}
+    short_nodes = {i for amount, by_id, _ in amounts for i in ids if by_id[i] < amount}
     keys = [
         (
-            i in short,
+            i in short_nodes,
             placed != 0 and not placed >> i & 1,
             i in pinned,
             i in unsuiting,
             i in unpaired,
-            former != 0 and not machine.usable_cpus_by_node[i].bits & former,
+            previous_cpus != 0 and not machine.usable_cpus_by_node[i].bits & previous_cpus,
             i in beside_devices,
             measure,
             i,
         )
-        for i, measure in zip(ids, strategy_keys(asked, ids, settings.strategy), strict=True)
+        for i, measure in zip(ids, strategy_keys(amounts, ids, settings.strategy), strict=True)
     ]
     keys.sort()
-    return {key[-1]: place for place, key in enumerate(keys)}
+    return {key[-1]: position for position, key in enumerate(keys)}
 
 
 def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
@@ -180,47 +181,45 @@ def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
-"""How much is needed, what is left and what there is, by NUMA node."""
+"""Amount needed; amounts free and on an empty machine, by NUMA node."""
 
 
 def _amounts_by_resource(case: PlacementRequest, table: FreeResources) -> list[ResourceAmounts]:
-    """Everything that is wanted for: CPUs, memory, huge pages."""
+    """Amounts of everything needed: CPUs, memory, huge pages."""
     machine, demand = case.machine, case.demand
     if demand.exclusive_cpus:
-        wanted: list[ResourceAmounts] = [
+        amounts: list[ResourceAmounts] = [
             (demand.exclusive_cpus, table.free_exclusive_by_node, machine.usable_cpu_count_by_node)
         ]
     else:
-        wanted = [(demand.cpu_milli, table.free_cpu_milli, machine.shared_capacity_milli)]
-    near = machine.memory_only_nodes.attached
+        amounts = [(demand.cpu_milli, table.free_cpu_milli, machine.shared_capacity_milli)]
+    attached = machine.memory_only_nodes.attached
     if demand.memory_bytes and table.free_memory:
-        left, there = (
-            sum_by_cpu_node(near, table.free_memory),
-            sum_by_cpu_node(near, machine.memory_capacity),
-        )
-        wanted.append((demand.memory_bytes, left, there))
-    for size, left in sorted(table.free_hugepages.items()):
-        there = sum_by_cpu_node(near, machine.hugepages_capacity(size))
-        wanted.append((demand.hugepages[size], sum_by_cpu_node(near, left), there))
-    return wanted
+        free_amounts = sum_by_cpu_node(attached, table.free_memory)
+        capacity = sum_by_cpu_node(attached, machine.memory_capacity)
+        amounts.append((demand.memory_bytes, free_amounts, capacity))
+    for size, free_amounts in sorted(table.free_hugepages.items()):
+        capacity = sum_by_cpu_node(attached, machine.hugepages_capacity(size))
+        amounts.append((demand.hugepages[size], sum_by_cpu_node(attached, free_amounts), capacity))
+    return amounts
 
 
 def strategy_keys(
-    wanted: list[ResourceAmounts], ids: Collection[int], strategy: Strategy
+    amounts: list[ResourceAmounts], ids: Collection[int], strategy: Strategy
 ) -> list[tuple[int, ...]]:
-    """By NUMA node, what its place among others is worked out from; the least is tried first."""
+    """Sort keys by NUMA node; the least is tried first."""
     if strategy is Strategy.MOST_MEMORY:
-        by = wanted[1:2] + wanted[:1]
-        return [tuple([-left[i] for _, left, _ in by]) for i in ids]
+        ordered_amounts = amounts[1:2] + amounts[:1]
+        return [tuple([-free_amounts[i] for _, free_amounts, _ in ordered_amounts]) for i in ids]
     # The shares of each resource that would be in use, largest first.
     columns = [
         [
-            (there[i] - left[i] + need) * USED_FRACTION_SCALE // there[i]
-            if there[i] > 0
+            (capacity[i] - free_amounts[i] + need) * USED_FRACTION_SCALE // capacity[i]
+            if capacity[i] > 0
             else USED_FRACTION_SCALE
             for i in ids
         ]
-        for need, left, there in wanted
+        for need, free_amounts, capacity in amounts
     ]
     rows: list[tuple[int, ...]]
     if len(columns) == 2:  # CPUs and memory: every second container
@@ -228,18 +227,16 @@ def strategy_keys(
     else:
         rows = [tuple(sorted(row, reverse=True)) for row in zip(*columns, strict=True)]
     if strategy is Strategy.PACK:
-        return [tuple([-share for share in row]) for row in rows]
+        return [tuple([-used_share for used_share in row]) for row in rows]
     return rows
 
 
 def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
-    known, index = (
-        classify_sibling_loads(case.requested.load, loads_by_cpu(case.state)),
-        case.machine.allocator_index,
-    )
+    index = case.machine.allocator_index
+    loads = classify_sibling_loads(case.requested.load, loads_by_cpu(case.state))
     return index.threads_of(
-        index.cores_touched(known.opposite) & ~index.cores_touched(known.same_hours)
+        index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
     )
 
 
@@ -258,8 +255,8 @@ def check_pod_affinity(
     misfit = _pod_affinity_misfit(case, table, record, affinity)
     shortage = "" if misfit else _pod_affinity_shortage(case, table, record, affinity)
     if misfit or shortage:
-        here = numa_text(affinity)
-        first = shortage or f"policy {policy}: its pod was placed on {here}, {misfit}"
+        nodes_text = numa_text(affinity)
+        first = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
         return Rejection(
             reason=RejectionReason.TOPOLOGY_AFFINITY,
             detail=f"{first}; it needs "
@@ -306,20 +303,20 @@ def _pod_affinity_shortage(
     case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
 ) -> str:
     """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
-    demand, here = case.demand, numa_text(affinity)
+    demand, nodes_text = case.demand, numa_text(affinity)
     if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
         # They may come from all of its sockets, and would have had to fit there beforehand.
-        held = union_cpus(case.state.allocations[i].cpus for i in record.containers)
-        free_count = len(held & case.machine.topology.cpus_of(affinity)) - len(held)
+        pod_cpus = union_cpus(case.state.allocations[i].cpus for i in record.containers)
+        free_count = len(pod_cpus & case.machine.topology.cpus_of(affinity)) - len(pod_cpus)
         free_count += sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
         if free_count < demand.exclusive_cpus:
             need = exclusive_cpu_count_text(demand.exclusive_cpus)
-            free_text = f"{max(0, free_count)} free for exclusive use on {here}"
+            free_text = f"{max(0, free_count)} free for exclusive use on {nodes_text}"
             return shortage_clause("cpu", need, free_text)
     elif not (demand.exclusive_cpus or case.uses_kubelet_rules):
         milli = sum(table.free_cpu_milli.get(i, 0) for i in affinity)
         if milli < demand.cpu_milli:
-            free_text = f"{human_milli(milli)} free on {here}"
+            free_text = f"{human_milli(milli)} free on {nodes_text}"
             return shortage_clause("cpu", human_milli(demand.cpu_milli), free_text)
     return ""
 
@@ -374,19 +371,17 @@ def choose_memory(
     mems = numa_nodes & usable_nodes
     if not mems:
         mems = memory_nodes_for(topology, numa_nodes, attached_nodes or usable_nodes)
-    needs: list[tuple[int, AmountsByNode]] = []
-    if demand.memory_bytes:
-        needs.append((demand.memory_bytes, table.free_memory))
-    needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items() if n]
-    near_mems = widen_for_memory(mems, needs, topology.distance, attached_nodes)
+    byte_needs = [(demand.memory_bytes, table.free_memory)]
+    byte_needs += [(n, table.free_hugepages[size]) for size, n in demand.hugepages.items()]
+    near_mems = widen_for_memory(mems, byte_needs, topology.distance, attached_nodes)
     if near_mems is not None:
         return near_mems, False, _memory_only_note(machine, near_mems, numa_nodes)
     if case.policy in STRICT_POLICIES:
         return None
-    wide_mems = widen_for_memory(mems, needs, topology.distance, usable_nodes)
+    wide_mems = widen_for_memory(mems, byte_needs, topology.distance, usable_nodes)
     if wide_mems is not None:
-        step = f"memory widened from {numa_text(mems)} to {wide_mems} so that it fits"
-        return wide_mems, True, (step,)
+        note = f"memory widened from {numa_text(mems)} to {wide_mems} so that it fits"
+        return wide_mems, True, (note,)
     excluded = machine.memory_only_nodes.excluded
     lacking = memory_shortage_text(
         demand, table, usable_nodes, "on all NUMA nodes that may be used"
@@ -394,17 +389,18 @@ def choose_memory(
     if not excluded:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
         return usable_nodes, True, (f"{lacking}: its memory may come from all of them",)
-    step = f"its memory is not pinned: {lacking}, and {excluded_memory_text(topology, excluded)}"
-    return NO_NUMA_NODES, True, (step,)
+    note = f"its memory is not pinned: {lacking}, and {excluded_memory_text(topology, excluded)}"
+    return NO_NUMA_NODES, True, (note,)
 
 
 def _memory_only_note(machine: NodeModel, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
     """Say it when memory comes from NUMA nodes without CPUs."""
-    attached = mems & NUMASet(machine.memory_only_nodes.attached)
-    if not attached:
+    attached = machine.memory_only_nodes.attached
+    nodes = mems & NUMASet(attached) if attached else NO_NUMA_NODES
+    if not nodes:
         return ()
-    verb = inflect_for_ids(attached, "serves", "serve")
-    return (f"{tier_text(machine.topology, attached)} {verb} {numa_text(numa_nodes)}",)
+    verb = inflect_for_ids(nodes, "serves", "serve")
+    return (f"{tier_text(machine.topology, nodes)} {verb} {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
@@ -421,7 +417,7 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
-    pod_case = _pod_case(case)
+    pod_case = _pod_case(case) if case.requested.scope is Scope.POD else case
     table = free_resources(pod_case)
     if table.listed_mems is not None:
         rejection = check_numamem(case)
@@ -442,9 +438,8 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
 
 
 def _pod_case(case: PlacementRequest) -> PlacementRequest:
-    """The request of the whole pod, if its first container places it (scope ``pod``)."""
-    record = case.pod_record
-    if case.requested.scope is not Scope.POD or (record and record.affinity is not None):
+    """The request of the whole pod, if this is the first of its containers."""
+    if case.pod_record is not None and case.pod_record.affinity is not None:
         return case
     demand = pod_demand(case.pod, case.demand, fractions=not case.uses_kubelet_rules)
     return replace(case, demand=demand)
@@ -452,11 +447,11 @@ def _pod_case(case: PlacementRequest) -> PlacementRequest:
 
 def _place_unaligned(case: PlacementRequest, table: FreeResources) -> Placement:
     """Policy ``none``: any NUMA node, or those near the listed memory."""
-    affinity, step = None, "no policy: any NUMA node will do"
+    affinity, note = None, "no policy: any NUMA node will do"
     if table.listed_mems is not None:
         affinity = cpu_nodes_near(case.machine, table.listed_mems)
-        step = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
-    return replace(case.initial_placement, affinity=affinity, decision_steps=(step,))
+        note = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
+    return replace(case.initial_placement, affinity=affinity, decision_steps=(note,))
 
 
 def _place_shared(
@@ -471,34 +466,40 @@ def _place_shared(
     numa_nodes = numa_nodes & topology.cpu_nodes
     if not numa_nodes:
         why = "no NUMA node of this machine has CPUs"
-        reason = f"not pinned: {why}"
-        return replace(case.initial_placement, aligned=False, reason=reason, decision_steps=(why,))
+        return replace(
+            case.initial_placement,
+            aligned=False,
+            reason=unpinned_caption(why),
+            decision_steps=(why,),
+        )
     return _build_placement(
         case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
     )
 
 
-def _place_aligned(case: PlacementRequest, table: FreeResources, own: int) -> Placement | Rejection:
+def _place_aligned(
+    case: PlacementRequest, table: FreeResources, own_count: int
+) -> Placement | Rejection:
     """Ask the policy for NUMA nodes, once for each pod under scope ``pod``.
 
     The demand of ``case`` is the pod's then, of which ``own`` exclusive CPUs are the container's.
     """
     record = case.pod_record if case.requested.scope is Scope.POD else None
     if record is not None and record.affinity is not None:
-        step = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
+        note = f"scope pod: the pod was placed on {numa_text(record.affinity)}"
         return check_pod_affinity(case, table, record) or replace(
             case.initial_placement,
             affinity=record.affinity,
             aligned=record.affinity_is_preferred,
-            decision_steps=(step,),
+            decision_steps=(note,),
         )
     alignment = _align(case, table)
     if alignment.admitted:
         return _affinity_placement(case, alignment)
-    if case.demand.exclusive_cpus > own and case.uses_kubelet_rules:
+    if case.demand.exclusive_cpus > own_count and case.uses_kubelet_rules:
         # The rest of the pod's sum may be fractions, which need no CPUs of their own.
-        demand = replace(case.demand, exclusive_cpus=own)
-        placement = _place_aligned(replace(case, demand=demand), table, own)
+        demand = replace(case.demand, exclusive_cpus=own_count)
+        placement = _place_aligned(replace(case, demand=demand), table, own_count)
         if not isinstance(placement, Rejection):
             return placement
     return _alignment_rejection(case, table, alignment)
@@ -531,7 +532,9 @@ def _alignment_rejection(
 ) -> Rejection:
     policy = case.policy
     return UnalignedRejection(
-        reason=RejectionReason.TOPOLOGY_AFFINITY,
+        reason=RejectionReason.DEVICE_AFFINITY
+        if alignment.is_device_misalignment
+        else RejectionReason.TOPOLOGY_AFFINITY,
         detail=affinity_text(case, table, alignment)
         + memory_groups_text(table.kubelet_memory)
         + _missing_cpu_holders(case),
@@ -548,24 +551,24 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
     affinity, container = alignment.affinity, case.container
     nodes_text = "any NUMA node" if affinity is None else numa_text(affinity)
     ideal = "" if alignment.preferred else ", wider than ideal"
-    steps = [f"policy {case.policy} chose {nodes_text}{ideal}"]
+    sentences = [f"policy {case.policy} chose {nodes_text}{ideal}"]
     if container.devices or container.pod_devices or container.device_notes:
-        steps += device_step_sentences(case, affinity)
+        sentences += device_step_sentences(case, affinity)
     warnings: tuple[str, ...] = ()
     scheduled_nodes = case.requested.scheduled_nodes
     if scheduled_nodes.bits and affinity is not None:
-        held = f"the scheduler held {numa_text(scheduled_nodes)}"
+        hold_text = f"the scheduler held {numa_text(scheduled_nodes)}"
         if affinity == scheduled_nodes:
-            steps.append(f"{held}: taken")
+            sentences.append(f"{hold_text}: taken")
         else:
             # It chose by what was published then; here is what is true now.
-            warnings = (f"{held}, which no longer suits best: placed on {nodes_text} instead",)
+            warnings = (f"{hold_text}, which no longer suits best: placed on {nodes_text} instead",)
     return replace(
         case.initial_placement,
         affinity=affinity,
         aligned=alignment.preferred,
         alignment=alignment,
-        decision_steps=(*steps, *warnings),
+        decision_steps=(*sentences, *warnings),
         warnings=warnings,
     )
 
@@ -592,19 +595,19 @@ def _place_exclusive(
     """Take CPUs for one container, of the affinity first."""
     machine, affinity = case.machine, found.affinity
     request = _take_request(case, table, affinity)
-    taken = take_avoiding_contended(case, request, table.free_exclusive_by_node)
-    if not isinstance(taken, ChosenCPUs):
-        return _take_rejection(taken, case, table, found)
+    chosen_cpus = take_avoiding_contended(case, request, table.free_exclusive_by_node)
+    if not isinstance(chosen_cpus, ChosenCPUs):
+        return _take_rejection(chosen_cpus, case, table, found)
     what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
-    refused = check_exclusive_limits(case, what, taken.cpus, taken.idle)
+    refused = check_exclusive_limits(case, what, chosen_cpus.cpus, chosen_cpus.idle)
     if refused is not None:
         return UnalignedRejection.with_alignment(refused, found.alignment)
-    steps = [*found.decision_steps, *taken.notes]
-    returned = request.prefer & taken.cpus
+    sentences = [*found.decision_steps, *chosen_cpus.notes]
+    returned = request.prefer & chosen_cpus.cpus
     if returned:
         verb = inflect_for_ids(returned, "was", "were")
-        steps.append(f"{cpus_text(returned)} {verb} the pod's before")
-    numa_nodes = machine.topology.numa_of(taken.cpus)
+        sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
+    numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
     aligned = found.aligned and (
         affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
     )
@@ -616,10 +619,10 @@ def _place_exclusive(
             kind=ContainerKind.EXCLUSIVE,
             exclusive=True,
             numa_nodes=numa_nodes,
-            cpus=taken.cpus,
-            idle_siblings=taken.idle,
+            cpus=chosen_cpus.cpus,
+            idle_siblings=chosen_cpus.idle,
             aligned=aligned,
-            decision_steps=tuple(steps),
+            decision_steps=tuple(sentences),
         ),
     )
 
@@ -637,9 +640,12 @@ def _take_request(
     if affinity is not None:
         region = _take_region(settings, machine, affinity)
         previous_cpus = previous_cpus & machine.topology.cpus_of(region)
-        nodes = _nodes_taken_first(case, table, affinity)
-        if strict and (table.listed_mems is not None or nodes != affinity):
-            free_cpus, strict = free_cpus & machine.topology.cpus_of(affinity), nodes == affinity
+        first_nodes = _nodes_taken_first(case, table, affinity)
+        if first_nodes is not None:
+            nodes = first_nodes
+            if strict:
+                free_cpus = free_cpus & machine.topology.cpus_of(affinity)
+                strict = nodes == affinity
     return TakeRequest(
         count=case.demand.exclusive_cpus,
         free_cpus=free_cpus,
@@ -653,16 +659,19 @@ def _take_request(
     )
 
 
-def _nodes_taken_first(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> NUMASet:
-    """The part of an affinity near listed memory, or with most of the devices; else all of it."""
+def _nodes_taken_first(
+    case: PlacementRequest, table: FreeResources, affinity: NUMASet
+) -> NUMASet | None:
+    """The part of an affinity near listed memory, or with most of the devices; None without any."""
     settings = case.machine.settings
     if table.listed_mems is not None:
         return affinity & cpu_nodes_near(case.machine, table.listed_mems) or affinity
     if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
-        return affinity
-    return device_nodes_first(
+        return None
+    nodes = device_nodes_first(
         case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
     )
+    return None if nodes == affinity else nodes
 
 
 def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
@@ -716,39 +725,32 @@ def _build_placement(
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
     )  # fmt: skip
+    warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
         topology = case.machine.topology
         cpus = shared_group_cpus(placed.numa_nodes.bits, table.pool, topology, 0)
-        placed = _with_warnings(placed, isolated_list_warnings(case.machine, cpus))
+        warnings = isolated_list_warnings(case.machine, cpus)
     is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
         placed,
         charges=charges,
         policy=policy,
-        reason=_placement_caption(placed),
+        is_misaligned=not placed.aligned,
+        reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
+        decision_steps=placed.decision_steps + warnings,
+        warnings=placed.warnings + warnings,
         pod_affinity=_pod_affinity(case.machine, placed.affinity) if is_pods else None,
     )
 
 
 def _placement_caption(placement: Placement) -> str:
-    ideal = "" if placement.aligned else ", wider than ideal"
     if placement.kind is ContainerKind.UNPINNED:
         memory = f", memory of {numa_text(placement.mems)}" if placement.mems else ""
-        return f"not pinned to CPUs (kubeletCPUs){memory}{ideal}"
+        return f"not pinned to CPUs (kubeletCPUs){memory}"
     cpus = "shared CPUs"
     if placement.kind is ContainerKind.EXCLUSIVE:
         cpus = exclusive_cpu_count_text(len(placement.cpus))
-    return f"{cpus} on {numa_text(placement.numa_nodes)}{ideal}"
-
-
-def _with_warnings(placement: Placement, warnings: tuple[str, ...]) -> Placement:
-    if not warnings:
-        return placement
-    return replace(
-        placement,
-        decision_steps=placement.decision_steps + warnings,
-        warnings=placement.warnings + warnings,
-    )
+    return f"{cpus} on {numa_text(placement.numa_nodes)}"
 
 
 def _with_memory(
@@ -757,26 +759,27 @@ def _with_memory(
     """Choose memory nodes: the listed ones, by the kubelet's rules, or near the CPUs."""
     if table.listed_mems is not None:
         return _with_listed_memory(case, table.listed_mems, placement)
-    is_byteless = not bytes_by_type(case.demand)
     if table.kubelet_memory is not None:
-        if case.pod.qos is not QoSClass.GUARANTEED or is_byteless:
-            return placement
-        return _with_kubelet_memory(case, table, table.kubelet_memory, placement)
-    if case.requested.bind is not Bind.CPU_MEM or (
-        # Neither CPUs nor memory to speak of: nothing to pin.
-        is_byteless and placement.kind is ContainerKind.UNPINNED
+        if case.pod.qos is QoSClass.GUARANTEED and bytes_by_type(case.demand):
+            return _with_kubelet_memory(case, table, table.kubelet_memory, placement)
+    elif case.requested.bind is Bind.CPU_MEM and (
+        placement.kind is not ContainerKind.UNPINNED or bytes_by_type(case.demand)
     ):
-        return placement
-    return _with_near_memory(case, table, placement)
+        return _with_near_memory(case, table, placement)
+    return placement
 
 
 def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:
-    is_near = placement.numa_nodes <= cpu_nodes_near(case.machine, mems)
-    steps = (*placement.decision_steps, f"memory as listed: numamem {mems}")
-    placed = replace(
-        placement, mems=mems, aligned=placement.aligned and is_near, decision_steps=steps
+    aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.machine, mems)
+    warnings = unattached_memory_warnings(case.machine, mems)
+    note = f"memory as listed: numamem {mems}"
+    return replace(
+        placement,
+        mems=mems,
+        aligned=aligned,
+        decision_steps=(*placement.decision_steps, note, *warnings),
+        warnings=placement.warnings + warnings,
     )
-    return _with_warnings(placed, unattached_memory_warnings(case.machine, mems))
 
 
 def _with_kubelet_memory(
@@ -802,9 +805,9 @@ def _with_kubelet_memory(
         return replace(placement, mems=granted)
     if policy in STRICT_POLICIES:
         return memory_rejection(case, table, affinity, alignment)
-    step = f"memory extended from {numa_text(affinity)} to {granted}"
-    steps = (*placement.decision_steps, step)
-    return replace(placement, mems=granted, aligned=False, decision_steps=steps)
+    note = f"memory extended from {numa_text(affinity)} to {granted}"
+    sentences = (*placement.decision_steps, note)
+    return replace(placement, mems=granted, aligned=False, decision_steps=sentences)
 
 
 def _with_near_memory(
@@ -816,12 +819,12 @@ def _with_near_memory(
     choice = choose_memory(case, table, numa_nodes)
     if choice is None:
         return memory_rejection(case, table, numa_nodes, placement.alignment)
-    mems, is_widened, steps = choice
+    mems, is_widened, sentences = choice
     return replace(
         placement,
         mems=mems,
         aligned=placement.aligned and not is_widened,
-        decision_steps=placement.decision_steps + steps,
+        decision_steps=placement.decision_steps + sentences,
     )
 
 
@@ -833,12 +836,12 @@ def _pod_affinity(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | Non
 
 
 def _charged_milli_by_node(
-    case: PlacementRequest, table: FreeResources, chosen: Placement
+    case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
-    if chosen.cpus:
+    if placement.cpus:
         return {
-            i: 1000 * n for i, n in case.machine.topology.cpu_count_by_node(chosen.cpus).items()
+            i: 1000 * n for i, n in case.machine.topology.cpu_count_by_node(placement.cpus).items()
         }
     milli = min(case.demand.cpu_milli, case.demand.cpu_requested_milli)
-    return split_cpu_milli(milli, chosen.numa_nodes, table.free_cpu_milli)
+    return split_cpu_milli(milli, placement.numa_nodes, table.free_cpu_milli)

@@ -52,6 +52,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
             return rejection
         mems = case.requested.listed_mems
     machine, cpus = case.machine, cpu_list.cpus
+    numa_nodes = machine.topology.numa_of(cpus)
     warnings = unattached_memory_warnings(machine, mems)
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
@@ -65,9 +66,9 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         cpus=cpus,
         exclusive=cpu_list.is_exclusive,
         yields_to_exclusive=cpu_list.yields_to_exclusive,
-        numa_nodes=machine.topology.numa_of(cpus),
+        numa_nodes=numa_nodes,
         mems=mems,
-        charges=_list_charges(case, cpu_list, mems),
+        charges=_list_charges(case, cpu_list, numa_nodes, mems),
         reason=f"listed: {listed}",
         decision_steps=(f"taken as listed: {listed}", *cpu_list.decision_steps, *warnings),
         warnings=warnings,
@@ -109,16 +110,18 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     return rejection or _CPUList(cpus, ignored=ignored)
 
 
-def _list_charges(case: PlacementRequest, cpu_list: _CPUList, mems: NUMASet) -> dict[int, Charge]:
+def _list_charges(
+    case: PlacementRequest, cpu_list: _CPUList, numa_nodes: NUMASet, mems: NUMASet
+) -> dict[int, Charge]:
     """Charge a list; shared CPUs are spread over its NUMA nodes by how many CPUs lie there."""
-    topology, demand, cpus = case.machine.topology, case.demand, cpu_list.cpus
+    demand, cpus = case.demand, cpu_list.cpus
     milli = min(demand.cpu_milli, demand.cpu_requested_milli)
     if cpu_list.is_exclusive:
         milli = len(cpus) * 1000
-    counts = topology.cpu_count_by_node(cpus)
+    counts = case.machine.topology.cpu_count_by_node(cpus)
     by_node = {i: milli * count // len(cpus) for i, count in counts.items()}
     return charge_nodes(
-        topology.numa_of(cpus), by_node, mems,
+        numa_nodes, by_node, mems,
         demand.memory_requested, case.free_memory, demand.hugepages, case.free_hugepages(),
     )  # fmt: skip
 

@@ -68,20 +68,23 @@ def widen_for_memory(
     All of the mask is kept; it may be empty. Needs are bytes with what is left for them by NUMA
     node. None when not even all candidates hold it.
     """
-    whole = mask | candidates
+    allowed_nodes = mask | candidates
     cover = MaskRequirement(
-        allowed_mask=whole.bits,
+        allowed_mask=allowed_nodes.bits,
         required=mask.bits,
         quantities=tuple(
-            ResourceNeed(need, {i: v for i, v in left.items() if v > 0})
-            for need, left in needs
-            if need > 0
+            [
+                ResourceNeed(need, {i: v for i, v in free_amounts.items() if v > 0})
+                for need, free_amounts in needs
+                if need > 0
+            ]
         ),
     )
     if not cover.quantities or (mask and cover.satisfied_by(mask.bits)):
         return mask
-    found = cover.narrowest_mask(MaskOrder(whole), DistanceSums(distance), SearchBudget())
-    return None if found is None else NUMASet.from_bits(found)
+    order, distances = MaskOrder(allowed_nodes), DistanceSums(distance)
+    bits = cover.narrowest_mask(order, distances, SearchBudget())
+    return None if bits is None else NUMASet.from_bits(bits)
 
 
 # --- the kubelet's rules -------------------------------------------------------------------------
@@ -112,27 +115,27 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         Masks that overlap without being equal, which the kubelet never makes but a change of
         settings can leave behind, are put together into one group.
         """
-        free = {resource: dict(amounts) for resource, amounts in capacity.items()}
+        free_amounts = {resource: dict(amounts) for resource, amounts in capacity.items()}
         groups = {i: NUMASet([i]) for amounts in capacity.values() for i in amounts}
         assigned = NO_NUMA_NODES
         for mask, charges in assignments:
-            known = together = mask & NUMASet(groups)
-            assigned = assigned | known
-            for i in known:
-                together = together | groups[i]
-            groups.update(dict.fromkeys(together, together))
+            known_nodes = group = mask & NUMASet(groups)
+            assigned = assigned | known_nodes
+            for i in known_nodes:
+                group = group | groups[i]
+            groups.update(dict.fromkeys(group, group))
             for resource, amounts in charges.items():
-                for i in free[resource].keys() & amounts.keys():
-                    free[resource][i] = max(0, free[resource][i] - amounts[i])
-        return cls(capacity=capacity, free=free, groups=groups, assigned=assigned)
+                for i in free_amounts[resource].keys() & amounts.keys():
+                    free_amounts[resource][i] = max(0, free_amounts[resource][i] - amounts[i])
+        return cls(capacity=capacity, free=free_amounts, groups=groups, assigned=assigned)
 
     @property
     def numa_ids(self) -> NUMASet:
         """The NUMA nodes of any type."""
         return NUMASet(self.groups)
 
-    def memory_demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
-        """What a Guaranteed container asks of memory, judged as the kubelet does.
+    def memory_demands(self, bytes_needed: Mapping[str, int]) -> list[ResourceDemand]:
+        """Providers of a Guaranteed container's memory, judged as the kubelet does.
 
         A type the machine does not have cannot be met.
         """
@@ -148,14 +151,15 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
                 joint_key="memory",
                 empty_is_nil=True,
             )
-            for resource, need in sorted(needs.items())  # by type: the result never depends on it
+            # By type: the result never depends on it.
+            for resource, need in sorted(bytes_needed.items())
         ]
 
 
 def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
     """The kubelet's default hint: preferred before not, then narrower, then the lower value."""
-    steps = SearchBudget()
-    hints = compute_hints(demands, machine, steps)[0]
+    budget = SearchBudget()
+    hints = compute_hints(demands, machine, budget)[0]
     if hints.nil is not None:
         return None
     mask, preferred = HintMerge(
@@ -164,16 +168,16 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
         order=MaskOrder(machine),
         distances=None,
         single=False,
-        budget=steps,
+        budget=budget,
     ).best_affinity()
     return NUMASet.from_bits(mask), preferred
 
 
 def kubelet_memory_grant(
-    table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
+    table: MemoryTable, bytes_needed: Mapping[str, int], affinity: NUMASet | None, preferred: bool
 ) -> NUMASet | str:
     """The memory nodes of a grant, as the kubelet's memory manager has it, or why there is none."""
-    machine, demands = table.numa_ids, table.memory_demands(needs)
+    machine, demands = table.numa_ids, table.memory_demands(bytes_needed)
     if affinity is None:
         default = _best_hint(demands, machine)
         if default is None:
@@ -225,17 +229,17 @@ def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> 
             continue
         if not (a.memory_bytes or a.hugepages):
             continue
-        has: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
+        charged: dict[str, AmountsByNode] = {"memory": {i: c.memory for i, c in a.charges.items()}}
         for size, name in names.items():
-            has[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
-        assignments.append((a.mems, has))
+            charged[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
+        assignments.append((a.mems, charged))
     return MemoryTable.from_assignments(capacity, assignments)
 
 
 def bytes_by_type(demand: Demand) -> dict[str, int]:
     """Bytes by type; nothing for a type that is not asked for."""
-    needs = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
-    return needs | {
+    amounts = {"memory": demand.memory_bytes} if demand.memory_bytes else {}
+    return amounts | {
         hugepages_resource_name(size): amount for size, amount in demand.hugepages.items()
     }
 
@@ -254,11 +258,11 @@ def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
     with_cpus = NUMASet(machine.exclusive_capacity)
     distance = machine.topology.distance
-    found = listed & with_cpus
+    cpu_nodes = listed & with_cpus
     for i in listed - with_cpus:
-        near = cpu_nodes_of(machine.topology, i) & with_cpus
-        found = found | (near or closest_nodes({j: distance(j, i) for j in with_cpus}))
-    return found
+        served = cpu_nodes_of(machine.topology, i) & with_cpus
+        cpu_nodes = cpu_nodes | (served or closest_nodes({j: distance(j, i) for j in with_cpus}))
+    return cpu_nodes
 
 
 def rank_nodes_by_distance(
@@ -271,9 +275,9 @@ def rank_nodes_by_distance(
     """
     distance, ids = machine.topology.distance, machine.alignable_nodes
     ranks = dict.fromkeys(ids, 0) if rank is None else rank
-    place = cpu_nodes_near(machine, listed)
+    near_nodes = cpu_nodes_near(machine, listed)
     ordered = sorted(
-        ids, key=lambda i: (i not in place, min(distance(i, m) for m in listed), ranks[i], i)
+        ids, key=lambda i: (i not in near_nodes, min(distance(i, m) for m in listed), ranks[i], i)
     )
     return {i: number for number, i in enumerate(ordered)}
 
@@ -292,7 +296,7 @@ def charge_nodes(
     What does not fit anywhere (a request that was widened past what is free) is allocated on the
     first memory node, so that nothing goes unaccounted.
     """
-    taken = _split_bytes_in_id_order(mems, memory, memory_left)
+    memory_split = _split_bytes_in_id_order(mems, memory, memory_left)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
         for i, part in _split_bytes_in_id_order(mems, amount, hugepages_left.get(size, {})).items():
@@ -300,26 +304,28 @@ def charge_nodes(
     charges: dict[int, Charge] = {}
     for i in numa_nodes | mems:
         milli = cpu_milli.get(i, 0)
-        charge = Charge(milli, taken.get(i, 0), pages.get(i, {}))
+        charge = Charge(milli, memory_split.get(i, 0), pages.get(i, {}))
         if milli or charge.memory or charge.hugepages:
             charges[i] = charge
     return charges
 
 
-def _split_bytes_in_id_order(mems: NUMASet, amount: int, left: Mapping[int, int]) -> dict[int, int]:
+def _split_bytes_in_id_order(
+    mems: NUMASet, amount: int, free_amounts: Mapping[int, int]
+) -> dict[int, int]:
     if not amount or not mems:
         return {}
-    shares: dict[int, int] = {}
+    split: dict[int, int] = {}
     for i in mems:
-        part = min(amount, left.get(i, 0))
+        part = min(amount, free_amounts.get(i, 0))
         if part > 0:
-            shares[i] = part
+            split[i] = part
             amount -= part
         if not amount:
-            return shares
-    first = mems.first_id
-    shares[first] = shares.get(first, 0) + amount
-    return shares
+            return split
+    first_node = mems.first_id
+    split[first_node] = split.get(first_node, 0) + amount
+    return split
 
 
 MEMPOLICY_KEY: Final = "mempolicy"
@@ -351,11 +357,11 @@ def with_memory_policy(
             placed, charges=interleaved_charges(case, mode, placed.mems, placed.charges)
         )
         setting = MemoryPolicySetting(mode, _memory_policy_nodes(mode, placed))
-        step = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
-        return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, step))
+        note = f"mempolicy: {mode}{_nodes_suffix(setting.nodes)}, from its first instruction"
+        return replace(placed, memory_policy=setting, decision_steps=(*placed.decision_steps, note))
     if case.on_failure is OnFailure.BEST_EFFORT:
-        made = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
-        return replace(made, warnings=(*placed.warnings, made.decision_steps[-1]))
+        placement = _memory_policy_without_effect(placed, mode, missing.partition(";")[0])
+        return replace(placement, warnings=(*placed.warnings, placement.decision_steps[-1]))
     return Rejection(
         reason=RejectionReason.MEMORY_POLICY_UNSUPPORTED,
         detail=f"{_memory_policy_text(case.requested)}, but {missing}",
@@ -373,38 +379,38 @@ def interleaved_charges(
     if not mode.is_interleaved or len(mems) < 2 or case.machine.settings.kubelet_memory:
         return charges
     weights = {i: case.machine.memory_policies.interleave_weight(mode, i) for i in mems}
-    whole = NO_CHARGE
+    total = NO_CHARGE
     for charge in charges.values():
-        whole = whole.add(charge)
-    memory = _split_bytes_by_weight(whole.memory, weights, case.free_memory)
+        total = total.add(charge)
+    memory = _split_bytes_by_weight(total.memory, weights, case.free_memory)
     pages: dict[int, dict[int, int]] = {}
-    for size, amount in whole.hugepages.items():
-        left = case.free_hugepages()[size]
-        shares = _split_bytes_by_weight(
-            amount // size, weights, {i: n // size for i, n in left.items()}
+    for size, amount in total.hugepages.items():
+        free_amounts = case.free_hugepages()[size]
+        split = _split_bytes_by_weight(
+            amount // size, weights, {i: n // size for i, n in free_amounts.items()}
         )
-        for i, count in shares.items():
+        for i, count in split.items():
             pages.setdefault(i, {})[size] = count * size
-    found = {
+    new_charges = {
         i: Charge(charges.get(i, NO_CHARGE).cpu_milli, memory.get(i, 0), pages.get(i, {}))
         for i in sorted({*charges, *mems})
     }
-    return {i: charge for i, charge in found.items() if charge != NO_CHARGE}
+    return {i: charge for i, charge in new_charges.items() if charge != NO_CHARGE}
 
 
 def _split_bytes_by_weight(
-    amount: int, weights: Mapping[int, int], left: Mapping[int, int]
+    amount: int, weights: Mapping[int, int], free_amounts: Mapping[int, int]
 ) -> dict[int, int]:
     """Share an amount out; what a NUMA node lacks comes from the others, what all lack from one."""
-    shares: dict[int, int] = {}
+    split: dict[int, int] = {}
     # Least room for its weight first, then by id: what it cannot give is shared by the others.
-    order = sorted(weights, key=lambda i: (left.get(i, 0) // weights[i], i))
+    order = sorted(weights, key=lambda i: (free_amounts.get(i, 0) // weights[i], i))
     for n, i in enumerate(order):
-        among = sum(weights[j] for j in order[n:])
-        shares[i] = min(left.get(i, 0), -(-amount * weights[i] // among))
-        amount -= shares[i]
-    shares[min(order)] += amount
-    return shares
+        weight_sum = sum(weights[j] for j in order[n:])
+        split[i] = min(free_amounts.get(i, 0), -(-amount * weights[i] // weight_sum))
+        amount -= split[i]
+    split[min(order)] += amount
+    return split
 
 
 def unpinned_memory_policy_rejection(requested: PlacementOptions) -> Rejection:
@@ -431,10 +437,9 @@ def _nodes_suffix(nodes: NUMASet) -> str:
     return f" on {numa_text(nodes)}" if nodes else ""
 
 
-def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, why: str) -> Placement:
-    return replace(
-        placed, decision_steps=(*placed.decision_steps, f"mempolicy: {mode} has no effect: {why}")
-    )
+def _memory_policy_without_effect(placed: Placement, mode: MemoryPolicy, reason: str) -> Placement:
+    note = f"mempolicy: {mode} has no effect: {reason}"
+    return replace(placed, decision_steps=(*placed.decision_steps, note))
 
 
 def _memory_policy_text(requested: PlacementOptions) -> str:

@@ -1,4 +1,4 @@
-"""What a computed placement looks at: what is free and what is asked for, also in words."""
+"""Free resources and needs of a computed placement, as hint providers and in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from nri_numa.engine.align.hints import (
     DeviceDemand,
     HintProvider,
     ResourceDemand,
-    Unit,
 )
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
@@ -42,6 +41,7 @@ from nri_numa.engine.state import POD_RESERVATION_NAME
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import (
     Topology,
+    Unit,
     count_text,
     human_milli,
     inflect_for_ids,
@@ -79,7 +79,7 @@ def per_node_text(parts: Mapping[int, str]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class FreeResources:
-    """What one decision looks at; built once, filled as needed, dropped with the decision.
+    """Everything free that one decision looks at; built once and dropped with the decision.
 
     Attributes:
         free_cpus: CPUs that may be owned: of the pool, or isolated.
@@ -103,20 +103,22 @@ class FreeResources:
 def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
-    pool, free = case.desired.pool, exclusive_candidates(case.desired)
-    exclusive = bool(demand.exclusive_cpus)
-    cpu_left = case.desired.free_cpu_milli if exclusive else case.desired.free_shared_milli
+    pool = case.desired.pool
+    free_cpus = exclusive_candidates(case.desired)
+    cpu_left = (
+        case.desired.free_cpu_milli if demand.exclusive_cpus else case.desired.free_shared_milli
+    )
     free_by_node: dict[int, int] = {}
-    if exclusive:
-        free = free - pool_floor_cpus(machine, state, pool, free)
-        free = free - group_floor_cpus(
-            machine, state, pool, free, pair=case.effective_smt is SMT.PAIR
+    if demand.exclusive_cpus:
+        free_cpus = free_cpus - pool_floor_cpus(machine, state, pool, free_cpus)
+        free_cpus = free_cpus - group_floor_cpus(
+            machine, state, pool, free_cpus, pair=case.effective_smt is SMT.PAIR
         )
-        free_by_node = count_free_exclusive(case.desired, free, case.effective_smt, cpu_left)
-        if requested.slots is not None and (chosen := requested.slots.by_node):
+        free_by_node = count_free_exclusive(case.desired, free_cpus, case.effective_smt, cpu_left)
+        if requested.slots is not None and (slot_counts := requested.slots.by_node):
             # The kubelet has chosen the NUMA nodes, and how many CPUs of each.
-            free = free & machine.topology.cpus_of(NUMASet(chosen))
-            free_by_node = {i: min(n, chosen.get(i, 0)) for i, n in free_by_node.items()}
+            free_cpus = free_cpus & machine.topology.cpus_of(NUMASet(slot_counts))
+            free_by_node = {i: min(n, slot_counts.get(i, 0)) for i, n in free_by_node.items()}
     kubelet: MemoryTable | None = None
     memory_left: AmountsByNode = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
@@ -136,15 +138,15 @@ def free_resources(case: PlacementRequest) -> FreeResources:
         free_memory=memory_left,
         free_hugepages=hugepages_left,
         pool=pool,
-        free_cpus=free,
-        previous_cpus=_previous_cpus(case, free) if demand.exclusive_cpus else NO_CPUS,
+        free_cpus=free_cpus,
+        previous_cpus=_previous_cpus(case, free_cpus) if demand.exclusive_cpus else NO_CPUS,
         free_exclusive_by_node=free_by_node,
         kubelet_memory=kubelet,
         listed_mems=None if requested.numamem is None else case.requested.listed_mems,
     )
 
 
-def _previous_cpus(case: PlacementRequest, free: CPUSet) -> CPUSet:
+def _previous_cpus(case: PlacementRequest, free_cpus: CPUSet) -> CPUSet:
     """Free CPUs to give back to a restarted container, else those a stopped one of its pod had.
 
     The second is the kubelet's reuse of init container CPUs; the runtime does not tell init
@@ -153,21 +155,18 @@ def _previous_cpus(case: PlacementRequest, free: CPUSet) -> CPUSet:
     record = case.pod_record
     if record is None or not record.previous:
         return NO_CPUS
-    own = record.previous.get(case.container.name)
+    instance = record.previous.get(case.container.name)
+    # What the pod's sum keeps is anywhere, which is no place for scope container.
+    ignored = POD_RESERVATION_NAME if case.requested.scope is Scope.CONTAINER else None
+    instances = [p for name, p in record.previous.items() if name != ignored]
     bits = 0
-    alone = case.requested.scope is Scope.CONTAINER  # what its pod's sum keeps is anywhere
-    every = {
-        name: had
-        for name, had in record.previous.items()
-        if not (alone and name == POD_RESERVATION_NAME)
-    }
-    for former in every.values() if own is None else (own,):
-        bits |= former.cpus.bits
-    return CPUSet.from_bits(bits & free.bits)
+    for previous in instances if instance is None else (instance,):
+        bits |= previous.cpus.bits
+    return CPUSet.from_bits(bits & free_cpus.bits)
 
 
 def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> Demand:
-    """What the whole pod needs, as far as the runtime tells it; at least what the container needs.
+    """Demand of the whole pod, as far as the runtime tells it; at least that of the container.
 
     The kubelet sends the peak over init and app containers with the sandbox. A first container with
     a fraction speaks for a pod that shares. Under the kubelet's rules (not ``fractions``) it does
@@ -227,29 +226,25 @@ def memory_providers(case: PlacementRequest, table: FreeResources) -> list[Resou
         # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
         return table.kubelet_memory.memory_demands(bytes_by_type(demand)) if guaranteed else []
-    wanted: list[tuple[str, int, AmountsByNode, AmountsByNode]] = []
+    amounts: list[tuple[str, int, AmountsByNode, AmountsByNode]] = []
     if demand.memory_bytes:
-        wanted.append(("memory", demand.memory_bytes, machine.usable_memory, table.free_memory))
+        amounts.append(("memory", demand.memory_bytes, machine.usable_memory, table.free_memory))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
         capacity = {i: pages[i] for i in machine.numa_ids}
-        wanted.append((hugepages_resource_name(size), amount, capacity, table.free_hugepages[size]))
+        name = hugepages_resource_name(size)
+        amounts.append((name, amount, capacity, table.free_hugepages[size]))
     return [
         ResourceDemand(
             resource=resource,
             need=need,
             capacity=capacity,
-            free_amounts=left,
+            free_amounts=free_amounts,
             attached=machine.memory_only_nodes.attached,
             joint_key="memory",
         )
-        for resource, need, capacity, left in wanted
+        for resource, need, capacity, free_amounts in amounts
     ]
-
-
-def device_providers(case: PlacementRequest) -> list[DeviceDemand]:
-    """Devices, by resource."""
-    return [DeviceDemand(request=request) for request in aligned_devices(case)]
 
 
 def hint_providers(case: PlacementRequest, table: FreeResources) -> list[HintProvider]:
@@ -257,19 +252,19 @@ def hint_providers(case: PlacementRequest, table: FreeResources) -> list[HintPro
     return [
         cpu_provider(case, table),
         *memory_providers(case, table),
-        *device_providers(case),
+        *[DeviceDemand(request=request) for request in aligned_devices(case)],
     ]
 
 
 def needed_text(case: PlacementRequest) -> str:
-    """What a container needs, in words: ``2 exclusive CPUs and 4 GiB memory``."""
+    """The needs of a container, in words: ``2 exclusive CPUs and 4 GiB memory``."""
     demand = case.demand
     parts: list[str] = []
     if demand.exclusive_cpus:
         parts.append(exclusive_cpu_count_text(demand.exclusive_cpus))
     elif demand.cpu_milli:
-        least = "at least " if demand.cpu_is_lower_bound else ""
-        parts.append(f"{least}{human_milli(demand.cpu_milli)}")
+        bound_text = "at least " if demand.cpu_is_lower_bound else ""
+        parts.append(f"{bound_text}{human_milli(demand.cpu_milli)}")
     if case.requested.bind is Bind.CPU_MEM:
         if demand.memory_bytes:
             parts.append(f"{human_bytes(demand.memory_bytes)} memory")
@@ -285,82 +280,81 @@ def exclusive_mode_text(case: PlacementRequest) -> str:
     if not case.demand.exclusive_cpus:
         return ""
     strict = case.effective_smt in (SMT.ISOLATE, SMT.FULL_CORE)
-    only = case.machine.settings.isolated is IsolatedCPUs.ONLY
+    isolated_only = case.machine.settings.isolated is IsolatedCPUs.ONLY
     return (f" (smt: {case.effective_smt})" if strict else "") + (
-        " (isolatedCPUs: only)" if only else ""
+        " (isolatedCPUs: only)" if isolated_only else ""
     )
 
 
-def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, within: NUMASet | None) -> str:
+def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, affinity: NUMASet | None) -> str:
     """Exclusive CPUs that are not free, or that the machine does not have."""
     need = exclusive_cpu_count_text(failed.requested)
-    has = sum(machine.exclusive_capacity.values())
-    if has < failed.requested:
-        return shortage_clause("cpu", need, f"this machine has {has} for containers")
-    if within is None:
-        free, where = len(failed.free_cpus), "on all NUMA nodes together"
+    capacity = sum(machine.exclusive_capacity.values())
+    if capacity < failed.requested:
+        return shortage_clause("cpu", need, f"this machine has {capacity} for containers")
+    if affinity is None:
+        free_count, nodes_text = len(failed.free_cpus), "on all NUMA nodes together"
     else:
-        free, where = sum(failed.per_numa.get(i, 0) for i in within), f"on {numa_text(within)}"
-    return shortage_clause(
-        "cpu", need, f"{free + failed.current_count} free for exclusive use {where}"
-    )
+        free_count = sum(failed.per_numa.get(i, 0) for i in affinity)
+        nodes_text = f"on {numa_text(affinity)}"
+    free_count += failed.current_count
+    return shortage_clause("cpu", need, f"{free_count} free for exclusive use {nodes_text}")
 
 
 def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT) -> str:
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
-    each = human_milli(failed.threads_per_core * 1000)
+    core_size = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
-    most = max_exclusive_total(case.desired, smt)
-    fitting = " or ".join(str(n) for n in failed.fitting if n <= most)
-    would = f", so {fitting} would fit" if fitting else ""
-    return f"{shortage_clause('cpu', need, f'whole cores have {each} each{would}')} (smt: {smt})"
+    max_count = max_exclusive_total(case.desired, smt)
+    fitting = " or ".join(str(n) for n in failed.fitting if n <= max_count)
+    fitting_text = f", so {fitting} would fit" if fitting else ""
+    clause = shortage_clause("cpu", need, f"whole cores have {core_size} each{fitting_text}")
+    return f"{clause} (smt: {smt})"
 
 
-def memory_shortage_text(demand: Demand, table: FreeResources, mems: NUMASet, where: str) -> str:
+def memory_shortage_text(
+    demand: Demand, table: FreeResources, mems: NUMASet, nodes_text: str
+) -> str:
     """Which memory some memory nodes have too little of; ``where`` they are, for the text."""
-    wanted: list[tuple[str, int, AmountsByNode]] = [
-        ("memory", demand.memory_bytes, table.free_memory)
-    ]
-    wanted += [
-        (hugepages_resource_name(size), amount, table.free_hugepages[size])
-        for size, amount in sorted(demand.hugepages.items())
-    ]
-    lacking = []
-    for name, amount, left in wanted:
-        have = sum(left.get(i, 0) for i in mems)
-        if amount > have:
-            lacking.append(byte_shortage_clause(name, amount, have, f" {where}"))
-    return " and ".join(lacking)
+    amounts = [("memory", demand.memory_bytes, table.free_memory)]
+    for size, amount in sorted(demand.hugepages.items()):
+        amounts.append((hugepages_resource_name(size), amount, table.free_hugepages[size]))
+    clauses = []
+    for name, amount, free_amounts in amounts:
+        free_bytes = sum(free_amounts.get(i, 0) for i in mems)
+        if amount > free_bytes:
+            clauses.append(byte_shortage_clause(name, amount, free_bytes, f" {nodes_text}"))
+    return " and ".join(clauses)
 
 
 def kubelet_memory_shortage_text(
     table: MemoryTable, demand: Demand, affinity: NUMASet | None
 ) -> str:
     """Which memory the kubelet's table lacks: on the whole machine, else where it should be."""
-    needs = bytes_by_type(demand)
-    where = [(table.numa_ids, "on all NUMA nodes together")]
+    bytes_needed = bytes_by_type(demand)
+    masks = [(table.numa_ids, "on all NUMA nodes together")]
     if affinity is not None:
-        where.append((affinity, f"on {numa_text(affinity)}"))
-    for mask, place in where:
-        for name, need in needs.items():
-            have = sum(table.free[name].get(i, 0) for i in mask)
-            if have < need:
-                return byte_shortage_clause(name, need, have, f" {place}")
+        masks.append((affinity, f"on {numa_text(affinity)}"))
+    for mask, nodes_text in masks:
+        for name, need in bytes_needed.items():
+            free_bytes = sum(table.free[name].get(i, 0) for i in mask)
+            if free_bytes < need:
+                return byte_shortage_clause(name, need, free_bytes, f" {nodes_text}")
     # Enough is free, and tied to groups of other containers.
-    name, need = next(iter(needs.items()))
-    have = sum(table.free[name].values())
-    return byte_shortage_clause(name, need, have, ", but not together by the kubelet's rules")
+    name, need = next(iter(bytes_needed.items()))
+    free_bytes = sum(table.free[name].values())
+    return byte_shortage_clause(name, need, free_bytes, ", but not together by the kubelet's rules")
 
 
 def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
-    """What is free of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
+    """Free amounts of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
-    most = max_exclusive_total(case.desired, case.effective_smt)
+    max_count = max_exclusive_total(case.desired, case.effective_smt)
     for i in machine.numa_ids:
         texts: list[str] = []
         if demand.exclusive_cpus:
-            count = min(table.free_exclusive_by_node.get(i, 0), most)
+            count = min(table.free_exclusive_by_node.get(i, 0), max_count)
             texts.append(f"{human_milli(count * 1000)} for exclusive use")
         elif demand.cpu_milli:
             texts.append(human_milli(table.free_cpu_milli.get(i, 0)))
@@ -368,38 +362,39 @@ def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
             if demand.memory_bytes:
                 texts.append(f"{human_bytes(table.free_memory.get(i, 0), free=True)} memory")
             for size in sorted(demand.hugepages):
-                left = table.free_hugepages[size].get(i, 0)
-                texts.append(f"{human_bytes(left, free=True)} in huge pages of {human_bytes(size)}")
+                free_text = human_bytes(table.free_hugepages[size].get(i, 0), free=True)
+                texts.append(f"{free_text} in huge pages of {human_bytes(size)}")
         text = ", ".join(texts) or human_milli(table.free_cpu_milli.get(i, 0))
         parts[i] = text + lowered_capacity_factor_text(machine, (i,))
     return per_node_text(parts)
 
 
 def lowered_capacity_factor_text(machine: NodeModel, numa_nodes: Iterable[int]) -> str:
-    """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
-    lowest = min((machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes), default=1.0)
-    if lowest >= 1:
+    """Say that NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
+    factors = machine.settings.capacity_factor
+    factor = min((factors.get(i, 1.0) for i in numa_nodes), default=1.0)
+    if factor >= 1:
         return ""
-    return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"
+    return f" (capacity factor {factor:g}{'' if factor else ': drained'})"
 
 
 def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
     """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
     machine = case.machine
-    outside = machine.memory_only_nodes.excluded
-    if not outside:
+    excluded = machine.memory_only_nodes.excluded
+    if not excluded:
         return ""
-    left = [
+    free_bytes = [
         sum(
             table.free_memory.get(i, 0)
-            for i in machine.memory_only_nodes.attached_to(place) | place
+            for i in machine.memory_only_nodes.attached_to(nodes) | nodes
         )
-        for place in (NUMASet([i]) for i in machine.alignable_nodes)
+        for nodes in (NUMASet([i]) for i in machine.alignable_nodes)
     ]
     single = case.policy is Policy.SINGLE_NUMA_NODE
-    if (max(left) if single else sum(left)) >= case.demand.memory_bytes:
+    if (max(free_bytes) if single else sum(free_bytes)) >= case.demand.memory_bytes:
         return ""
-    return f"; {excluded_memory_text(machine.topology, outside)}"
+    return f"; {excluded_memory_text(machine.topology, excluded)}"
 
 
 def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
@@ -413,16 +408,16 @@ def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
 
 def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
-    policy, found = case.policy, alignment.shortage
-    whole = case.requested.scope is Scope.POD
-    verb = "all its containers together need" if whole else "it needs"
-    needs = f"{found.text}{exclusive_mode_text(case)}; {verb} {needed_text(case)}"
-    left = free_resources_text(case, table)
-    if policy is Policy.RESTRICTED and found.width_conflict:
+    policy, shortage = case.policy, alignment.shortage
+    is_pod = case.requested.scope is Scope.POD
+    verb = "all its containers together need" if is_pod else "it needs"
+    needs_text = f"{shortage.text}{exclusive_mode_text(case)}; {verb} {needed_text(case)}"
+    free_text = free_resources_text(case, table)
+    if policy is Policy.RESTRICTED and shortage.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
-            f"{needs}; policy {policy} wants one number of NUMA nodes for all, as the kubelet's "
-            f"does (kubeletMemory), so take best-effort; free: {left}"
+            f"{needs_text}; policy {policy} wants one number of NUMA nodes for all, as the "
+            f"kubelet's does (kubeletMemory), so take best-effort; free: {free_text}"
         )
     limit = (
         "one NUMA node"
@@ -430,7 +425,7 @@ def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Align
         else "no more NUMA nodes than an empty machine would need"
     )
     outside = unused_memory_nodes_text(case, table)
-    return f"{needs} on {limit} (policy {policy}); free: {left}{outside}"
+    return f"{needs_text} on {limit} (policy {policy}); free: {free_text}{outside}"
 
 
 MAX_NAMED_DEVICES: Final = 4
@@ -458,50 +453,45 @@ def device_nodes_first(
     counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
     if not counts:
         return affinity
-    first: list[int] = []
+    nodes: list[int] = []
     # Most devices first, then by id, until there are enough CPUs.
     for i in sorted(affinity, key=lambda i: (-counts[i], i)):
         if need > 0:
-            first.append(i)
+            nodes.append(i)
             need -= room.get(i, 0)
-    return NUMASet(first)
+    return NUMASet(nodes)
 
 
 def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
-    """What the devices had to do with it, in sentences."""
+    """Say how the devices bear on the NUMA nodes, in sentences."""
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
-        names = [
-            _device_names_text(one.resource, one.devices)
-            for one in container.devices
-            if one.devices
-        ]
+        names = [_device_names_text(r.resource, r.devices) for r in container.devices if r.devices]
         return (f"devices: ignore, so {join_words(names)} gave no hint",) if names else ()
-    said: list[str] = []
+    sentences: list[str] = []
     if affinity is not None:
         for request in aligned_devices(case):
-            said += _device_request_sentences(request, affinity)
-    return (*said, *container.device_notes)
+            sentences += _device_request_sentences(request, affinity)
+    return (*sentences, *container.device_notes)
 
 
 def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list[str]:
-    said: list[str] = []
-    within = frozenset(affinity)
-    inside = [d for d in request.devices if d.numa_nodes & within]
-    outside = [d for d in request.devices if d.numa_nodes and not d.numa_nodes & within]
+    sentences: list[str] = []
+    node_ids = frozenset(affinity)
+    inside = [d for d in request.devices if d.numa_nodes & node_ids]
+    outside = [d for d in request.devices if d.numa_nodes and not d.numa_nodes & node_ids]
     if inside:
         verb = "are" if len(inside) > 1 else "is"
-        what = _device_names_text(request.resource, inside)
-        said.append(f"on {numa_text(affinity)} because its {what} {verb} there")
+        names = _device_names_text(request.resource, inside)
+        sentences.append(f"on {numa_text(affinity)} because its {names} {verb} there")
     if outside:
         nodes = NUMASet(i for d in outside for i in d.numa_nodes)
         verb = "are" if len(outside) > 1 else "is"
-        said.append(
-            f"although its {_device_names_text(request.resource, outside)} {verb} on "
-            f"{numa_text(nodes)}, "
-            f"which is not among them"
+        names = _device_names_text(request.resource, outside)
+        sentences.append(
+            f"although its {names} {verb} on {numa_text(nodes)}, which is not among them"
         )
-    return said
+    return sentences
 
 
 def _device_names_text(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
@@ -509,5 +499,5 @@ def _device_names_text(kind: str, devices: tuple[Device, ...] | list[Device]) ->
     if len(devices) == 1:
         return f"{kind} {devices[0].id}"
     ids = [d.id for d in devices]
-    more = f" and {len(ids) - MAX_NAMED_DEVICES} more" if len(ids) > MAX_NAMED_DEVICES else ""
-    return f"{kind} {', '.join(ids[:MAX_NAMED_DEVICES])}{more}"
+    rest_text = f" and {len(ids) - MAX_NAMED_DEVICES} more" if len(ids) > MAX_NAMED_DEVICES else ""
+    return f"{kind} {', '.join(ids[:MAX_NAMED_DEVICES])}{rest_text}"

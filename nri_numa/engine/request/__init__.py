@@ -1,1 +1,1 @@
-"""What is asked for: annotations, rules, defaults, demand, load."""
+"""Requests: annotations, rules, defaults, demand, load."""

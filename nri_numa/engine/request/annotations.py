@@ -1,4 +1,4 @@
-"""What one container asks for: annotations, rules and defaults put together and checked for form.
+"""The options of one container: annotations, rules and defaults put together and checked for form.
 
 An annotation ``<prefix>/<key>`` speaks for the whole pod, ``<prefix>/<key>.<container>`` for one
 container. The spelling of other NRI plugins, ``<key>.<prefix>/pod`` and
@@ -88,7 +88,7 @@ def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
 
 
 def check_permission(permission: Permission, key: str, value: str) -> str | None:
-    """What was expected where a key or its value is not permitted; None where it is.
+    """Say what was expected if a key or its value is not permitted; None if it is.
 
     A value that cannot be read is left to the check of its form.
     """
@@ -141,16 +141,16 @@ def longest_list_chars(count: int) -> int:
 
     The kernel prints ranges, so that what it prints is at most half as long.
     """
-    characters, digits, first = 0, 1, 0
-    while first < count:
-        end = min(count, 10**digits)
-        characters += (end - first) * (digits + 1)
-        digits, first = digits + 1, end
+    characters, digits, first_id = 0, 1, 0
+    while first_id < count:
+        end_id = min(count, 10**digits)
+        characters += (end_id - first_id) * (digits + 1)
+        digits, first_id = digits + 1, end_id
     return max(_MIN_LIST_LIMIT_CHARS, characters)
 
 
 def check_value_length(key: str, value: str, list_limit: int) -> str | None:
-    """What was expected of a value that is too long to be read; None when it is not."""
+    """Say what was expected of a value that is too long to be read; None if it is not."""
     limit = list_limit if key in ("numacpu", "numamem") else MAX_VALUE_CHARS
     if len(value) <= limit:
         return None
@@ -178,14 +178,14 @@ def parse_load(text: str) -> Load:
         return LOAD_HIGH
     if text == "low":
         return LOAD_LOW
-    busy: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int]] = []
     for item in text.split(","):
         start, end = _parse_load_interval(item, text)
         if start < end:
-            busy.append((start, end))
+            intervals.append((start, end))
         else:
-            busy += [(start, _DAY_MINUTES), (0, end)] if end else [(start, _DAY_MINUTES)]
-    return Load(_merge_intervals(busy))
+            intervals += [(start, _DAY_MINUTES), (0, end)] if end else [(start, _DAY_MINUTES)]
+    return Load(_merge_intervals(intervals))
 
 
 def format_load(load: Load) -> str:
@@ -202,20 +202,20 @@ def format_load(load: Load) -> str:
 def _parse_load_interval(item: str, text: str) -> tuple[int, int]:
     match = _LOAD_INTERVAL_PATTERN.fullmatch(item)
     if match is None:
-        where = f" in {text!r}" if item != text else ""
-        raise ValueError(f"load {item!r}{where}: {_EXPECTED_LOAD_TEXT}")
+        item_text = f" in {text!r}" if item != text else ""
+        raise ValueError(f"load {item!r}{item_text}: {_EXPECTED_LOAD_TEXT}")
     h1, m1, h2, m2 = (int(g) for g in match.groups())
-    start, end = h1 * 60 + m1, h2 * 60 + m2
-    if m1 > 59 or m2 > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
+    start_minute, end_minute = h1 * 60 + m1, h2 * 60 + m2
+    if m1 > 59 or m2 > 59 or start_minute >= _DAY_MINUTES or end_minute > _DAY_MINUTES:
         raise ValueError(f"load {item!r}: expected times from 00:00 to 24:00")
-    if start == end:
+    if start_minute == end_minute:
         raise ValueError(f"load {item!r}: starts when it ends; expected high for the whole day")
-    return start, end
+    return start_minute, end_minute
 
 
-def _merge_intervals(busy: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _merge_intervals(intervals: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     joined: list[tuple[int, int]] = []
-    for start, end in sorted(busy):
+    for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
@@ -231,12 +231,12 @@ MAX_SCHEDULED_NODES_CHARS: Final = 16_384
 
 def format_scheduled_nodes(numa_nodes: Mapping[str, NUMASet]) -> str:
     """The annotation's value; containers in order of name, those without NUMA nodes left out."""
-    known = {name: str(found) for name, found in sorted(numa_nodes.items()) if found}
-    return json.dumps(known, separators=(",", ":"))
+    texts = {name: str(nodes) for name, nodes in sorted(numa_nodes.items()) if nodes}
+    return json.dumps(texts, separators=(",", ":"))
 
 
 def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
-    """What a value says by container; None where it is not of our form."""
+    """Read a value by container; None where it is not of our form."""
     if len(text) > MAX_SCHEDULED_NODES_CHARS:
         return None
     try:
@@ -245,15 +245,15 @@ def parse_scheduled_nodes(text: str) -> dict[str, NUMASet] | None:
         return None
     if not isinstance(document, dict):
         return None
-    found: dict[str, NUMASet] = {}
+    numa_nodes: dict[str, NUMASet] = {}
     for name, listed in document.items():
         if not isinstance(listed, str):
             return None
         try:
-            found[name] = NUMASet.parse(listed)
+            numa_nodes[name] = NUMASet.parse(listed)
         except ListFormatError:
             return None
-    return found
+    return numa_nodes
 
 
 def scheduled_nodes(annotations: Mapping[str, str], prefix: str, container: str) -> NUMASet:
@@ -336,8 +336,8 @@ def _build_choice_check(kind: Iterable[str]) -> Callable[[str], str | None]:
     def check_choice(value: str) -> str | None:
         if value in choices:
             return None
-        close = get_close_matches(value[:80].strip().lower(), choices, n=1)
-        return f"one of {names}" + (f" (did you mean {close[0]}?)" if close else "")
+        matches = get_close_matches(value[:80].strip().lower(), choices, n=1)
+        return f"one of {names}" + (f" (did you mean {matches[0]}?)" if matches else "")
 
     return check_choice
 
@@ -375,15 +375,17 @@ def check_value(key: str, value: str) -> str | None:
 
 
 def _known_keys_text(key: str) -> str:
-    close = _closest_key(key.lower())
+    match = _closest_key(key.lower())
     listed = "one of the keys " + ", ".join(OPTION_KEYS)
-    return f"{listed} (did you mean {close}?)" if close else listed
+    return f"{listed} (did you mean {match}?)" if match else listed
 
 
 def _closest_key(word: str) -> str | None:
     """The key that a word resembles; None when there is none."""
-    close = get_close_matches(word, OPTION_KEYS, n=1) if len(word) <= MAX_SUGGESTION_CHARS else None
-    return close[0] if close else None
+    matches = (
+        get_close_matches(word, OPTION_KEYS, n=1) if len(word) <= MAX_SUGGESTION_CHARS else None
+    )
+    return matches[0] if matches else None
 
 
 # --- contradictions ---------------------------------------------------------------------------
@@ -423,12 +425,12 @@ _OPTION_CONTRADICTIONS: Final = (
 
 def _index_contradictions() -> Mapping[str, tuple[_Contradiction, ...]]:
     rows: dict[str, list[_Contradiction]] = {key: [] for key in OPTION_KEYS}
-    for key, values, other, other_values, why in _OPTION_CONTRADICTIONS:
+    for key, values, other_key, other_values, reason in _OPTION_CONTRADICTIONS:
         a = None if values is None else frozenset(values)
         b = frozenset(other_values)
-        rows[key].append(_Contradiction(a, other, b, why))
-        rows[other].append(_Contradiction(b, key, a, why))
-    return {key: tuple(found) for key, found in rows.items()}
+        rows[key].append(_Contradiction(a, other_key, b, reason))
+        rows[other_key].append(_Contradiction(b, key, a, reason))
+    return {key: tuple(entries) for key, entries in rows.items()}
 
 
 _CONTRADICTIONS_BY_KEY: Final = _index_contradictions()
@@ -444,10 +446,10 @@ def _level_of(values: Mapping[str, str], source: OptionSource) -> _OptionLevel:
     return {key: (value, source) for key, value in values.items()}
 
 
-def _find_contradiction(key: str, value: str, among: _OptionLevel) -> _Contradiction | None:
+def _find_contradiction(key: str, value: str, level: _OptionLevel) -> _Contradiction | None:
     for row in _CONTRADICTIONS_BY_KEY[key]:
-        if row.other_key in among and (row.values is None or value in row.values):
-            other_value = among[row.other_key][0]
+        if row.other_key in level and (row.values is None or value in row.values):
+            other_value = level[row.other_key][0]
             if row.other_values is None or other_value in row.other_values:
                 return row
     return None
@@ -472,11 +474,11 @@ def check_option_level(values: Mapping[str, str]) -> list[str]:
         if (problem := check_value(key, value)) is not None
     ]
     if not problems:
-        found = _find_level_contradiction(
+        contradiction = _find_level_contradiction(
             {key: (value, _SAME_PLACE_SOURCE) for key, value in values.items()}
         )
-        if found is not None:
-            key, expected = found
+        if contradiction is not None:
+            key, expected = contradiction
             problems.append(f"{key}: {quote_value(values[key])} is not valid, expected {expected}")
     return problems
 
@@ -493,14 +495,14 @@ def resolve_placement_options(
     keys of other containers are checked for being known keys only.
     """
     marker = settings.prefix + "/"
-    own = [name for name in pod.annotations if marker in name]
-    if not own and not settings.rules and not settings.defaults:
+    names = [name for name in pod.annotations if marker in name]
+    if not names and not settings.rules and not settings.defaults:
         return NOTHING_REQUESTED
     levels: list[_OptionLevel] = []
     permission = permission_of(settings.permissions, pod)
     ignored: list[str] = []
-    if own:
-        read = _read_annotations(own, marker, pod, container, list_limit, permission, ignored)
+    if names:
+        read = _read_annotations(names, marker, pod, container, list_limit, permission, ignored)
         if isinstance(read, Rejection):
             return read
         levels += read
@@ -512,24 +514,24 @@ def resolve_placement_options(
     ]
     if settings.defaults:
         levels.append(_level_of(settings.defaults, DEFAULT_SOURCE))
-    chosen: _OptionLevel = {}
+    options: _OptionLevel = {}
     for number, level in enumerate(levels):
-        new: _OptionLevel = {}
+        level_options: _OptionLevel = {}
         for key, one in level.items():
-            if key not in chosen and _find_contradiction(key, one[0], chosen) is None:
-                new[key] = one
+            if key not in options and _find_contradiction(key, one[0], options) is None:
+                level_options[key] = one
         # Rules and defaults were checked when the configuration was read.
-        found = _find_level_contradiction(new) if number < annotated else None
-        if found is not None:
-            key, expected = found
-            value, source = new[key]
+        contradiction = _find_level_contradiction(level_options) if number < annotated else None
+        if contradiction is not None:
+            key, expected = contradiction
+            value, source = level_options[key]
             return _invalid_value_rejection(key, value, expected, source)
-        chosen.update(new)
+        options.update(level_options)
     return _build_placement_options(
-        chosen,
+        options,
         permission,
         ignored,
-        pods_list="numacpu" in chosen and not (own and "numacpu" in levels[0]),
+        pods_list="numacpu" in options and not (names and "numacpu" in levels[0]),
         placed=scheduled_nodes(pod.annotations, settings.prefix, container.name)
         if marker + SCHEDULED_NODES_KEY in pod.annotations
         else NO_NUMA_NODES,
@@ -552,24 +554,24 @@ class OptionsResolver:
     def __call__(self, pod: PodSandbox, container: Container) -> PlacementOptions | Rejection:
         """The same as `resolve_placement_options`."""
         settings, marker = self._settings, self._marker
-        own = tuple([item for item in pod.annotations.items() if marker in item[0]])
+        annotations = tuple([item for item in pod.annotations.items() if marker in item[0]])
         rules: tuple[int, ...] = ()
         if settings.rules:
             rules = tuple(
                 [n for n, rule in enumerate(settings.rules) if _rule_matches(rule, pod, container)]
             )
-        if not own and not rules and not settings.defaults:
+        if not annotations and not rules and not settings.defaults:
             return NOTHING_REQUESTED
         permission = permission_of(settings.permissions, pod)
-        key = (container.name, own, rules, permission.name)
-        found = self._known.get(key)
-        if found is not None:
-            return found
+        key = (container.name, annotations, rules, permission.name)
+        resolved = self._known.get(key)
+        if resolved is not None:
+            return resolved
         requested = resolve_placement_options(settings, pod, container, self._list_limit)
         # What is wrong names the pod; what is long comes from a user who probes for limits.
         if (
             isinstance(requested, PlacementOptions)
-            and sum(len(value) for _, value in own) <= _MAX_CACHED_VALUE_CHARS
+            and sum(len(value) for _, value in annotations) <= _MAX_CACHED_VALUE_CHARS
         ):
             if len(self._known) >= _MAX_CACHED_REQUESTS:
                 self._known.clear()
@@ -578,7 +580,7 @@ class OptionsResolver:
 
 
 def _read_annotations(
-    own: list[str],
+    names: list[str],
     marker: str,
     pod: PodSandbox,
     container: Container,
@@ -590,15 +592,15 @@ def _read_annotations(
 
     What is passed over for want of a permission is added to ``ignored``.
     """
-    if len(own) > MAX_ANNOTATIONS:
-        name = min(own)
-        expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(own)}"
+    if len(names) > MAX_ANNOTATIONS:
+        name = min(names)
+        expected = f"at most {MAX_ANNOTATIONS} annotations that name {marker} and not {len(names)}"
         source = OptionSource(SourceKind.ANNOTATION, name)
         return _invalid_value_rejection(name, pod.annotations[name], expected, source)
     mine: _OptionLevel = {}
     everybodys: _OptionLevel = {}
     below = 0
-    for name in sorted(own):  # by name, so that the first of several mistakes is always the same
+    for name in sorted(names):  # by name, so that the first of several mistakes is always the same
         below += not name.startswith(marker)
         parts = _parse_annotation_name(name, marker, guess=below <= MAX_SUGGESTION_CHECKS)
         if parts is None:
@@ -629,10 +631,10 @@ def _read_annotations(
             if earlier[0] != value:
                 expected = f"the same as {quote_value(earlier[0])} ({earlier[1].text})"
             else:
-                wanted = check_value_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
-                if wanted is None:
+                problem = check_value_length(key, value, list_limit) or _VALUE_CHECKS[key](value)
+                if problem is None:
                     continue
-                expected = wanted
+                expected = problem
         return _invalid_value_rejection(key, value, expected, source)
     return mine, everybodys
 
@@ -640,7 +642,7 @@ def _read_annotations(
 def _permission_rejection(
     permission: Permission, key: str, value: str, list_limit: int
 ) -> str | None:
-    """What a permission lets pods ask for instead; None where it has nothing against it."""
+    """Say what a permission lets pods ask for instead; None if it has nothing against it."""
     if check_value_length(key, value, list_limit) is not None:
         return None  # refused without being read
     expected = check_permission(permission, key, value)
@@ -681,14 +683,14 @@ def _rule_matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
 
 
 def _build_placement_options(
-    chosen: _OptionLevel,
+    options: _OptionLevel,
     permission: Permission,
     ignored: list[str],
     *,
     pods_list: bool,
     placed: NUMASet,
 ) -> PlacementOptions:
-    values = {key: value for key, (value, _) in chosen.items()}
+    values = {key: value for key, (value, _) in options.items()}
     load = values.get("load")
     return PlacementOptions(
         numacpu=values.get("numacpu"),
@@ -704,9 +706,9 @@ def _build_placement_options(
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
         explicit_keys=frozenset(
-            [key for key, (_, source) in chosen.items() if source is not DEFAULT_SOURCE]
+            [key for key, (_, source) in options.items() if source is not DEFAULT_SOURCE]
         ),
-        sources={key: source for key, (_, source) in chosen.items()},
+        sources={key: source for key, (_, source) in options.items()},
         ignored=tuple(ignored),
         unrequested_cpus=permission.unpaid_cpus,
         reserved_cpus=permission.reserved_cpus,
@@ -730,7 +732,7 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
     At most `MAX_NAMED_CONTAINERS`, in the order of the annotations' names. Names that no container
     can have are left out.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     marker = prefix + "/"
     for name in sorted([name for name in annotations if marker in name]):
         key, target = _parse_annotation_name(name, marker, guess=False) or ("", None)
@@ -738,10 +740,10 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
             key in OPTION_KEYS
             and target
             and len(target) <= _MAX_NAME_CHARS
-            and len(found) < MAX_NAMED_CONTAINERS
+            and len(names) < MAX_NAMED_CONTAINERS
         ):
-            found.setdefault(target, name)
-    return found
+            names.setdefault(target, name)
+    return names
 
 
 class UnknownContainerName(msgspec.Struct, frozen=True, kw_only=True):
@@ -781,33 +783,35 @@ numa.kubernetes.io. node.kubernetes.io and kubernetes.io, which are in use, stay
 
 def misspelt_prefix_sentences(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """A sentence for each annotation with one of our keys below what is nearly our prefix."""
-    doubtful = sorted(name for name in annotations if _prefix_candidate(name) not in ("", prefix))
+    misspelt = sorted(name for name in annotations if _prefix_candidate(name) not in ("", prefix))
     return [
         f"annotation {_printable_name(name)} is ignored, because its prefix is not {prefix} "
         f"(did you mean {_printable_name(name.replace(domain, prefix, 1))}?)"
-        for name in doubtful[:MAX_SUGGESTION_CHECKS]
+        for name in misspelt[:MAX_SUGGESTION_CHECKS]
         if not (domain := _prefix_candidate(name)).endswith(f".{prefix}")
         and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_MIN_PREFIX_SIMILARITY)
     ]
 
 
 def _prefix_candidate(name: str) -> str:
-    """What stands for the prefix in a name with one of our keys, in both spellings; else empty."""
+    """The prefix in a name with one of our keys, in both spellings; else empty."""
     domain, _, tail = name.partition("/")
     if tail.partition(".")[0] in _VALUE_CHECKS:
         return domain
-    key, _, rest = domain.partition(".")
-    return rest if key in _VALUE_CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
+    key, _, suffix = domain.partition(".")
+    return (
+        suffix if key in _VALUE_CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
+    )
 
 
 def agent_annotation_names(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """The annotations that a pod's request would be read from, misspelt keys too, by name."""
     marker = prefix + "/"
-    ours = {
+    agent_keys = {
         name: _parse_annotation_name(name, marker, guess=True)
         for name in annotations
         if marker in name
     }
     return sorted(
-        name for name, parts in ours.items() if parts and parts[0] not in AGENT_WRITTEN_KEYS
+        name for name, parts in agent_keys.items() if parts and parts[0] not in AGENT_WRITTEN_KEYS
     )

@@ -1,4 +1,4 @@
-"""What one container needs, worked out from what the runtime tells.
+"""The demand of one container, worked out from what the runtime tells.
 
 The CRI carries neither requests nor the QoS class, but both can be recovered: quota and period are
 the CPU limit, shares are the CPU request, the OOM score of a Burstable pod's container is its
@@ -56,6 +56,7 @@ MAX_CPU_SHARES: Final = 262_144
 DEFAULT_CFS_PERIOD_US: Final = 100_000
 """Microseconds; the kernel's, used where a quota comes without a period."""
 
+_WHOLE_CORES: Final = (SMT.FULL_CORE, SMT.ISOLATE)
 _MIN_UNLIMITED_BYTES: Final = 1 << 62
 """cgroup v1 says *no limit* with numbers near 2**63; no machine has half of that."""
 _MAX_CFS_QUOTA_US: Final = (1 << 44) - 1
@@ -63,7 +64,7 @@ _MAX_CFS_QUOTA_US: Final = (1 << 44) - 1
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container needs.
+    """The demand of a container.
 
     Attributes:
         cpu_milli: thousandths of a CPU: the limit, else the request, else 0; in a Guaranteed pod
@@ -89,13 +90,19 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
     cpu_source: str = "none"
     memory_source: str = "none"
-    notes: tuple[str, ...] = ()
+    cpu_notes: tuple[str, ...] = ()
+    memory_notes: tuple[str, ...] = ()
     cpu_requested_milli: int = 0
     pod_requested_milli: int | None = None
     memory_requested: int = 0
     own_cpu_milli: int = 0
     own_memory_bytes: int = 0
     ignored: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What had to be disregarded of the request, and what follows from it, as sentences."""
+        return self.cpu_notes + self.memory_notes
 
 
 def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
@@ -130,104 +137,98 @@ def compute_demand(
     """
     resources = container.resources
     notes: list[str] = []
-    size = _read_cpu_size(pod, resources, others, notes)
+    memory_notes: list[str] = []
+    demand = _cpu_demand(pod, resources, others, notes)
     exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
-        decided = _count_exclusive_cpus(pod, container, requested, size, notes)
+        # Could not be kept on shared CPUs.
+        needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
+        decided = _count_exclusive_cpus(pod, container, requested, demand, notes)
         if isinstance(decided, Rejection):
             return decided
         exclusive_cpus, ignored = decided
-        if not exclusive_cpus and _requires_whole_cores(requested):
+        if not exclusive_cpus and needs_cores:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
-    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, notes)
+    own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
     allocated = requested_memory(pod, container, capacity_bytes, own_bytes, others)
-    cpu_milli, memory_bytes = size.milli, own_bytes
+    cpu_milli, memory_bytes = demand.cpu_milli, own_bytes
+    requested_milli = demand.cpu_requested_milli
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
-        cpu_milli, memory_bytes = min(size.milli, size.requested_milli), allocated
+        cpu_milli, memory_bytes = min(cpu_milli, requested_milli), allocated
     if allocated < own_bytes:
-        notes.append(
+        memory_notes.append(
             f"{allocated} of {own_bytes} bytes of memory are allocated: what the request is"
         )
-    return Demand(
+    return replace(
+        demand,
         cpu_milli=cpu_milli,
-        cpu_is_lower_bound=size.is_lower_bound,
         exclusive_cpus=exclusive_cpus,
         memory_bytes=memory_bytes,
-        hugepages=hugepage_demand(resources, notes) if resources.hugepages else {},
-        cpu_source=size.source,
+        hugepages=hugepage_demand(resources, memory_notes) if resources.hugepages else {},
         memory_source=memory_source,
-        notes=tuple(notes),
-        cpu_requested_milli=size.requested_milli,
-        pod_requested_milli=_pod_requested_milli(pod, size.requested_milli, others)
+        cpu_notes=tuple(notes),
+        memory_notes=tuple(memory_notes),
+        pod_requested_milli=_pod_requested_milli(pod, requested_milli, others)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
-        own_cpu_milli=size.milli,
         own_memory_bytes=own_bytes,
         ignored=ignored,
     )
 
 
-class _CPUSize(msgspec.Struct, frozen=True):
-    """Size of a container in thousandths of a CPU.
-
-    Attributes:
-        milli: its limit, else its request, as ``source`` says; 0 without either.
-        requested_milli: what its request pays for.
-        is_lower_bound: it may be more: shares cannot tell more than 256 CPUs.
-    """
-
-    milli: int
-    source: str
-    requested_milli: int
-    is_lower_bound: bool
-
-
-def _read_cpu_size(
-    pod: PodSandbox, resources: Resources, others: Charge, notes: list[str]
-) -> _CPUSize:
+def _cpu_demand(pod: PodSandbox, resources: Resources, others: Charge, notes: list[str]) -> Demand:
+    """The size of a container, and what its request pays for."""
     request = cpu_request_milli(resources, notes)
     limit = cpu_limit_milli(resources, notes)
-    shares = resources.cpu_shares or 0
-    is_lower_bound = not limit and shares >= MAX_CPU_SHARES
-    if is_lower_bound and shares == MAX_CPU_SHARES:  # above, it was said already
+    cpu_shares = resources.cpu_shares or 0
+    is_lower_bound = not limit and cpu_shares >= MAX_CPU_SHARES
+    if is_lower_bound and cpu_shares == MAX_CPU_SHARES:  # above, it was said already
         notes.append(_shares_limit_text(pod))
-    source = "limit" if limit else "request" if request else "none"
-    requested_milli = requested_cpu_milli(pod, resources, others)
-    return _CPUSize(limit or request, source, requested_milli, is_lower_bound)
+    return Demand(
+        cpu_milli=limit or request,
+        own_cpu_milli=limit or request,
+        cpu_is_lower_bound=is_lower_bound,
+        cpu_source="limit" if limit else "request" if request else "none",
+        cpu_requested_milli=requested_cpu_milli(pod, resources, others),
+    )
 
 
 def _count_exclusive_cpus(
     pod: PodSandbox,
     container: Container,
     requested: PlacementOptions,
-    size: _CPUSize,
+    size: Demand,
     notes: list[str],
 ) -> tuple[int, str] | Rejection:
     """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
-    count = _wished_exclusive_cpus(pod, requested, size.milli)
+    count = _wished_exclusive_cpus(pod, requested, size.cpu_milli)
     if count is None:
-        return _fractional_rejection(requested, size.milli)
+        return _fractional_rejection(requested, size.cpu_milli)
     if not count:
         return 0, ""
-    whole_cpus = size.requested_milli // 1000
-    if requested.slots is None and whole_cpus and uses_pod_resources(pod, requested, size.milli):
+    whole_cpus = size.cpu_requested_milli // 1000
+    if (
+        requested.slots is None
+        and whole_cpus
+        and uses_pod_resources(pod, requested, size.cpu_milli)
+    ):
         count = min(count, whole_cpus)  # what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
-        notes.append(f"it shares CPUs: {_requested_text(size.requested_milli, count)}")
+        notes.append(f"it shares CPUs: {_requested_text(size.cpu_requested_milli, count)}")
         return 0, ""
     is_explicit = "cpus" in requested.explicit_keys
-    if size.is_lower_bound and requested.slots is None:
+    if size.cpu_is_lower_bound and requested.slots is None:
         if requested.cpus is CPUMode.EXCLUSIVE and not is_explicit:
             return 0, ""
         return _unknown_cpus_rejection(pod)
     # How much more than 256 CPUs a request pays for is not given, and slots were counted.
-    if count <= whole_cpus or requested.unrequested_cpus or size.is_lower_bound:
+    if count <= whole_cpus or requested.unrequested_cpus or size.cpu_is_lower_bound:
         return count, ""
     if is_explicit and not (requested.ignores_denied and requested.is_from_annotation("cpus")):
-        return _unrequested_rejection(requested, size.requested_milli, count)
-    ignored = f"cpus: exclusive is ignored: {_requested_text(size.requested_milli, count)}"
+        return _unrequested_rejection(requested, size.cpu_requested_milli, count)
+    ignored = f"cpus: exclusive is ignored: {_requested_text(size.cpu_requested_milli, count)}"
     notes.append(ignored)
     return 0, ignored
 
@@ -246,13 +247,8 @@ def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: 
         return None if "cpus" in requested.explicit_keys else 0
     if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
         return 0
-    is_aligned = requested.policy is not Policy.NONE or _requires_whole_cores(requested)
-    return milli // 1000 if is_aligned else 0
-
-
-def _requires_whole_cores(requested: PlacementOptions) -> bool:
-    """True if it asks for what could not be kept on shared CPUs."""
-    return requested.smt in (SMT.FULL_CORE, SMT.ISOLATE) and "smt" in requested.explicit_keys
+    needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
+    return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
 
 
 def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
@@ -271,35 +267,37 @@ def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int)
     return pod_milli is not None and milli >= pod_milli > 0
 
 
-def _requested_text(paid: int, count: int) -> str:
-    return f"the CPU request pays for {paid}m of {1000 * count}m"
+def _requested_text(requested_milli: int, count: int) -> str:
+    return f"the CPU request pays for {requested_milli}m of {1000 * count}m"
 
 
-def _unrequested_rejection(requested: PlacementOptions, paid: int, count: int) -> Rejection:
+def _unrequested_rejection(
+    requested: PlacementOptions, requested_milli: int, count: int
+) -> Rejection:
     expected = (
         f"{1000 * count}m, because exclusive CPUs must be paid for by the CPU request "
         f"({requested.source_text('cpus')}), unless a permission has unpaidCPUs "
         f"({requested.permission} has not)"
     )
-    value = f"{paid}m" if paid else "not set"
+    value = f"{requested_milli}m" if requested_milli else "not set"
     return _demand_rejection(
         f"cpu request is {value}", expected, reason=RejectionReason.UNPAID_CPUS
     )
 
 
 def _fractional_rejection(requested: PlacementOptions, milli: int) -> Rejection:
-    asked = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
+    cause = f"because cpus: exclusive is asked for ({requested.source_text('cpus')})"
     if milli:
-        expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {asked}"
+        expected = f"a whole number of CPUs such as {1000 * (milli // 1000 + 1)}m, {cause}"
         return _demand_rejection(
             f"cpu is {milli}m", expected, reason=RejectionReason.FRACTIONAL_CPUS
         )
-    expected = f"a CPU limit or request that is a whole number, {asked}"
+    expected = f"a CPU limit or request that is a whole number, {cause}"
     return _demand_rejection("cpu is not set", expected, reason=RejectionReason.NO_CPUS)
 
 
 def _shares_limit_text(pod: PodSandbox) -> str:
-    """What is known of a request that shares cannot express."""
+    """The text about a request that shares cannot express."""
     text = (
         f"{MAX_CPU_SHARES} CPU shares stand for {MAX_CPU_SHARES // SHARES_PER_CPU} CPUs or "
         "any number above"
@@ -349,18 +347,18 @@ def cpu_request_milli(resources: Resources, notes: list[str]) -> int:
 
     The kubelet rounds ``milli * 1024 / 1000`` down, so rounding up gives the exact request back.
     """
-    shares = resources.cpu_shares
-    if shares is None or 0 <= shares <= MIN_CPU_SHARES:
+    cpu_shares = resources.cpu_shares
+    if cpu_shares is None or 0 <= cpu_shares <= MIN_CPU_SHARES:
         return 0
-    if shares < 0:
-        notes.append(f"{shares} CPU shares are negative and count as no request")
+    if cpu_shares < 0:
+        notes.append(f"{cpu_shares} CPU shares are negative and count as no request")
         return 0
-    if shares > MAX_CPU_SHARES:
+    if cpu_shares > MAX_CPU_SHARES:
         notes.append(
-            f"{shares} CPU shares are above the kernel's {MAX_CPU_SHARES} and count as these"
+            f"{cpu_shares} CPU shares are above the kernel's {MAX_CPU_SHARES} and count as these"
         )
-        shares = MAX_CPU_SHARES
-    return -(-shares * 1000 // SHARES_PER_CPU)
+        cpu_shares = MAX_CPU_SHARES
+    return -(-cpu_shares * 1000 // SHARES_PER_CPU)
 
 
 def cpu_size_milli(resources: Resources) -> int:
@@ -370,20 +368,20 @@ def cpu_size_milli(resources: Resources) -> int:
 
 def requested_cpu_milli(pod: PodSandbox, resources: Resources, others: Charge = NO_CHARGE) -> int:
     """Thousandths of a CPU that a container's request pays for."""
-    paid = _requested_cpu_milli(pod.qos, resources)
+    requested_milli = _requested_cpu_milli(pod.qos, resources)
     total = pod_cpu_request_milli(pod)
     if total is None:
-        return paid
+        return requested_milli
     if pod.qos is QoSClass.GUARANTEED:
         # Before UpdatePodSandbox, runtimes report the sum of when the pod was made; no container
         # has a larger limit than its pod.
-        total = max(total, paid)
-    return max(0, min(paid, total - others.cpu_milli))
+        total = max(total, requested_milli)
+    return max(0, min(requested_milli, total - others.cpu_milli))
 
 
-def _pod_requested_milli(pod: PodSandbox, paid: int, others: Charge) -> int | None:
+def _pod_requested_milli(pod: PodSandbox, requested_milli: int, others: Charge) -> int | None:
     total = pod_cpu_request_milli(pod)
-    return None if total is None else max(paid, total - others.cpu_milli)
+    return None if total is None else max(requested_milli, total - others.cpu_milli)
 
 
 def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
@@ -399,8 +397,8 @@ def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
 def _requested_cpu_milli(qos: QoSClass, resources: Resources) -> int:
     """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests."""
     request = cpu_request_milli(resources, [])
-    shares = resources.cpu_shares
-    if qos is QoSClass.GUARANTEED and (shares is None or shares >= MAX_CPU_SHARES):
+    cpu_shares = resources.cpu_shares
+    if qos is QoSClass.GUARANTEED and (cpu_shares is None or cpu_shares >= MAX_CPU_SHARES):
         return max(request, cpu_limit_milli(resources, []))
     return request
 
@@ -428,7 +426,7 @@ def requested_memory(
 
 
 def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int) -> int:
-    """What the OOM score tells of a Burstable pod's container; 0 where it tells nothing."""
+    """The memory request of a Burstable pod's container, by its OOM score; 0 without one."""
     score = container.oom_score_adj
     # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
     # container without a request gets, and node-critical pods get -997 whatever they request.
@@ -453,20 +451,18 @@ def _memory_demand(
 
 def hugepage_demand(resources: Resources, notes: list[str]) -> dict[int, int]:
     """Bytes by page size, without the zeros that the kubelet sends for other sizes."""
-    wanted: dict[int, int] = {}
+    bytes_by_size: dict[int, int] = {}
     for size, limit in sorted(resources.hugepages.items()):  # by page size
         if limit == 0:
             continue
         if size <= 0 or limit < 0 or limit >= _MIN_UNLIMITED_BYTES:
             notes.append(f"huge page limit {limit} for pages of {size} bytes counts as none")
             continue
-        wanted[size] = -(-limit // size) * size
-    return wanted
+        bytes_by_size[size] = -(-limit // size) * size
+    return bytes_by_size
 
 
 CLAIM_SLOT_MARK: Final = "-claim-"
-UNPREPARED_CLAIM_PREFIX: Final = "no claim: "
-"""How a text begins that says why a container's claim does not count."""
 
 MAX_CLAIM_RESULTS: Final = 32
 """Results of one claim (kubernetes ``resource/v1``, AllocationResultsMaxSize)."""
@@ -485,26 +481,15 @@ def claim_result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
 def parse_claims(text: str) -> Slots | None:
     """Read what a container has of its claims; None where the text is something else."""
     parts = text.split(",", MAX_CLAIM_RESULTS)
-    found = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
-    results = [match for match in found if match is not None]
+    matches = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
+    results = [match for match in matches if match is not None]
     names = {match[2] for match in results}
     if len(parts) > MAX_CLAIM_RESULTS or len(results) < len(parts) or len(names) < len(parts):
         return None
-    on: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for match in results:
-        on[int(match[1])] += int(match[3])
-    return Slots(ids=text, count=on.total(), by_node=dict(sorted(on.items())))
-
-
-def unprepared_claim_rejection(text: str) -> Rejection | None:
-    """The refusal that a text stands for; None where it is no such text."""
-    if not text.startswith(UNPREPARED_CLAIM_PREFIX):
-        return None
-    return Rejection(
-        reason=RejectionReason.CLAIM_NOT_PREPARED,
-        detail=text.removeprefix(UNPREPARED_CLAIM_PREFIX),
-        rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
-    )
+        counts[int(match[1])] += int(match[3])
+    return Slots(ids=text, count=counts.total(), by_node=dict(sorted(counts.items())))
 
 
 def check_claim_in_use(
@@ -551,13 +536,13 @@ def parse_slots(text: str) -> Slots | str:
     if CLAIM_SLOT_MARK in text and (claimed := parse_claims(text)) is not None:
         return claimed
     ids = text.split(",") if len(text) <= _MAX_CLAIM_CHARS else []
-    nodes = [_SLOT_ID_PATTERN.fullmatch(one) for one in ids]
+    nodes = [_SLOT_ID_PATTERN.fullmatch(slot_id) for slot_id in ids]
     if not ids or not all(nodes) or len(set(ids)) < len(ids) or len(ids) > MAX_SLOTS:
         example = "such as slot-0 or numa0-slot-0"
         return f"up to {MAX_SLOTS} different ids {example}, separated by commas"
-    on = [match[1] for match in nodes if match is not None]
+    node_ids = [match[1] for match in nodes if match is not None]
     # Ids of both sorts come from a change of the plugin's configuration in between: none binds.
-    by_node = Counter(int(i) for i in on) if all(i is not None for i in on) else {}
+    by_node = Counter(int(i) for i in node_ids) if all(i is not None for i in node_ids) else {}
     return Slots(ids=text, count=len(ids), by_node=dict(sorted(by_node.items())))
 
 
@@ -578,11 +563,18 @@ def with_slots(
     the container's CPU limit, else its request, must be as many CPUs as it holds slots: the
     scheduler counts both. A permission with ``unpaidCPUs`` lets it be less.
     """
-    text = allocated_slots(settings, container)
-    if not text or isinstance(requested, Rejection):
+    if isinstance(requested, Rejection):
         return requested
-    if (refused := unprepared_claim_rejection(text)) is not None:
-        return refused
+    if container.claim_problem:
+        return Rejection(
+            reason=RejectionReason.CLAIM_NOT_PREPARED,
+            detail=container.claim_problem,
+            rule="a container gets the CPUs of a claim that was prepared for its pod, and no "
+            "others",
+        )
+    text = allocated_slots(settings, container)
+    if not text:
+        return requested
     slots = parse_slots(text)
     if isinstance(slots, str):
         return Rejection(
@@ -636,7 +628,7 @@ def with_slots(
 
 
 def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str, str] | None:
-    """What contradicts the slots: a key, its value, and why."""
+    """The option that contradicts the slots: a key, its value, and why."""
     if requested.numacpu is not None:
         return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
     if requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys:
@@ -644,8 +636,8 @@ def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str
     if requested.bind is Bind.NONE and "bind" in requested.explicit_keys:
         return "bind", requested.bind.value, "bind: none touches nothing"
     if requested.scope is Scope.POD and slots.by_node:
-        why = "the kubelet has chosen a NUMA node for each container"
-        return "scope", requested.scope.value, why
+        reason = "the kubelet has chosen a NUMA node for each container"
+        return "scope", requested.scope.value, reason
     return None
 
 
@@ -675,7 +667,7 @@ def with_static_cpus(
     milli = cpu_size_milli(container.resources)
     if not milli or milli % 1000:
         return requested
-    alone = (
+    is_unpinned = (
         requested.numamem is None
         and "bind" not in requested.sources
         and not settings.kubelet_memory
@@ -683,6 +675,6 @@ def with_static_cpus(
     return replace(
         requested,
         cpus=CPUMode.EXCLUSIVE,
-        bind=Bind.CPU if alone else requested.bind,
+        bind=Bind.CPU if is_unpinned else requested.bind,
         sources={**requested.sources, "cpus": STATIC_CPUS_SOURCE},
     )

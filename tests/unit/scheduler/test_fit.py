@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.align.hints import ResourceDemand, Unit
+from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, Work, evaluate_fit

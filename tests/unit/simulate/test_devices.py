@@ -78,7 +78,7 @@ def test_another_order_of_the_inventory_is_another_choice() -> None:
 def test_devices_of_two_numa_nodes_have_no_single_one() -> None:
     result = run(wants("a", needs(gpu=1, nic=1)))
     assert the(result).verdict is SimulatedOutcome.REJECTED
-    assert the(result).reason == "TopologyAffinityError"
+    assert the(result).reason == "DeviceAffinityError"
     assert had(result, "a/app") == ["n0", "g0"]
     # Of a refused pod nothing stays given away.
     again = run(wants("a", needs(gpu=1, nic=1)), wants("b", needs(nic=1)), keep_going=True)

@@ -55,6 +55,29 @@ def test_a_damaged_document_costs_itself_and_is_said(damage: dict[str, object]) 
     assert problems[1:] == ["checkpoint entry 'x/y' is of no known sort and was left out"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "facts"),
+    [
+        ("shared CPUs on NUMA node 0, wider than ideal", {"is_misaligned"}),
+        ("shared CPUs on NUMA node 0, wider than ideal, less than asked for",
+         {"is_misaligned", "has_shortfall"}),
+        ("not pinned: no time was left yet, and it was running already", {"is_undecided"}),
+        ("not pinned: NotEnoughCPUs, and it was running already", {"unpinned_for"}),
+        ("not pinned: QuotaExceeded", {"unpinned_for"}),
+        ("not pinned: bind: none", set()),
+        ("1 exclusive CPU on NUMA node 0; moved to make room for a/b/c", {"moved_for"}),
+    ],
+)  # fmt: skip
+def test_what_older_versions_said_in_the_reason_alone_is_known(
+    reason: str, facts: set[str]
+) -> None:
+    state, problems = state_from({"c/old": {**SHORT, "reason": reason}})
+    one = state.allocations["old"]
+    names = ("has_shortfall", "is_misaligned", "is_undecided", "moved_for", "unpinned_for")
+    assert {name for name in names if getattr(one, name)} == facts
+    assert (problems, one.reason) == ([], reason), "which older versions need again"
+
+
 BEFORE = NodeState()
 AFTER = BEFORE.with_allocation(allocation())
 CHANGE = StateChange(containers=("c",), pods=("u",))

@@ -20,7 +20,6 @@ from nri_numa.engine.align.hints import (
     ResourceDemand,
     ResourceNeed,
     SearchBudget,
-    Unit,
 )
 from nri_numa.engine.align.hints import compute_hints as engine_hints
 from nri_numa.engine.align.policies import (
@@ -30,6 +29,7 @@ from nri_numa.engine.align.policies import (
     numa_node_sets_text,
 )
 from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Unit
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
 
@@ -137,7 +137,7 @@ class Licences(Struct, frozen=True):
         return "which every NUMA node has"
 
     def obstacle(self, amounts: Sequence[NodeAmount]) -> Obstacle:
-        return Obstacle(ObstacleKind.FREE, f"{self.count} bought")
+        return Obstacle(ObstacleKind.FREE_AMOUNT, f"{self.count} bought")
 
 
 @pytest.mark.parametrize(

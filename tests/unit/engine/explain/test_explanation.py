@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand, Unit
+from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain import explanation
@@ -19,7 +19,7 @@ from nri_numa.engine.explain.explanation import StoredExplanation, stored_explan
 from nri_numa.engine.explain.sentences import drift_text, start_delay_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import Topology, Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision

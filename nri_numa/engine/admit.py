@@ -105,7 +105,6 @@ def admit(  # noqa: C901 - not cut yet
     """
     before, record = state, state.pods.get(pod.uid)
     desired_before = DesiredState(machine, before)
-    pool_before = desired_before.pool
     state = _drop_replaced_allocations(state, pod, container)
     requested = machine.options_resolver(pod, container) if resolved is None else resolved
     kept = state.reservations_of(pod.uid)
@@ -116,7 +115,10 @@ def admit(  # noqa: C901 - not cut yet
     requested = with_static_cpus(machine.settings, pod, container, requested)
     if isinstance(requested, Rejection):
         trace = DecisionTrace(
-            pod=pod, container=container, pool_before=pool_before, rule=requested.rule
+            pod=pod,
+            container=container,
+            pool_before=desired_before.pool,
+            rule=requested.rule,
         )
         return Rejected(requested, trace)
     grants = state.kubelet
@@ -176,6 +178,9 @@ def admit(  # noqa: C901 - not cut yet
         had_instance=running
         or (record is not None and container.name in state.pods[pod.uid].previous),
     )  # fmt: skip
+    if others is before:  # nothing was given back: its pool is worked out once
+        desired_before = case.desired
+    pool_before = desired_before.pool
     if isinstance(side, Rejection):
         return Rejected(side, _build_trace(case, side, pool_before, pool_before))
     if isinstance(side, KeepGrant):

@@ -53,7 +53,7 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         machine = self.machine
         return CPUSet.from_bits(self.state.pool_bits(machine.topology, machine.settings))
 
-    @cached_property
+    @property
     def exclusive_pool_bits(self) -> int:
         """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
         machine = self.machine
@@ -75,11 +75,11 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
                     left[i] = self._free_shared_on(i, left, self.exclusive_pool_bits)
         return left
 
-    @cached_property
+    @property
     def free_shared_milli(self) -> dict[int, int]:
         """Of `free_cpu_milli`, which counts isolated CPUs that only owners get, what is shared."""
         left, machine = self.free_cpu_milli, self.machine
-        if not machine.withheld_isolated_cpus:
+        if not machine.withheld_isolated_cpus.bits:
             return left
         return {
             i: self._free_shared_on(i, left, self.pool.bits) for i in machine.usable_cpus_by_node
@@ -115,7 +115,7 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         narrower than the machine. One whose memory we bind is ours, whoever wrote its CPUs.
         """
         cpus = self.cpuset_of(a)
-        if cpus or a.kind is not ContainerKind.UNPINNED or not has_cpuset:
+        if cpus.bits or a.kind is not ContainerKind.UNPINNED or not has_cpuset:
             return cpus
         was_narrowed = self.narrowed_at is not None and a.assigned_at <= self.narrowed_at
         return self.pool if a.mems or was_narrowed else NO_CPUS
@@ -127,7 +127,7 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
     @property
     def is_pool_whole(self) -> bool:
         """Whether the shared pool is the whole machine, so that unbound containers are left."""
-        return self.pool == self.machine.topology.allowed
+        return self.pool.bits == self.machine.topology.allowed.bits
 
     def group_cpuset(self, key: int) -> CPUSet:
         """CPUs of a group of containers that follow the pool."""
@@ -255,8 +255,9 @@ def find_drift(
     if mems.bits == actual.effective_mems.bits:
         mems = NO_NUMA_NODES
     is_throttled = a.lifted_quota is not None and (actual.quota or 0) > 0
-    if not (cpus or mems or is_throttled):
+    if not (cpus.bits or mems.bits or is_throttled):
         return None
+    intrudes = actual.effective_cpus.bits and _intrudes(desired.state, a, actual.effective_cpus)
     return Drift(
         container_id=a.container_id,
         name=a.full_name,
@@ -266,17 +267,15 @@ def find_drift(
         desired_cpus=cpus,
         desired_mems=mems,
         actual=actual,
-        rank=_drift_rank(desired.state, a, actual),
+        rank=0 if intrudes else 1 if a.exclusive else 2,
     )
 
 
-def _drift_rank(state: NodeState, a: Allocation, actual: ActualCgroup) -> int:
-    others = actual.effective_cpus.bits and actual.effective_cpus.bits & state.unavailable_bits
-    if others and a.exclusive:
-        others &= ~(a.cpus.bits | a.idle_siblings.bits)
-    if others and others & ~state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id).bits:
-        return 0
-    return 1 if a.exclusive else 2
+def _intrudes(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
+    """Whether some of these CPUs belong to another container."""
+    own = a.cpus | a.idle_siblings if a.exclusive else NO_CPUS
+    own = own | state.kubelet.cpus_of(a.pod_uid, a.container, a.container_id)
+    return bool(cpus & (state.unavailable_cpus - own))
 
 
 def plan_corrections(

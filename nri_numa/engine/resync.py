@@ -27,7 +27,6 @@ from nri_numa.engine.decision import (
 )
 from nri_numa.engine.desired import (
     DesiredState,
-    Drift,
     find_drift,
     recorded_actual,
     updates_between,
@@ -56,7 +55,6 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     PodSandbox,
     PodTable,
-    Resources,
     StateChange,
 )
 
@@ -245,7 +243,9 @@ def admit_running(
         after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
         change = StateChange((container.id,), (pod.uid,))
     desired = DesiredState(machine, after)
-    drift = _drift_of_record(desired, after.allocations[container.id], container.resources)
+    allocation, has = after.allocations[container.id], container.resources
+    actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
+    drift = find_drift(desired, allocation, actual, online_only=False)
     others = updates_between(DesiredState(machine, state), desired, skip=container.id)
     updates = others if drift is None else (drift.to_update, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
@@ -425,15 +425,10 @@ def _resync_updates(
                 and not allocation.lifted_quota
             ):
                 continue
-        drift = _drift_of_record(desired, allocation, record)
+        actual = recorded_actual(record.cpus, record.mems, record.cpu_quota)
+        drift = find_drift(desired, allocation, actual, online_only=False)
         if drift is not None:
             updates.append(drift.to_update)
             if container_id in adopted:
                 repaired.append(container_id)
     return tuple(updates), tuple(repaired)
-
-
-def _drift_of_record(desired: DesiredState, a: Allocation, record: Resources) -> Drift | None:
-    """What a runtime remembers of a container and is not as it should be."""
-    actual = recorded_actual(record.cpus, record.mems, record.cpu_quota)
-    return find_drift(desired, a, actual, online_only=False)

@@ -12,7 +12,7 @@ from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.settings import CPUAmount
 
 Check = Callable[[str], object]
-_Ids = TypeVar("_CPUOrNUMASet")
+_CPUOrNUMASet = TypeVar("_CPUOrNUMASet")
 
 DAY_S: Final = 86_400.0
 AUTO: Final = "auto"
@@ -114,7 +114,7 @@ def parse_numa_nodes(value: str | int) -> NUMASet:
     return _parse_set(NUMASet.parse, value)
 
 
-def _parse_set(parse: Callable[[str], _Ids], value: str | int) -> _Ids:
+def _parse_set(parse: Callable[[str], _CPUOrNUMASet], value: str | int) -> _CPUOrNUMASet:
     try:
         return parse(str(value))
     except ListFormatError as error:

@@ -42,7 +42,7 @@ class PageBed(LoopThread):
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
 
-    def status_facts(self) -> Link:
+    def link_document(self) -> Link:
         return self.link
 
     def counted(self) -> None:

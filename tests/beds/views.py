@@ -19,7 +19,7 @@ ACTIVE = Link(state="active", detail="", runtime="", runtime_version="")
 class Linked:
     """A runtime, and where the link to it stands."""
 
-    def status_facts(self) -> Link:
+    def link_document(self) -> Link:
         return ACTIVE
 
 

@@ -48,7 +48,7 @@ class Bed:
         more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
-    def status_facts(self) -> Link:
+    def link_document(self) -> Link:
         return self.link
 
     def problem_sentences(self, uid: str) -> list[str]:

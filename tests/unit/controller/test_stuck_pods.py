@@ -110,7 +110,7 @@ class Cluster(EvictingCluster):
         self.listed: OutcomeKind | None = None
 
     def node(self, document: Any) -> None:
-        self.output.on_node(document["metadata"]["name"], document, self.now)
+        self.output.on_node_updated(document["metadata"]["name"], document, self.now)
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
         told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})

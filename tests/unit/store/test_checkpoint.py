@@ -538,7 +538,7 @@ def free():
 os.close(0)
 first = store("lock")
 first.load()
-assert first.is_locked and not free(), "the lock has the first free number"
+assert first.has_lock and not free(), "the lock has the first free number"
 first.close()
 assert free(), "and gives it back"
 

@@ -273,8 +273,8 @@ def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Ite
 
 EMPTY_RESOURCES: Final = Resources()
 
-_GUARANTEED_SCORE: Final = -997
-_BEST_EFFORT_SCORE: Final = 1000
+_GUARANTEED_OOM_SCORE: Final = -997
+_BEST_EFFORT_OOM_SCORE: Final = 1000
 # The kubelet never writes a quota below 1 ms in 100 ms, so small requests and limits differ.
 _MILLI_TOLERANCE: Final = 10
 
@@ -297,11 +297,11 @@ def inferred_qos(pod_resources: Resources, container: Container | None) -> QoSCl
     resources = pod_resources
     if container is not None:
         score = container.oom_score_adj
-        if score == _GUARANTEED_SCORE:
+        if score == _GUARANTEED_OOM_SCORE:
             return QoSClass.GUARANTEED
-        if score == _BEST_EFFORT_SCORE:
+        if score == _BEST_EFFORT_OOM_SCORE:
             return QoSClass.BEST_EFFORT
-        if score is not None and 2 <= score < _BEST_EFFORT_SCORE:
+        if score is not None and 2 <= score < _BEST_EFFORT_OOM_SCORE:
             return QoSClass.BURSTABLE
         if resources == EMPTY_RESOURCES:
             resources = container.resources

@@ -20,7 +20,7 @@ MAX_YAML_DEPTH: Final = 64
 MAX_YAML_ALIASED_NODES: Final = 100_000
 """All that a text's aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoaderBase: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
@@ -28,7 +28,7 @@ class RefusedYAMLValue(yaml.MarkedYAMLError):
     """Well-formed YAML that is refused all the same."""
 
 
-class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
+class Loader(_SafeLoaderBase):  # type: ignore[misc]  # the C loader has no type
     """A safe loader that knows no words of its own but ``null`` and ``<<``; readers add theirs.
 
     It makes what JSON has: bytes, dates and sets are refused.
@@ -90,7 +90,7 @@ def limit_depth_and_aliases(text: str) -> None:
     nodes = aliased = 0
     begun: list[tuple[str | None, int]] = []
     sizes: dict[str | None, int] = {}
-    for event in yaml.parse(text, Loader=_Base):
+    for event in yaml.parse(text, Loader=_SafeLoaderBase):
         if isinstance(event, yaml.CollectionStartEvent):
             begun.append((event.anchor, nodes))
             nodes += 1

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import click
 
-from nri_numa.cli import COMMANDS, EXIT_CODES, cli
+from nri_numa.cli import COMMANDS, EXIT_CODES_HELP_TEXT, cli
 from tools.docs_regions import cell, code, table, write
 
 
 def text() -> str:
     """One section for each command: usage, what it does, arguments and options."""
-    rows = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[2:]]
+    rows = [line.split(maxsplit=1) for line in EXIT_CODES_HELP_TEXT.splitlines()[2:]]
     lines = ["## Exit codes", "", *table(("code", "meaning"), rows), ""]
     with click.Context(cli, info_name="nri-numa", **cli.context_settings) as root:
         for name in COMMANDS:

@@ -11,13 +11,13 @@ from nri_numa.observe.metrics import (
     ContainerSeries,
     LateStartMetrics,
     Metrics,
+    MetricsSnapshot,
     NUMANodeSample,
-    Snapshot,
     StealGauges,
 )
 from tools.docs_regions import cell, code, table, write
 
-_SAMPLE = Snapshot(
+_SAMPLE = MetricsSnapshot(
     numa_nodes=(
         NUMANodeSample(
             numa_node=0,

@@ -120,7 +120,7 @@ class RejectedContainer(msgspec.Struct, frozen=True, kw_only=True):
         return self.namespace, self.pod, self.container, self.reason
 
 
-def _key_of(refused: Rejected) -> tuple[str, str, str, str]:
+def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
     pod, container = refused.trace.pod, refused.trace.container
     return pod.namespace, pod.name, container.name, refused.reason
 
@@ -282,7 +282,7 @@ class Agent:
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
                 self._log_if_never_started(before.get(container_id))
-                self._drop_container(container_id)
+                self._forget_container(container_id)
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._on_admitted(decision)
         self._schedule_overlap_report(decision.allocation)
@@ -319,7 +319,7 @@ class Agent:
         uid, name = refused.trace.pod.uid, refused.trace.container.name
         record = self.state.pods.get(uid)
         there = [self.state.allocations[i].container for i in record.containers] if record else ()
-        return _key_of(refused) in self._refusals and name not in there
+        return _rejection_key_of(refused) in self._refusals and name not in there
 
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
@@ -332,7 +332,7 @@ class Agent:
         if isinstance(found, Rejected):
             text = found.room_text
         elif self.immovable_ids().isdisjoint(m.after.container_id for m in found.moves):
-            problem = self._move(found, "room")
+            problem = self._move_for_newcomer(found, "room")
             text = (
                 f"no room could be made: {problem}"
                 if problem
@@ -340,7 +340,7 @@ class Agent:
             )
         else:
             text = ""
-        one = self._refusals.get(key := _key_of(refused))
+        one = self._refusals.get(key := _rejection_key_of(refused))
         if text and one is not None:
             message = replace(refused, room_text=text).message
             self._refusals[key] = replace(one, message=message)
@@ -356,10 +356,10 @@ class Agent:
         found = restore_headroom(self.machine, state, memory, now, self.immovable_ids(), most)
         if found is None:
             return 0
-        self._move(found, "keep")
+        self._move_for_newcomer(found, "keep")
         return len(found.moves)
 
-    def _move(self, found: Admitted, reason: str) -> str:
+    def _move_for_newcomer(self, found: Admitted, reason: str) -> str:
         """Have some move for a container that is to come; returns what was in the way of it."""
         before = self.state
         self._replace_state(found.state, found.change)
@@ -592,7 +592,7 @@ class Agent:
         released = admit.release_reservations(self.machine, self.state, kept)
         self._replace_state(released.state, released.change)
         for allocation in kept:
-            self._drop_container(allocation.container_id)
+            self._forget_container(allocation.container_id)
             self._decision_log.log_reservation_released(allocation)
         self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
 
@@ -604,7 +604,7 @@ class Agent:
             return
         self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
-            self._drop_container(container_id)
+            self._forget_container(container_id)
             self._schedule_overlap_report(before.allocations.get(container_id))
         self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
 
@@ -615,8 +615,8 @@ class Agent:
         end = self._clock.monotonic() + self._synchronize_seconds
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self._filter_refusals(lambda one: one.pod_id in pods.uids)
-        unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
-        containers = [self._with_mark(c) for c in containers]
+        unmarked = [c.id for c in containers if self._assignment_mark_name not in c.annotations]
+        containers = [self._with_assignment_mark(c) for c in containers]
         began = self._now()
         outcome = rebuild_node_state(
             self.machine, self.state, pods, containers, self._readings.memory, began,
@@ -908,12 +908,12 @@ class Agent:
         allocation = self.state.allocations.get(container_id)
         if allocation is None or allocation.reserved_at:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
-            self._drop_container(container_id)
+            self._forget_container(container_id)
             return ()
         self._log_if_never_started(allocation)
         released = admit.release_container(self.machine, self.state, container_id, self._now())
         self._replace_state(released.state, released.change)
-        self._drop_container(container_id)
+        self._forget_container(container_id)
         self._schedule_overlap_report(allocation)
         self._tasks.add(
             partial(self._decision_log.log_released, allocation, partial(self._cpus_in, self.state))
@@ -1026,15 +1026,15 @@ class Agent:
         self._begun[container.id] = None
 
     @property
-    def _mark_key(self) -> str:
+    def _assignment_mark_name(self) -> str:
         return f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
 
-    def _with_mark(self, container: Container) -> Container:
+    def _with_assignment_mark(self, container: Container) -> Container:
         """With what its cgroup carries, as if its annotations did: it was created without us.
 
         Or it moved since, and the runtime knows only where it was.
         """
-        key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        key, place = self._assignment_mark_name, CgroupPlace(container.cgroups_path, container.pid)
         if container.id in self.state.allocations:
             return container
         text, resources = self._cgroups.reader.read_mark(place, key), container.resources
@@ -1053,7 +1053,7 @@ class Agent:
         place = self.cgroup_places.get(container_id, _NO_CGROUP_PLACE)
         if allocation is not None and not self.observe:
             text = encode_assignment(allocation, self.cpus_of(allocation), self.machine.key)
-            self._cgroups.write_mark(place, self._mark_key, text)
+            self._cgroups.write_mark(place, self._assignment_mark_name, text)
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
@@ -1076,7 +1076,7 @@ class Agent:
             self._hold_trace(self.state.allocations[container.id], why)
         self._tasks.add(partial(self._write_assignment_mark, container.id))
 
-    def _drop_container(self, container_id: str) -> None:
+    def _forget_container(self, container_id: str) -> None:
         for known in (self._traces, self.starting, self._begun, self.widening, self.write_counts):
             known.pop(container_id, None)
         self.unconfirmed_ids.discard(container_id)
@@ -1170,7 +1170,7 @@ class Agent:
         for allocation, trace in outcome.resized:
             self._on_resized(allocation, trace, known.get(allocation.container_id))
         for container_id in outcome.removed:
-            self._drop_container(container_id)
+            self._forget_container(container_id)
         self._foreign.report_untrusted(outcome)
         self._tasks.add(self._report_foreign_overlaps)
         self._decision_log.log_synchronized(outcome)

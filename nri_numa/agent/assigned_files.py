@@ -43,7 +43,9 @@ class AssignedFiles:
         self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
         agent.subscribe_to_changes(self._schedule_refresh)
 
-    def with_mounts(self, allocation: Allocation, to: ContainerAdjustment) -> ContainerAdjustment:
+    def with_assigned_files(
+        self, allocation: Allocation, to: ContainerAdjustment
+    ) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
         free = (
             allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)

@@ -33,14 +33,14 @@ from nri_numa.dra.claims import (
     Claim,
     ClaimResult,
     InvalidClaim,
-    cdi_device,
+    cdi_device_name,
     cdi_document,
     decode_record,
-    device_name,
     encode_record,
     is_uid,
     metadata_document,
     metadata_path,
+    numa_node_device_name,
     parse_claim,
     parse_claim_variables,
 )
@@ -97,7 +97,7 @@ class ClaimStore:
         *,
         records: str,
         cdi: str,
-        asker: handover.ClaimRequestClient,
+        asker: handover.ClaimFileRequester,
         agent: Agent,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -148,7 +148,7 @@ class ClaimStore:
                     os.unlink(os.path.join(self._cdi, name))
         for claim in claims.values():
             try:
-                self._write_cdi(claim)
+                self._write_cdi_file(claim)
             except OSError as error:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
@@ -182,7 +182,7 @@ class ClaimStore:
                 handover.write_file_atomically(
                     self._record_path(uid), encode_record(claim), mode=0o600
                 )
-            self._write_cdi(claim)
+            self._write_cdi_file(claim)
             self.claims = {**self.claims, uid: claim}
         if known is None:
             self._await_free_cpus(claim)
@@ -191,8 +191,8 @@ class ClaimStore:
             PreparedDevice(
                 request=one.request,
                 pool=self._pool,
-                device=device_name(one.numa_node),
-                cdi=cdi_device(self._driver, uid, number),
+                device=numa_node_device_name(one.numa_node),
+                cdi=cdi_device_name(self._driver, uid, number),
                 share_id=one.share_id,
             )
             for number, one in enumerate(claim.results)
@@ -221,7 +221,7 @@ class ClaimStore:
         if not is_uid(uid):
             return
         with self._turn:
-            for path in (self._record_path(uid), self._cdi_file(uid)):
+            for path in (self._record_path(uid), self._cdi_file_path(uid)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             with contextlib.suppress(OSError):
@@ -255,7 +255,7 @@ class ClaimStore:
                 if has.get(i, 0) < count:
                     lost[i] = lost.get(i, NO_CPUS) | gone
         return self._pool, {
-            device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
+            numa_node_device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
             for i, gone in sorted(lost.items())
         }
 
@@ -288,9 +288,9 @@ class ClaimStore:
             claim_problem=problem,
         )
         found = [one for _, _, one in results]
-        return with_parameters(self._agent.machine, pod, container, found), container
+        return with_claim_parameters(self._agent.machine, pod, container, found), container
 
-    def with_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
+    def with_claim_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
         named = parse_claim_variables(container.mentions.claims)
         to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
@@ -326,12 +326,12 @@ class ClaimStore:
     def _record_path(self, uid: str) -> str:
         return os.path.join(self._records, f"{uid}.json")
 
-    def _cdi_file(self, uid: str) -> str:
+    def _cdi_file_path(self, uid: str) -> str:
         return os.path.join(self._cdi, f"{self._driver}-claim_{uid}.json")
 
-    def _write_cdi(self, claim: Claim) -> None:
+    def _write_cdi_file(self, claim: Claim) -> None:
         text = cdi_document(self._driver, claim)
-        path = self._cdi_file(claim.uid)
+        path = self._cdi_file_path(claim.uid)
         with contextlib.suppress(OSError):
             if handover.read_small_file(path, MAX_CLAIM_BYTES) == text:
                 return
@@ -354,12 +354,12 @@ def build_claim_store(config: AgentConfig, node: str, agent: Agent) -> ClaimStor
         node,
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
-        asker=handover.ClaimRequestClient(config.dra.handover),
+        asker=handover.ClaimFileRequester(config.dra.handover),
         agent=agent,
     )
 
 
-async def serve_kubelet(config: AgentConfig, book: ClaimStore) -> None:
+async def serve_claims_to_kubelet(config: AgentConfig, book: ClaimStore) -> None:
     """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
     from nri_numa.dra.service import KubeletPlugin
 
@@ -431,7 +431,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
             )
 
 
-def with_parameters(
+def with_claim_parameters(
     machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimResult]
 ) -> PodSandbox:
     """The pod as if its annotations said for this container what its claims say."""
@@ -461,5 +461,5 @@ def _resolve_result_options(
     )
     # That of the machine remembers what it read, for the loop's thread alone.
     resolve = OptionsResolver(machine.settings, machine.max_list_chars)
-    asked = resolve(with_parameters(machine, pod, container, [one]), container)
+    asked = resolve(with_claim_parameters(machine, pod, container, [one]), container)
     return with_slots(machine.settings, pod, container, asked)

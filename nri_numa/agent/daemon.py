@@ -22,7 +22,7 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
-from nri_numa.agent.claims import build_claim_store, serve_kubelet
+from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.interrupts import InterruptSteering
@@ -36,7 +36,7 @@ from nri_numa.agent.links import (
 )
 from nri_numa.agent.loop import (
     Clock,
-    HeapRelease,
+    HeapReleaser,
     LoopMonitor,
     collect_generation,
     new_monitored_loop,
@@ -65,7 +65,7 @@ from nri_numa.config.sections import MeasuredMode
 from nri_numa.engine.decision import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.configuration import hostname_override
-from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.sysfs import discover_topology
@@ -127,7 +127,7 @@ class Daemon:
         self._ready = self._reload_requested = self._blind = False
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._heap = HeapRelease()
+        self._heap = HeapReleaser()
         self.notifier = Notifier()
         self.metrics = metrics = Metrics(__version__)
         self.clock = clock = Clock()
@@ -177,7 +177,7 @@ class Daemon:
         )
         agent.restore_state(state)
         self._beside = KubeletSync(
-            agent, metrics, StateFiles(config.kubelet_root), self._kubelet, clock
+            agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
         )
         self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
         if problem := self._explanations.load():
@@ -387,7 +387,7 @@ class Daemon:
         if config.offline_capacity.file:
             loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
-            loops["DRA"] = serve_kubelet(config, self._claims)
+            loops["DRA"] = serve_claims_to_kubelet(config, self._claims)
         if config.measured_capacity.mode is not MeasuredMode.OFF:
             loops["steal"] = self._steal.run(self, self._kubelet)
         return loops

@@ -26,7 +26,7 @@ from nri_numa.store.journal import allocation_document, encode
 log = get_logger("explanations")
 
 EXPLANATIONS_FILE_NAME: Final = "explanations"
-MAX_EXPLANATION_BYTES: Final = 4 << 20
+MAX_EXPLANATIONS_FILE_BYTES: Final = 4 << 20
 """Ten thousand explanations of the usual size; the youngest are kept."""
 _HEADER_FORMAT: Final = b"nri-numa explanations 5d1b72e6 %08x\n"
 """With the crc32 of the rest. Versions before 0.2 use a file only with this number in it."""
@@ -71,7 +71,7 @@ class ExplanationFile:
     def load(self) -> str:
         """Restore what the agent knew, before anything happens; why nothing is used, or nothing."""
         try:
-            data = read_file(self.path, MAX_EXPLANATION_BYTES)
+            data = read_file(self.path, MAX_EXPLANATIONS_FILE_BYTES)
         except FileNotFoundError:
             return ""
         except OSError as error:
@@ -144,7 +144,9 @@ class ExplanationFile:
 
 
 def encode_snapshot(
-    snapshot: ExplanationSnapshot, identity: dict[str, str], limit: int = MAX_EXPLANATION_BYTES
+    snapshot: ExplanationSnapshot,
+    identity: dict[str, str],
+    limit: int = MAX_EXPLANATIONS_FILE_BYTES,
 ) -> bytes:
     """The file's bytes, at most ``limit`` of them: refusals first, the youngest first."""
     traces, refusals = snapshot

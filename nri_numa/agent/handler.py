@@ -118,7 +118,7 @@ class AgentHandler:
                 self._devices.retain_pods([pods[pod_id] for pod_id in pods.uids])
             if not self.reads_mentions:
                 return self._agent.synchronize(pods, containers)
-            return self._agent.synchronize(*self._with_all_devices(pods, containers))
+            return self._agent.synchronize(*self._with_all_devices_and_claims(pods, containers))
 
     def create_container(
         self, pod: PodSandbox, container: Container
@@ -131,7 +131,9 @@ class AgentHandler:
             if self._annotations is not None:
                 self._annotations.record_containers([(pod, container.name)])
             try:
-                answer = self._agent.create_container(*self._with_devices(pod, container))
+                answer = self._agent.create_container(
+                    *self._with_devices_and_claims(pod, container)
+                )
             except Exception:
                 # Whatever is answered now, its start is not that of an unknown container.
                 self._failed.add(container.id)
@@ -146,9 +148,9 @@ class AgentHandler:
                 raise _rejection_error(answer)
             adjustment = answer.adjustment
             if self._claims is not None and answer.allocation.exclusive:
-                adjustment = self._claims.with_cpus(container, adjustment)
+                adjustment = self._claims.with_claim_cpus(container, adjustment)
             if self.files is not None:
-                adjustment = self.files.with_mounts(answer.allocation, adjustment)
+                adjustment = self.files.with_assigned_files(answer.allocation, adjustment)
             return adjustment, answer.updates
 
     def update_container(
@@ -156,7 +158,7 @@ class AgentHandler:
     ) -> Sequence[ContainerUpdate]:
         """Judge new resources."""
         with operation():
-            pod, container = self._with_devices(pod, container)
+            pod, container = self._with_devices_and_claims(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Rejected):
                 raise _rejection_error(outcome)
@@ -188,14 +190,14 @@ class AgentHandler:
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.start_container(*self._with_devices(pod, container))
+                self._agent.start_container(*self._with_devices_and_claims(pod, container))
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """It runs, and updates reach it from now on."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.post_start_container(*self._with_devices(pod, container))
+                self._agent.post_start_container(*self._with_devices_and_claims(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """The sum of a pod with scope `pod` is kept from here on."""
@@ -225,7 +227,9 @@ class AgentHandler:
             if self._devices is not None:
                 self._devices.forget_pod(pod.id)
 
-    def _with_devices(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def _with_devices_and_claims(
+        self, pod: PodSandbox, container: Container
+    ) -> tuple[PodSandbox, Container]:
         """Pod and container with what is known of the container's devices and claims."""
         if self._devices is not None:
             known = self._devices.known_container_devices(
@@ -236,7 +240,7 @@ class AgentHandler:
             pod, container = self._claims.with_claims(pod, container)
         return pod, container
 
-    def _with_all_devices(
+    def _with_all_devices_and_claims(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[PodTable, list[Container]]:
         """All pods and containers `_with_devices`; what claims say of a pod adds up."""
@@ -244,7 +248,7 @@ class AgentHandler:
         found: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
-                by_id[container.pod_id], container = self._with_devices(
+                by_id[container.pod_id], container = self._with_devices_and_claims(
                     by_id[container.pod_id], container
                 )
             found.append(container)

@@ -36,7 +36,7 @@ _INTERRUPTS_FILE_NAME: Final = "interrupts"
 _MAX_SAVED_AFFINITY_BYTES: Final = 4 << 20
 _MAX_BAN_LIST_BYTES: Final = 480
 """Bytes of a list for irqbalance, which reads 500 of a message."""
-_NO_BANNED_CPUS: Final = "NULL"
+_CLEAR_BAN_LIST_WORD: Final = "NULL"
 _IRQBALANCE_TIMEOUT_S: Final = 2.0
 
 
@@ -135,7 +135,9 @@ class InterruptSteering:
             self._kept.banned[path] = str(CPUSet.from_bits(int(mask, 16)))
             self._save_original_lists()
         text = (
-            str(CPUSet.parse(self._kept.banned[path]) | exclusive) if exclusive else _NO_BANNED_CPUS
+            str(CPUSet.parse(self._kept.banned[path]) | exclusive)
+            if exclusive
+            else _CLEAR_BAN_LIST_WORD
         )
         if len(text) > _MAX_BAN_LIST_BYTES:
             raise ValueError(

@@ -30,7 +30,7 @@ from nri_numa.kubelet.inherited_settings import (
     MergedSettings,
     merge_kubelet_settings,
 )
-from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants
@@ -56,7 +56,7 @@ class KubeletSync:
         self,
         agent: Agent,
         metrics: Metrics,
-        files: StateFiles,
+        files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
         clock: Clock,
     ) -> None:

@@ -203,7 +203,7 @@ class YieldingSelector(selectors.DefaultSelector):
 
 # --- Memory that is not used any more goes back to the kernel ---
 
-HEAP_GROWTH_BYTES: Final = 2 << 20
+MIN_HEAP_GROWTH_BYTES: Final = 2 << 20
 """Bytes of resident memory more than after the last time that make it worth a look."""
 MIN_ROUNDS_BETWEEN_RELEASES: Final = 5
 """Rounds between two times at least: a busy node needs again what it gave back."""
@@ -222,7 +222,7 @@ def resident_bytes() -> int:
         return 0
 
 
-def _malloc_trim() -> Callable[[int], object]:
+def _find_malloc_trim() -> Callable[[int], object]:
     """The C library's ``malloc_trim(3)``; nothing where it is none of GNU's, or out of reach."""
     try:
         import ctypes
@@ -234,7 +234,7 @@ def _malloc_trim() -> Callable[[int], object]:
     return cast(Callable[[int], object], trim)
 
 
-_trim: Final = _malloc_trim()
+_trim: Final = _find_malloc_trim()
 
 
 def release_heap() -> None:
@@ -242,7 +242,7 @@ def release_heap() -> None:
     _trim(_HEAP_RESERVE_BYTES)
 
 
-class HeapRelease:
+class HeapReleaser:
     """Gives memory back after it was needed for a moment: milliseconds for ten megabytes."""
 
     def __init__(
@@ -261,7 +261,7 @@ class HeapRelease:
             self._rest -= 1
             return
         now = self._resident()
-        if now - self._least < HEAP_GROWTH_BYTES:
+        if now - self._least < MIN_HEAP_GROWTH_BYTES:
             self._least = min(self._least, now)
             return
         self._release_heap()

@@ -47,7 +47,7 @@ UNMOVED_RETRY_S: Final = 300.0
 NODE_IDLE_AFTER_S: Final = 30.0
 """Seconds without a creation after which something moves ahead of need."""
 REMOTE_CHECK_INTERVAL_S: Final = 60.0
-BUDGET_WINDOW_S: Final = 3600.0
+PROACTIVE_BUDGET_WINDOW_S: Final = 3600.0
 
 
 class _MigrationResult(NamedTuple):
@@ -201,7 +201,7 @@ class MemoryMigrator:
             return
         wanted = self._agent.finish_migration(container_id)
         # In a thread of its own: the kernel looks at every page once more.
-        await asyncio.to_thread(self._writer.write_one, wanted)
+        await asyncio.to_thread(self._writer.write_cgroup, wanted)
         self._agent.post_update_container(container_id)
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
@@ -222,7 +222,7 @@ class MemoryMigrator:
     def _remaining_proactive_budget(self) -> tuple[float, int]:
         """Bytes in a second, and how many containers may move now; 0 where either is used up."""
         size, moves = self._agent.machine.settings.room_budget
-        while self._spent and self._spent[0] <= self._clock.monotonic() - BUDGET_WINDOW_S:
+        while self._spent and self._spent[0] <= self._clock.monotonic() - PROACTIVE_BUDGET_WINDOW_S:
             self._spent.popleft()
         return (size / 60 if moves else 0.0), max(0, moves - len(self._spent)) if size else 0
 
@@ -244,14 +244,18 @@ class MemoryMigrator:
             every = [
                 (agent.state.allocations[i], used[i]) for i in agent.state.allocations.keys() & used
             ]
-            far = [found for a, places in every if (found := self._remote_memory(a, places, short))]
+            far = [
+                found
+                for a, places in every
+                if (found := self._excess_remote_memory(a, places, short))
+            ]
             if far:
                 # What others have to have first, then the most bytes, then by id.
                 best = min(far, key=lambda one: (not one[2] & short, -one[0], one[1]))
                 size, container_id, sources = best
                 await self._migrate_home(agent.state.allocations[container_id], sources, size)
 
-    def _remote_memory(
+    def _excess_remote_memory(
         self, a: Allocation, places: Mapping[int, int], short: NUMASet
     ) -> tuple[int, str, NUMASet] | None:
         """How much of its memory is far, and where, if it is too much.

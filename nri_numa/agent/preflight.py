@@ -34,10 +34,10 @@ from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import merge_kubelet_settings
-from nri_numa.kubelet.state_files import STATE_FILE_NAMES, StateFiles
+from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
-from nri_numa.machine.pci import pci_devices
+from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
@@ -52,7 +52,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _FOREIGN_FILE_READ_BYTES = 1 << 20  # bytes of another program's file that are looked at
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How a finding is to be taken."""
 
     OK = "ok"
@@ -70,21 +70,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     subject: str
-    level: Level
+    level: FindingLevel
     message: str
     remedy: str = ""
 
 
 def _passed_finding(subject: str, message: str) -> Finding:
-    return Finding(subject=subject, level=Level.OK, message=message)
+    return Finding(subject=subject, level=FindingLevel.OK, message=message)
 
 
 def _warning_finding(subject: str, message: str, remedy: str) -> Finding:
-    return Finding(subject=subject, level=Level.WARN, message=message, remedy=remedy)
+    return Finding(subject=subject, level=FindingLevel.WARN, message=message, remedy=remedy)
 
 
 def _failed_finding(subject: str, message: str, remedy: str) -> Finding:
-    return Finding(subject=subject, level=Level.FAIL, message=message, remedy=remedy)
+    return Finding(subject=subject, level=FindingLevel.FAIL, message=message, remedy=remedy)
 
 
 def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
@@ -151,7 +151,7 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
     found = Counter(
         ("unknown NUMA node" if one.numa_node is None else f"NUMA node {one.numa_node}", one.kind)
         for one in sorted(
-            pci_devices(open_tree(config.sysfs_root)),
+            list_pci_devices(open_tree(config.sysfs_root)),
             key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
         )
     )
@@ -308,7 +308,7 @@ def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
         )
 
 
-_HOST_PROCESSES = "host processes"
+_HOST_PROCESSES_SUBJECT = "host processes"
 
 
 def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
@@ -320,7 +320,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
     reserved = known.effective_settings(config, topology).reserved_cpus & topology.online
     if not reserved:
         yield _warning_finding(
-            _HOST_PROCESSES,
+            _HOST_PROCESSES_SUBJECT,
             "no CPUs are reserved for them, so they also run on exclusive CPUs",
             "Set reservedCPUs. See docs/operations.md, host processes.",
         )
@@ -328,7 +328,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
     mount = Path(config.cgroup_root)
     if not (mount / "cgroup.controllers").exists():
         yield _warning_finding(
-            _HOST_PROCESSES,
+            _HOST_PROCESSES_SUBJECT,
             "with cgroup v1 systemd keeps no slice off exclusive CPUs",
             "Write it into /etc/systemd/system.conf and reboot: "
             f"CPUAffinity={str(reserved).replace(',', ' ')}.",
@@ -343,11 +343,11 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
         if (cpus := _read_effective_cpus(unit) or every) - reserved
     }
     if not wider:
-        yield _passed_finding(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
+        yield _passed_finding(_HOST_PROCESSES_SUBJECT, f"kept to reserved CPUs {reserved}")
         return
     said = ", ".join(f"{name} ({cpus})" for name, cpus in wider.items())
     yield _warning_finding(
-        _HOST_PROCESSES,
+        _HOST_PROCESSES_SUBJECT,
         f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
         "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
         + ". See docs/operations.md, host processes.",
@@ -377,9 +377,9 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
         return
     disabled = nri_disabled_reason(root)
     remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
-    if disabled is None and (containerd_version(root) or (0,)) >= (2,):
+    if disabled is None and (query_containerd_version(root) or (0,)) >= (2,):
         remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
-    elif distribution := containerd_distribution(root):
+    elif distribution := find_containerd_distribution(root):
         remedy = f"{distribution.nri_enabling_hint}."
     because = "" if disabled is None else f": {disabled}"
     yield from _check_runtime_socket("NRI", path, remedy, "runtime.nriSocket", because)
@@ -441,7 +441,7 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
 
 def nri_disabled_reason(root: Path = Path("/")) -> str | None:
     """Why containerd does not serve NRI, as far as its configuration files say."""
-    distribution = containerd_distribution(root)
+    distribution = find_containerd_distribution(root)
     path = root / "etc/containerd/config.toml" if distribution is None else distribution.config
     try:
         version, table, files = read_containerd_nri_config(path, root)
@@ -454,7 +454,7 @@ def nri_disabled_reason(root: Path = Path("/")) -> str | None:
         return f"{at} disables it"
     if "disable" not in table and isinstance(version, int) and version < 3:
         # A 2.x reads such files too, and has it on all the same.
-        installed = containerd_version(root)
+        installed = query_containerd_version(root)
         if installed is None:
             return f"{at} does not turn it on, which containerd before 2.0 needs"
         if installed < (2,):
@@ -484,13 +484,13 @@ def read_containerd_nri_config(
         except ValueError as error:  # of UTF-8, or of TOML
             raise ValueError(f"{file} is not valid TOML: {error}") from error
         version = version or document.get("version", 1)
-        if section := nri_section(document):
+        if section := containerd_nri_section(document):
             found.append((file, section))
         for imported in _imported_config_files(document, file, root):
             if imported not in files:
                 files.append(imported)
     table, by = dict[str, Any](), dict[str, Path]()
-    if found and found[-1][0] != path and (containerd_version(root) or (2,)) < (2,):
+    if found and found[-1][0] != path and (query_containerd_version(root) or (2,)) < (2,):
         del found[:-1]  # 1.x takes a plugin's whole table from one file
         by["disable"] = found[0][0]
     for file, section in found:
@@ -519,7 +519,7 @@ _FIRST_CONTAINERD_WITH_NRI = (1, 7)
 
 def nri_unsupported_reason(root: Path = Path("/")) -> str:
     """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
-    version = containerd_version(root)
+    version = query_containerd_version(root)
     if version is None or version >= _FIRST_CONTAINERD_WITH_NRI:
         return ""
     return f"containerd {version[0]}.{version[1]} has no NRI, expected 1.7 or newer"
@@ -545,7 +545,7 @@ class KubernetesDistribution(NamedTuple):
         )
 
 
-def containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | None:
+def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | None:
     """The distribution whose containerd runs here; None where containerd is its own package."""
     for name in ("k3s", "RKE2"):
         config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
@@ -554,7 +554,7 @@ def containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | 
     return None
 
 
-def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
+def query_containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
     """The version of the containerd that is installed where containerd usually is, such as (1, 7).
 
     None when there is none, or when it does not say.
@@ -582,7 +582,7 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
 
 def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     """What the runtime says of pods with resources of their own (``spec.resources``)."""
-    version = containerd_version(root)
+    version = query_containerd_version(root)
     if version is None:
         return
     text = f"containerd {version[0]}.{version[1]} says the pod's sum when its sandbox is made"
@@ -591,7 +591,7 @@ def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     yield _passed_finding("pod-level resources", text)
 
 
-def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def containerd_nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The table of containerd's NRI plugin; empty when there is none."""
     plugins = document.get("plugins", {})
     section = plugins.get("io.containerd.nri.v1.nri", {}) if isinstance(plugins, Mapping) else {}
@@ -783,9 +783,13 @@ def _read_text_or_none(path: Path) -> str | None:
         return None
 
 
-def worst_level(findings: list[Finding]) -> Level:
+def worst_level(findings: list[Finding]) -> FindingLevel:
     """The gravest level among the findings."""
-    return max((finding.level for finding in findings), key=list(Level).index, default=Level.OK)
+    return max(
+        (finding.level for finding in findings),
+        key=list(FindingLevel).index,
+        default=FindingLevel.OK,
+    )
 
 
 # --- The kubelet on this node ---
@@ -823,7 +827,7 @@ def check_kubelet(
             f"its configuration: {problem}",
             "Correct it: the kubelet reads the same. Or set kubelet.config to the right file.",
         )
-    files = StateFiles(str(directory))
+    files = KubeletStateFiles(str(directory))
     if topology is not None:
         files.refresh_grants(topology.possible, topology.numa_ids)
     for problem in files.problems:
@@ -837,7 +841,7 @@ def check_kubelet(
 
 
 def _check_kubelet_policies(
-    files: StateFiles, facts: KubeletFacts | None, config: AgentConfig
+    files: KubeletStateFiles, facts: KubeletFacts | None, config: AgentConfig
 ) -> Iterator[Finding]:
     grants = files.grants
     # The state files are what it really runs with; its configuration may be newer.
@@ -867,7 +871,7 @@ def _check_kubelet_policies(
 
 
 def _check_next_kubelet_start(
-    files: StateFiles, grants: KubeletGrants, facts: KubeletFacts
+    files: KubeletStateFiles, grants: KubeletGrants, facts: KubeletFacts
 ) -> Iterator[Finding]:
     policies: Mapping[str, tuple[str, str]] = {
         "cpu": (grants.cpu_policy, facts.cpu_policy),
@@ -944,10 +948,10 @@ def check_systemd_service(config: AgentConfig, root: Path = Path("/")) -> Iterat
 def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
     """Whether network namespaces of pods may be entered: by the service, in a container by us."""
     if lines:
-        may = _list_allows(
+        may = _systemd_list_allows(
             lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
         )
-        may = may and _list_allows(
+        may = may and _systemd_list_allows(
             lines,
             "RestrictNamespaces",
             "net",
@@ -973,7 +977,7 @@ def _check_network_namespaces(lines: list[tuple[str, str]], root: Path) -> Itera
         )
 
 
-def _list_allows(
+def _systemd_list_allows(
     lines: list[tuple[str, str]],
     key: str,
     word: str,

@@ -63,7 +63,7 @@ log = get_logger("reconcile")
 
 WRITE_CHECK_INTERVAL_S: Final = 0.01
 """Seconds between a write and the look at it, and between two looks."""
-REST_RATIO: Final = 10
+CHECK_REST_RATIO: Final = 10
 """A look is followed by this many times its own length of rest: a tenth of a core at most."""
 WRITE_BATCH: Final = 25
 """Cgroups written in one go, each some tens of microseconds."""
@@ -208,7 +208,7 @@ class Reconciler:
                         daemon, self._undelivered.keys() | (written if drifts else ())
                     )
                     took = self._clock.monotonic() - began
-                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, REST_RATIO * took))
+                    await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * took))
             finally:
                 loop.remove_reader(watch.fd)
 

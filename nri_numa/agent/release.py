@@ -40,11 +40,11 @@ from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_mi
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState, build_node_state
 from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
-from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_actual_cgroups
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import NO_QUOTA
+from nri_numa.model.machine import NO_CFS_QUOTA
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, PodTable, QoSClass
 from nri_numa.nri.link import push_one_shot
 from nri_numa.store import checkpoint
@@ -253,7 +253,7 @@ def _kind_from_annotation(
             and cpus <= placed.cpus
         )
         if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
-            lifted = placed.exclusive and container.resources.cpu_quota == NO_QUOTA
+            lifted = placed.exclusive and container.resources.cpu_quota == NO_CFS_QUOTA
             return placed.kind, 0 if lifted else None
         return (ContainerKind.UNPINNED if cpus == pool else ContainerKind.FOREIGN), None
     try:
@@ -262,7 +262,7 @@ def _kind_from_annotation(
         owned = kind is ContainerKind.EXCLUSIVE or bool(document.get("owned"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ContainerKind.UNPINNED, None  # damaged, but only we write this key
-    return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
+    return kind, 0 if owned and container.resources.cpu_quota == NO_CFS_QUOTA else None
 
 
 def _parse_list_or_none(kind: type[_CPUOrNUMASet], text: str) -> _CPUOrNUMASet | None:
@@ -317,7 +317,7 @@ async def release_all_containers(
             entries = loaded.entries
         prior, damaged = state_from(entries)
         problems += damaged
-        kubelet = StateFiles(config.kubelet_root)
+        kubelet = KubeletStateFiles(config.kubelet_root)
         kubelet.refresh_grants(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
@@ -327,7 +327,7 @@ async def release_all_containers(
             return ReleaseReport(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(InterruptSteering(config.state_dir).restore_affinity)
         remove_all(config.state_dir)
-        done = await _read_back(reader, planned)
+        done = await _await_released_cgroups(reader, planned)
         report = ReleaseReport(containers=done, problems=tuple(problems))
         if store is not None and report.is_complete:
             report = replace(report, checkpoint=_archive_checkpoint(store, bool(entries)))
@@ -370,9 +370,11 @@ async def _send_release(
     try:
         async with asyncio.timeout(seconds):
             if is_reached_over_cri(config):
-                from nri_numa.cri.link import update_once
+                from nri_numa.cri.link import send_updates_once
 
-                detail = await update_once(on_synchronize, socket_path=config.runtime.cri_socket)
+                detail = await send_updates_once(
+                    on_synchronize, socket_path=config.runtime.cri_socket
+                )
             else:
                 detail = await push_one_shot(
                     on_synchronize,
@@ -402,7 +404,7 @@ def _with_actual_cpuset(reader: CgroupReader, every: CPUSet, container: Containe
     return replace(container, resources=resources)
 
 
-async def _read_back(
+async def _await_released_cgroups(
     reader: CgroupReader, planned: Sequence[ReleasedContainer]
 ) -> tuple[ReleasedContainer, ...]:
     """Wait until the cgroups say what was sent; the runtime does not say what became of it."""

@@ -43,7 +43,7 @@ from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
-from nri_numa.observe.metrics import NUMANodeSample, Snapshot
+from nri_numa.observe.metrics import MetricsSnapshot, NUMANodeSample
 from nri_numa.runtime import LinkState
 from nri_numa.text import human_bytes, utc_text
 from nri_numa.web import responses as shown
@@ -320,13 +320,13 @@ class LiveView:
         """Call ``listener`` after every change; returns what ends that."""
         return self._agent.subscribe_to_changes(listener)
 
-    def metrics_snapshot(self) -> Snapshot:
+    def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
         machine, state = self._agent.machine, self._agent.state
         desired = self._agent.desired
         written = self._agent.checkpoint.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
-        return Snapshot(
+        return MetricsSnapshot(
             numa_nodes=numa_node_samples(desired, self._more.readings.memory),
             node_name=self._about.node_name,
             container_counts=count_by_kind(state),
@@ -623,7 +623,11 @@ def zones_document(
     pins = kubelet if kubelet is not None and kubelet.pins_containers else None
     topology, settings = machine.topology, machine.settings
     defaults = settings.defaults
-    charged = {(a.pod_uid, a.container) for a in state.allocations.values() if _is_decided(a)}
+    charged = {
+        (a.pod_uid, a.container)
+        for a in state.allocations.values()
+        if _is_counted_for_schedulers(a)
+    }
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
     desired, empty = DesiredState(machine, state), DesiredState(machine, NodeState())
@@ -696,7 +700,7 @@ def zones_document(
     )
 
 
-def _is_decided(allocation: Allocation) -> bool:
+def _is_counted_for_schedulers(allocation: Allocation) -> bool:
     """Whether a container is counted that asked for NUMA nodes, be it with nothing.
 
     Who waits until it is counted would wait for ever for one that needs nothing, or that started

@@ -17,9 +17,9 @@ import click
 
 from nri_numa import __version__
 
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT."""
-EXIT_CODES = """\b
+EXIT_CODES_HELP_TEXT = """\b
 Exit codes:
   0  done
   1  failed, or refused
@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             click.echo(err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(INTERRUPTED_EXIT_CODE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of their table."""
@@ -119,7 +119,7 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    epilog=EXIT_CODES,
+    epilog=EXIT_CODES_HELP_TEXT,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79},
 )
 @click.version_option(__version__, message="nri-numa %(version)s", help="Show the version.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nri_numa.cli.agent_client import ContainerName
     from nri_numa.config import AgentConfig
 
-DEFAULT_CONFIG: Final = "/etc/nri-numa/agent.yaml"
+DEFAULT_CONFIG_PATH: Final = "/etc/nri-numa/agent.yaml"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -90,7 +90,9 @@ def compose_options(*options: Callable[[Any], Any]) -> Callable[[Function], Func
     return apply_options
 
 
-def require_name(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def require_nonempty_name(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
     """Refuse an empty name: it is a variable that was not set, and not the live machine."""
     if value == "":
         raise click.BadParameter("is empty; expected the name of a folder or file")
@@ -125,7 +127,7 @@ config_option = click.option(
     metavar="FILE",
     type=click.Path(dir_okay=False),
     envvar="NRI_NUMA_CONFIG",
-    help=f"Configuration file.  [default: {DEFAULT_CONFIG}, where it exists]",
+    help=f"Configuration file.  [default: {DEFAULT_CONFIG_PATH}, where it exists]",
 )
 _SYSFS_OPTION_ATTRIBUTES: Final[dict[str, Any]] = {
     "metavar": "DIR",
@@ -135,12 +137,14 @@ _SYSFS_OPTION_ATTRIBUTES: Final[dict[str, Any]] = {
 machine_option = click.option(
     "--machine",
     metavar="FILE",
-    callback=require_name,
+    callback=require_nonempty_name,
     help="A captured machine (archive or folder), or synthetic:KEY=VALUE,... as simulate has it.",
 )
-sysfs_option = click.option("--sysfs-root", callback=require_name, **_SYSFS_OPTION_ATTRIBUTES)
+sysfs_option = click.option(
+    "--sysfs-root", callback=require_nonempty_name, **_SYSFS_OPTION_ATTRIBUTES
+)
 sysfs_setting = setting_option(
-    "sysfsRoot", "--sysfs-root", check=require_name, **_SYSFS_OPTION_ATTRIBUTES
+    "sysfsRoot", "--sysfs-root", check=require_nonempty_name, **_SYSFS_OPTION_ATTRIBUTES
 )
 nri_socket_setting = setting_option(
     "runtime.nriSocket",
@@ -208,7 +212,7 @@ def find_config_path(given: str | None) -> str | None:
     """The file to read: the given one, or the default one where it exists."""
     if given:
         return given
-    return DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None
+    return DEFAULT_CONFIG_PATH if os.path.exists(DEFAULT_CONFIG_PATH) else None
 
 
 def load_command_config(given: str | None) -> AgentConfig:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import click
 
 from nri_numa.agent.preflight import (
-    containerd_distribution,
-    nri_section,
+    containerd_nri_section,
+    find_containerd_distribution,
     nri_unsupported_reason,
     read_containerd_nri_config,
 )
@@ -75,7 +75,7 @@ def plan_fix(path: Path) -> FileChange | None:
     text = path.read_text("utf-8")
     document = tomllib.loads(text)
     directory = _drop_in_directory(document, path)
-    if directory is not None and not nri_section(document):
+    if directory is not None and not containerd_nri_section(document):
         return _plan_new_file(directory / "nri-numa.toml", version)
     return _enable_nri(path, text, document)
 
@@ -135,7 +135,9 @@ def fix_containerd_config(config: str, *, write: bool) -> None:
     """
     if lacks := nri_unsupported_reason():
         raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
-    if (distribution := containerd_distribution()) and config == DEFAULT_CONTAINERD_CONFIG_PATH:
+    if (
+        distribution := find_containerd_distribution()
+    ) and config == DEFAULT_CONTAINERD_CONFIG_PATH:
         raise Failure(f"{distribution.nri_enabling_hint}:\n{_NRI_SECTION}")
     if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
         raise Failure(

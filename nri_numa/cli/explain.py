@@ -25,7 +25,7 @@ from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.text import escape_unprintable, human_bytes
 
-_IDS_SHOWN: Final = 8
+_MAX_DEVICE_IDS_SHOWN: Final = 8
 """Ids of one resource in a line."""
 
 
@@ -311,8 +311,13 @@ def _grant_parts(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"{block['sizeBytes']} bytes of {block['type']}{_numa_suffix(block)}"
     for devices in one["devices"]:
         ids = devices["ids"]
-        more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-        yield f"{devices['resource']} {', '.join(ids[:_IDS_SHOWN])}{more}{_numa_suffix(devices)}"
+        more = (
+            f" and {len(ids) - _MAX_DEVICE_IDS_SHOWN} more"
+            if len(ids) > _MAX_DEVICE_IDS_SHOWN
+            else ""
+        )
+        shown = ", ".join(ids[:_MAX_DEVICE_IDS_SHOWN])
+        yield f"{devices['resource']} {shown}{more}{_numa_suffix(devices)}"
     for claim in one["claims"]:
         yield f"claimed device {claim}"
 

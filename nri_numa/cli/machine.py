@@ -37,7 +37,7 @@ from nri_numa.cli.output import (
     wrap_text,
     write_output,
 )
-from nri_numa.machine.pci import pci_devices
+from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology, discover_tree
 from nri_numa.machine.tree import CAPTURED_PATHS, LINK_PATHS, Tree, open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -61,8 +61,8 @@ from nri_numa.text import (
     whole_bytes,
 )
 
-_MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
-_GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
+_MAX_DISTANCE_COLUMNS: Final = 16  # columns of four characters that fit beside the row's head
+_MAX_LISTED_L3_GROUPS: Final = 16  # L3 groups that are listed one by one
 
 
 @click.command()
@@ -78,7 +78,7 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     given = machine_argument(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
-        devices = () if tree is None else pci_devices(tree)
+        devices = () if tree is None else list_pci_devices(tree)
     width = table_width()
     write_output(
         topology_document(found, devices=devices),
@@ -211,7 +211,7 @@ def _distance_lines(topology: Topology, width: int | None) -> list[str]:
     ids = list(topology.numa_ids)
     if len(ids) == 1:
         return []
-    if len(ids) <= _MATRIX_LIMIT:
+    if len(ids) <= _MAX_DISTANCE_COLUMNS:
         return ["DISTANCE    " + "".join(f"{i:>4}" for i in ids)] + [
             f"  from {a:>4} " + "".join(f"{topology.distance(a, b):>4}" for b in ids) for a in ids
         ]
@@ -237,10 +237,10 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
         for size, count in sorted(sizes.items(), reverse=True)
     )
     first = f"L3 caches: {of}"
-    limit = len(groups) if width is None else _GROUP_LIMIT
+    limit = len(groups) if width is None else _MAX_LISTED_L3_GROUPS
     rows = [(g.id, str(topology.numa_of(g.cpus)) or "-", g.cpus) for g in groups[:limit]]
     if len(groups) > limit:
-        first += f"; the first {_GROUP_LIMIT} (-o json shows all):"
+        first += f"; the first {_MAX_LISTED_L3_GROUPS} (-o json shows all):"
     return [
         *wrap_text(first, width=width or DEFAULT_WIDTH_COLUMNS),
         *_cpu_table("L3 GROUP", rows, width),

@@ -99,7 +99,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
         topology,
         usable,
         available={i: one.available_bytes for i, one in memory.numa_nodes.items()},
-        l3_bytes=measuring.l3_bytes(),
+        l3_bytes=measuring.read_last_level_cache_bytes(),
     )
     names = [one.name for one in planned]
     for name in only:
@@ -114,8 +114,8 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
         for worker in side.workers
     )
     load = os.getloadavg()[0]
-    busy = measuring.cpu_utilization(cpus) if cpus else None
-    before = measuring.steal_ticks()
+    busy = measuring.measure_cpu_utilization(cpus) if cpus else None
+    before = measuring.read_steal_ticks()
     outcomes: list[ComparisonOutcome] = []
     for one in planned:
         if isinstance(one, Comparison):
@@ -123,7 +123,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
                 outcomes.append(measuring.run_comparison(one, rounds=rounds, seconds=seconds))
         else:
             outcomes.append(one)
-    after = measuring.steal_ticks()
+    after = measuring.read_steal_ticks()
     steal = None
     if before is not None and after is not None and after[1] > before[1]:
         steal = (after[0] - before[0]) / (after[1] - before[1])

@@ -97,7 +97,7 @@ def check(
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
     from nri_numa import config as configuration
-    from nri_numa.agent.preflight import Finding, Level, run_checks, worst_level
+    from nri_numa.agent.preflight import Finding, FindingLevel, run_checks, worst_level
 
     path = default_path(config_path)
     try:
@@ -106,7 +106,7 @@ def check(
         if output == "table":
             raise InputError(config_error_message(error)) from error
         found = [
-            Finding(subject="configuration", level=Level.FAIL, message=problem)
+            Finding(subject="configuration", level=FindingLevel.FAIL, message=problem)
             for problem in error.problems
         ]
         write_document({"ready": False, "findings": to_builtins(found), "config": None}, output)
@@ -115,9 +115,9 @@ def check(
         translate_errors(),
         show_progress("looking at this node"),
     ):  # a state directory has a line of its own
-        found = sorted(run_checks(config), key=lambda one: list(Level).index(one.level))
+        found = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
     ready, effective = (
-        worst_level(found) is not Level.FAIL,
+        worst_level(found) is not FindingLevel.FAIL,
         configuration.effective_document(config),
     )
     document = {"ready": ready, "findings": to_builtins(found), "config": effective}

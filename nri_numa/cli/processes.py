@@ -307,7 +307,7 @@ def device_plugin(
     from nri_numa.cli.agent_client import new_agent_client
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
-    from nri_numa.kubelet.pod_resources import allocated_device_ids
+    from nri_numa.kubelet.pod_resources import query_allocated_device_ids
     from nri_numa.model.workload import Strategy
 
     async def serve_device_plugin(config: AgentConfig) -> int:
@@ -328,7 +328,9 @@ def device_plugin(
             section.resource_name,
             fetch_slots,
             SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
-            allocated=lambda: allocated_device_ids(config.kubelet_root, section.resource_name),
+            allocated=lambda: query_allocated_device_ids(
+                config.kubelet_root, section.resource_name
+            ),
         )
         task = asyncio.ensure_future(plugin.run())
         for number in (signal.SIGTERM, signal.SIGINT):

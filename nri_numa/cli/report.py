@@ -43,7 +43,7 @@ _MAX_LOG_LINES: Final = 5000
 _URL_PASSWORD_PATTERN: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
 _LOGGED_NAME_PATTERN: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
 """Names in a line of the log, in either of its forms."""
-_MATCH_LIST_PATTERN: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
+_NAME_LIST_IN_CONFIG: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
 """What the configuration says of names; its other words are not touched: it is to be loaded."""
 
 
@@ -210,7 +210,7 @@ def _hash_names(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
         return pattern.sub(hash_name, found[0])
 
     return {
-        name: _MATCH_LIST_PATTERN.sub(hash_match, text)
+        name: _NAME_LIST_IN_CONFIG.sub(hash_match, text)
         if name == "config.json"
         else pattern.sub(hash_name, text)
         for name, text in texts.items()

@@ -15,7 +15,7 @@ from nri_numa.cli.common import (
     listing_option,
     machine_option,
     problems_text,
-    require_name,
+    require_nonempty_name,
     show_progress,
     sysfs_option,
     translate_errors,
@@ -57,13 +57,13 @@ Exit codes:
     "--devices",
     "inventory",
     metavar="FILE",
-    callback=require_name,
+    callback=require_nonempty_name,
     help="An inventory: the devices of each extended resource, and their NUMA nodes.",
 )
 @click.option(
     "--cluster",
     metavar="FILE",
-    callback=require_name,
+    callback=require_nonempty_name,
     help="Judge by the scheduler's rules in this cluster: NodeResourceTopology, Nodes and Pods as "
     "kubectl get prints them with -o json or yaml; - for standard input.",
 )
@@ -275,11 +275,11 @@ def _read_device_inventory(
     path: str, topology: Topology, tree: Tree | None, counted_by: str
 ) -> DeviceInventory:
     """The devices that an inventory says the machine has."""
-    from nri_numa.machine.pci import pci_devices
+    from nri_numa.machine.pci import list_pci_devices
     from nri_numa.simulate.devices import read_inventory
 
     with translate_errors():
-        pci = () if tree is None else pci_devices(tree)
+        pci = () if tree is None else list_pci_devices(tree)
     with _combine_errors("the inventory of devices"):
         return read_inventory(path, topology, pci, counted_by)
 

@@ -32,7 +32,7 @@ from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.simulate.manifests import ManifestError, parse_documents, text_of
+from nri_numa.simulate.manifests import ManifestError, parse_documents, read_input_text
 from nri_numa.simulate.pods import PodManifest, Workload, ineffective_annotation_sentences
 from nri_numa.text import escape_unprintable, human_bytes
 
@@ -42,7 +42,7 @@ MAX_YAML_CHARS: Final = 16 << 20
 """Characters: YAML is read a hundred times slower than JSON."""
 MAX_NAMED_NODES: Final = 5
 """Nodes that a line names."""
-SCOPE_NOTE: Final = (
+NUMA_ONLY_NOTE: Final = (
     "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
     "volumes, quotas of the nodes, or priorities."
 )
@@ -106,7 +106,7 @@ def simulate_cluster(
             *mistaken,
             *cluster.notes,
             *([CLAIMS_NOT_JUDGED_TEXT] if claimed else []),
-            SCOPE_NOTE,
+            NUMA_ONLY_NOTE,
         ],
     }
     write_output(document, output, report_lines(document))
@@ -115,7 +115,7 @@ def simulate_cluster(
 
 def _read_cluster_documents(file: str) -> Iterator[object]:
     try:
-        text = text_of(file, MAX_CAPTURE_BYTES).strip()
+        text = read_input_text(file, MAX_CAPTURE_BYTES).strip()
     except OSError as error:
         raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
     if not text:

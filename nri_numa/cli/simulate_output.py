@@ -21,11 +21,11 @@ from nri_numa.engine.state import ContainerKind as Placement
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology, count_text, human_cpus, numa_text
 from nri_numa.model.workload import Device
-from nri_numa.simulate.pods import Role
+from nri_numa.simulate.pods import ContainerRole
 from nri_numa.simulate.simulator import (
-    Action,
     ContainerOutcome,
     NUMANodeFill,
+    PodAction,
     SimulatedEvent,
     SimulatedOutcome,
     Simulation,
@@ -35,7 +35,7 @@ from nri_numa.text import human_bytes
 MAX_NAMED_CONTAINERS: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
 _CPUS_COLUMN: Final = Column("CPUS", ColumnKind.LIST)
-_MEMORY_FREE: Final = Column("MEMORY FREE", drop_rank=1)
+_MEMORY_FREE_COLUMN: Final = Column("MEMORY FREE", drop_rank=1)
 _FILL_COLUMNS: Final = (
     Column("NUMA NODE"),
     Column("CPUS", drop_rank=3),
@@ -51,8 +51,13 @@ _COMPARISON_COLUMNS: Final = (
     *(Column("B CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=2)),
 )
 _FINAL_FILL_COMPARISON_COLUMNS: Final = (
-    *(Column("NUMA NODE"), Column("A AFTER", drop_rank=3), Column("CPUS FREE"), _MEMORY_FREE),
-    *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE),
+    *(
+        Column("NUMA NODE"),
+        Column("A AFTER", drop_rank=3),
+        Column("CPUS FREE"),
+        _MEMORY_FREE_COLUMN,
+    ),
+    *(Column("B AFTER", drop_rank=4), Column("CPUS FREE"), _MEMORY_FREE_COLUMN),
 )
 MIN_WIDE_TERMINAL_COLUMNS: Final = 72
 """Width of a terminal below which reasons stand under the table, not beside the CPUs."""
@@ -177,7 +182,7 @@ def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
 
 def _event_rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
     name = event.pod.full_name if several else event.pod.name
-    if event.action is Action.REMOVE:
+    if event.action is PodAction.REMOVE:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
         yield [
@@ -208,11 +213,11 @@ def _cpu_change_text(outcome: ContainerOutcome) -> str:
 def _result_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return f"REFUSED: {outcome.reason}"
-    what = "resized: " if event.action is Action.RESIZE else ""
-    role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
+    what = "resized: " if event.action is PodAction.RESIZE else ""
+    role = f"{outcome.role}: " if outcome.role is not ContainerRole.APP else ""
     because = ""
     if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
-        because = explaining.shared_cpu_reason(explaining.basis_of(outcome.trace))
+        because = explaining.shared_cpu_reason(explaining.explanation_input_of(outcome.trace))
     return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
 
@@ -275,7 +280,7 @@ def _verdict_lines(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         {
             e.pod.uid
             for e in result.events
-            if e.action is Action.CREATE and not e.first_rejected_container
+            if e.action is PodAction.CREATE and not e.first_rejected_container
         }
     )
     extra = "".join(

@@ -176,7 +176,7 @@ def status_lines(
     """The tables of a document of `fetch_status_document`, which was narrowed to ``only``."""
     yield from _agent_lines(document["status"], now)
     yield ""
-    yield from nodes_table(document["numaNodes"], wide=wide)
+    yield from numa_node_table_lines(document["numaNodes"], wide=wide)
     yield ""
     containers = document["containers"]
     if containers:
@@ -194,7 +194,7 @@ def status_lines(
             yield f"  and {len(refusals) - len(shown)} more; -o wide shows all"
 
 
-def nodes_table(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
+def numa_node_table_lines(nodes: Sequence[Object], *, wide: bool = False) -> Iterator[str]:
     """NUMA nodes and what is free on each, of ``/v1/assignments``."""
     return _status_table_lines(_NUMA_NODE_COLUMNS, nodes, 0.0, wide=wide)
 
@@ -271,12 +271,12 @@ def _any_row_has(key: str) -> Callable[[Sequence[Object]], bool]:
     return lambda objects: any(one.get(key) not in (None, "") for one in objects)
 
 
-def _per_cent(percent: float | None) -> str:
+def _percent_text(percent: float | None) -> str:
     """A question mark where it is not known."""
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _start_delay(container: Object) -> str:
+def _start_delay_text(container: Object) -> str:
     """By how much it started before its CPUs were set; over CRI only."""
     late = container.get("late")
     return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
@@ -287,7 +287,7 @@ def _waiting_tasks_text(container: Object) -> str:
     return "?" if tasks is None else f"{tasks:g}"
 
 
-def _free_of_capacity(
+def _free_of_capacity_getter(
     available: str, capacity: str, text: Callable[[int], str]
 ) -> Callable[..., object]:
     """Free of all; a NUMA node without CPUs or without memory is not one that is used up."""
@@ -312,16 +312,16 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
     _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
-    _StatusColumn(Column("LATE"), lambda c, _: _start_delay(c), _any_row_has("late")),
+    _StatusColumn(Column("LATE"), lambda c, _: _start_delay_text(c), _any_row_has("late")),
     _StatusColumn(
         Column("LOCAL MEMORY"),
-        lambda c, _: _per_cent(c.get("memory", {}).get("localPercent")),
+        lambda c, _: _percent_text(c.get("memory", {}).get("localPercent")),
         _any_row_has("memory"),
         wide_output_only=True,
     ),
     _StatusColumn(
         Column("CPU PRESSURE"),
-        lambda c, _: _per_cent(c.get("waiting", {}).get("pressurePercent")),
+        lambda c, _: _percent_text(c.get("waiting", {}).get("pressurePercent")),
         _any_row_has("waiting"),
         wide_output_only=True,
     ),
@@ -364,7 +364,8 @@ _NUMA_NODE_COLUMNS: Final = (
         lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
     ),
     _StatusColumn(
-        Column("CPU FREE"), _free_of_capacity("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)
+        Column("CPU FREE"),
+        _free_of_capacity_getter("cpuAvailableMilli", "cpuCapacityMilli", human_cpus),
     ),
     _StatusColumn(
         Column("FACTOR"),
@@ -373,7 +374,9 @@ _NUMA_NODE_COLUMNS: Final = (
     ),
     _StatusColumn(
         Column("MEMORY FREE"),
-        _free_of_capacity("memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)),
+        _free_of_capacity_getter(
+            "memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)
+        ),
     ),
 )
 

@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 1 << 20
 """A configuration is a few KiB; more is the wrong file."""
 
 # The environment names that match flags of ``nri-numa run`` beside the ones made from key paths.
-_SHORT_NAMES = {
+_CONFIG_PATH_BY_SHORT_NAME = {
     "NRI_NUMA_NRI_SOCKET": "runtime.nriSocket",
     "NRI_NUMA_PLUGIN_NAME": "runtime.pluginName",
     "NRI_NUMA_PLUGIN_INDEX": "runtime.pluginIndex",
@@ -38,7 +38,7 @@ _DOCUMENT_TYPE_KEYS = frozenset({"apiVersion", "kind"})
 # Read by the command line itself, not part of the document.
 _COMMAND_LINE_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
 # Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
-_SERVICE_LINK = re.compile(
+_SERVICE_LINK_NAME_PATTERN = re.compile(
     r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
 )
 
@@ -50,7 +50,7 @@ def config_path_by_environment_name() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
     return {
         _environment_name(path): path for path in config_keys() if path not in _DOCUMENT_TYPE_KEYS
-    } | _SHORT_NAMES
+    } | _CONFIG_PATH_BY_SHORT_NAME
 
 
 def _environment_name(path: str) -> str:
@@ -116,7 +116,7 @@ def _merge_sections(
     return merged
 
 
-def parse_text(text: str, source: str) -> Document:
+def parse_config_text(text: str, source: str) -> Document:
     """The document of a YAML (or JSON) text.
 
     Raises:
@@ -145,7 +145,7 @@ def _parse_yaml(text: str) -> Any:
     return safe_yaml.parse_yaml12(text)
 
 
-def read_file(path: str) -> Document:
+def read_config_file(path: str) -> Document:
     """The document of a file.
 
     Raises:
@@ -159,20 +159,20 @@ def read_file(path: str) -> Document:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(path, [f"is not UTF-8: byte {error.start}"]) from error
-    return parse_text(text, path)
+    return parse_config_text(text, path)
 
 
 def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
     names = config_path_by_environment_name()
     # Short names are laid first, so that the full name of a key wins over its short one.
-    for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
+    for name in sorted(env, key=lambda n: (n not in _CONFIG_PATH_BY_SHORT_NAME, n)):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_NAMES:
             continue
         path = names.get(name)
         if path is None:
             # Names far from every key belong to other programs.
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-            if near and not _SERVICE_LINK.fullmatch(name):
+            if near and not _SERVICE_LINK_NAME_PATTERN.fullmatch(name):
                 gathered.problems.append(f"environment {name}: unknown, did you mean {near[0]}?")
             continue
         text = env[name]
@@ -192,7 +192,7 @@ def build_config(gathered: LayeredDocument, source: str) -> AgentConfig:
     Raises:
         ConfigError: with every problem, structural and semantic.
     """
-    found, document = list(gathered.problems), _text_keys(gathered.document)
+    found, document = list(gathered.problems), _with_text_keys(gathered.document)
     try:
         config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError:
@@ -215,15 +215,15 @@ def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
     return f"{problem} (from {origin})" if origin else problem
 
 
-def _text_keys(value: Any) -> Any:
+def _with_text_keys(value: Any) -> Any:
     """The same document with text keys only; YAML makes numbers of NUMA node ids."""
     if isinstance(value, Mapping):
         return {
-            key if isinstance(key, str) else str(key).lower(): _text_keys(item)
+            key if isinstance(key, str) else str(key).lower(): _with_text_keys(item)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_text_keys(item) for item in value]
+        return [_with_text_keys(item) for item in value]
     return value
 
 
@@ -244,10 +244,10 @@ def load_config(
     """
     gathered = LayeredDocument()
     if path:
-        gathered.merge_document(read_file(path))
+        gathered.merge_document(read_config_file(path))
     if text:
         source = "the runtime's Configure text"
-        gathered.merge_document(parse_text(text, source), source)
+        gathered.merge_document(parse_config_text(text, source), source)
     _add_environment(gathered, env or {})
     for key, value in (flags or {}).items():
         if value is not None:

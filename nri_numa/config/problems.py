@@ -44,7 +44,7 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
         *_check_scans(config),
         *_check_dra(config),
         *_check_annotation_values(config),
-        *_check_permissions(config),
+        *_check_annotation_permissions(config),
         *_check_namespace_quotas(config),
         *_check_reserved_resources(config),
         *_kubelet_option_problems(config),
@@ -207,7 +207,7 @@ def _annotation_levels(config: AgentConfig) -> Iterator[tuple[str, Mapping[str, 
         yield f"rules[{number}].set", rule.keys
 
 
-def _check_permissions(config: AgentConfig) -> Iterator[str]:
+def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
     last = len(config.permissions) - 1
     for number, one in enumerate(config.permissions):
         path = f"permissions[{number}]"
@@ -243,11 +243,11 @@ def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
 
 
 def _check_reserved_resources(config: AgentConfig) -> Iterator[str]:
-    for section, mapping in _by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config):
         for numa_node in mapping:
             if not 0 <= numa_node < NUMASet.LIMIT:
                 yield f"{section}.{numa_node}: expected a NUMA node from 0 to {NUMASet.LIMIT - 1}"
-    for path, _, resource, quantity in _reserved_memory(config):
+    for path, _, resource, quantity in _reserved_memory_entries(config):
         if resource != "memory":
             yield from _check_value(path, page_bytes_of_type, resource)
         yield from _check_value(path, parse_memory_bytes, quantity)
@@ -255,14 +255,14 @@ def _check_reserved_resources(config: AgentConfig) -> Iterator[str]:
         yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
 
 
-def _by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
+def _sections_by_numa_node(config: AgentConfig) -> tuple[tuple[str, Mapping[int, object]], ...]:
     return (
         ("capacityFactor", config.capacity_factor),
         ("reservedMemory", config.reserved_memory),
     )
 
 
-def _reserved_memory(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
+def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, str, str | int]]:
     """Path, NUMA node, type and quantity of everything that ``reservedMemory`` says."""
     for numa_node, value in config.reserved_memory.items():
         path = f"reservedMemory.{numa_node}"
@@ -325,7 +325,7 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     if reserved and topology.online <= reserved:
         yield f"reservedCPUs: {reserved} is the whole machine; nothing is left for containers"
     numa_ids = f"this machine has {topology.numa_ids}"
-    for section, mapping in _by_numa_node(config):
+    for section, mapping in _sections_by_numa_node(config):
         for numa_node in mapping:
             if numa_node not in topology.numa_nodes:
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
@@ -340,7 +340,7 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
 
 
 def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[str]:
-    for path, i, resource, quantity in _reserved_memory(config):
+    for path, i, resource, quantity in _reserved_memory_entries(config):
         numa_node = topology.numa_nodes.get(i)
         bytes_, size = (
             _parse_or_none(parse_memory_bytes, quantity),

@@ -25,8 +25,8 @@ from nri_numa.config.values import (
     AUTO,
     DAY_S,
     MAX_SOCKET_PATH_BYTES,
-    absolute_path_check,
-    duration_check,
+    build_absolute_path_check,
+    build_duration_check,
 )
 from nri_numa.model.settings import (
     ANY_KEY,
@@ -59,7 +59,7 @@ def with_parser(parse: Callable[[Any], object]) -> Meta:
 RESTART_REQUIRED: Final = Meta(extra={"restart": True})
 """Read once: a reload leaves the key, or the whole section, as it was."""
 
-API_VERSION: Final = "nri-numa/v1"
+AGENT_CONFIG_API_VERSION: Final = "nri-numa/v1"
 CONFIG_KIND: Final = "AgentConfig"
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -69,7 +69,7 @@ Amount = Annotated[str | int, with_parser(values.parse_cpu_amount)]
 CPUList = Annotated[str | int, with_parser(values.parse_cpus)]
 NUMAList = Annotated[str | int, with_parser(values.parse_numa_nodes)]
 Duration = Annotated[str | float, with_parser(values.parse_duration)]
-Interval = Annotated[str | float, with_parser(duration_check(1, DAY_S))]
+Interval = Annotated[str | float, with_parser(build_duration_check(1, DAY_S))]
 Address = Annotated[Text, with_parser(values.split_address)]
 
 
@@ -174,7 +174,7 @@ class Runtime(Section, frozen=True):
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
     start, and refusals stop nothing (docs/install.md)."""
-    nri_socket: Annotated[Text, with_parser(absolute_path_check(MAX_SOCKET_PATH_BYTES))] = (
+    nri_socket: Annotated[Text, with_parser(build_absolute_path_check(MAX_SOCKET_PATH_BYTES))] = (
         "/var/run/nri/nri.sock"
     )
     """Unix socket on which the runtime serves NRI."""
@@ -212,7 +212,9 @@ class HTTP(Section, frozen=True):
     address: Address = "127.0.0.1:9891"
     """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
     allowAnonymous."""
-    socket: Annotated[str, with_parser(absolute_path_check(MAX_SOCKET_PATH_BYTES, empty=True))] = ""
+    socket: Annotated[
+        str, with_parser(build_absolute_path_check(MAX_SOCKET_PATH_BYTES, empty=True))
+    ] = ""
     """Unix socket to serve the API on besides, for nri-numa publish; empty for none. Its user and
     the group of its directory may connect, without a token."""
     token_file: str = ""
@@ -244,7 +246,7 @@ class DevicePluginSection(Section, frozen=True):
     directory: Annotated[
         Text,
         with_parser(
-            absolute_path_check(
+            build_absolute_path_check(
                 MAX_SOCKET_PATH_BYTES - len("/kubelet.sock"),
                 why=", because sockets in it have no longer paths",
             )
@@ -298,10 +300,10 @@ class DRA(Section, frozen=True):
     list_attributes: bool = False
     """Publish attributes that have several values as lists. Only where API server and scheduler
     have the feature gate DRAListTypeAttributes: others refuse the ResourceSlice."""
-    handover: Annotated[str, with_parser(absolute_path_check())] = "/run/nri-numa-claims"
+    handover: Annotated[str, with_parser(build_absolute_path_check())] = "/run/nri-numa-claims"
     """Directory in which the agent asks nri-numa publish for claims, and gets them; both write
     there, and no other program."""
-    cdi_directory: Annotated[str, with_parser(absolute_path_check())] = "/var/run/cdi"
+    cdi_directory: Annotated[str, with_parser(build_absolute_path_check())] = "/var/run/cdi"
     """Where the runtime looks for CDI files; the agent writes there."""
 
 
@@ -354,7 +356,7 @@ class Publish(Section, frozen=True):
 class OfflineCapacitySection(Section, frozen=True):
     """How annotations of the Node about its capacity get to the agent."""
 
-    file: Annotated[str, with_parser(absolute_path_check(empty=True))] = ""
+    file: Annotated[str, with_parser(build_absolute_path_check(empty=True))] = ""
     """File that nri-numa publish writes and the agent reads every second: what the annotations
     offline-capacity and drained of the Node say. Empty for neither. Its directory must be the
     publisher's alone to write."""
@@ -386,7 +388,7 @@ class Drain(Section, frozen=True):
     evict: bool = False
     """Evict pods with pinned containers there that a workload makes again. Needs
     publish.podAnnotation, and rights to list and evict pods."""
-    delay: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = msgspec.field(
+    delay: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = msgspec.field(
         name="after", default="30s"
     )
     """Time between the annotation and the first eviction; longer than offlineCapacity.interval, so
@@ -473,13 +475,13 @@ class Controller(Section, frozen=True):
     for none."""
     prometheus: Prometheus = Prometheus()
     """Capacity factors from a query."""
-    validity: Annotated[str | float, with_parser(duration_check(5, 7 * DAY_S))] = "5m"
+    validity: Annotated[str | float, with_parser(build_duration_check(5, 7 * DAY_S))] = "5m"
     """How long a value counts that its source does not repeat; 5s to 7 days. A PUT may say less."""
     on_stale_source: Literal["full", "last"] = msgspec.field(name="silent", default="full")
     """What counts for a node when all of its sources are silent: full, or the last value."""
-    smoothing: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = "30s"
+    smoothing: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "30s"
     """Time constant of the exponential average over a source's values."""
-    min_update_interval: Annotated[str | float, with_parser(duration_check(0, DAY_S))] = (
+    min_update_interval: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = (
         msgspec.field(name="leastTime", default="10s")
     )
     """Time between two changes of one Node's annotation at least."""
@@ -535,11 +537,11 @@ class Scheduling(Section, frozen=True):
     """Of the nodes with room filter names those that suit best, so that the scheduler needs no
     prioritizeVerb; false where one is configured, or where another extender filters after this
     one."""
-    bind_timeout: Annotated[str | float, with_parser(duration_check(0.1, MAX_BIND_TIMEOUT_S))] = (
-        "4s"
-    )
+    bind_timeout: Annotated[
+        str | float, with_parser(build_duration_check(0.1, MAX_BIND_TIMEOUT_S))
+    ] = "4s"
     """Time for one binding; below the scheduler's httpTimeout, at most 4s."""
-    settle: Annotated[str | float, with_parser(duration_check(0, 600))] = "10s"
+    settle: Annotated[str | float, with_parser(build_duration_check(0, 600))] = "10s"
     """Time from the start of a pod's containers until its node's NodeResourceTopology counts them,
     where that does not name them."""
     credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -682,7 +684,7 @@ class MeasuredCapacity(Section, frozen=True):
 class AgentConfig(Section, frozen=True):
     """The whole configuration of the node agent."""
 
-    api_version: Annotated[Literal["nri-numa/v1"], RESTART_REQUIRED] = API_VERSION
+    api_version: Annotated[Literal["nri-numa/v1"], RESTART_REQUIRED] = AGENT_CONFIG_API_VERSION
     """Version of this document's form."""
     kind: Annotated[Literal["AgentConfig"], RESTART_REQUIRED] = CONFIG_KIND
     """What this document is."""

@@ -30,7 +30,7 @@ _SECONDS_BY_UNIT = {
     "h": Fraction(3600),
 }
 _PERCENT_PATTERN = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
-_MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
+_MAX_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 
 # --- Amounts ------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def parse_cpu_amount(value: str | int) -> CPUAmount:
     match = _PERCENT_PATTERN.fullmatch(text)
     if match is not None and float(match[1]) <= 100:
         return CPUAmount(percent=float(match[1]))
-    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MOST_CPUS:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= _MAX_CPUS:
         return CPUAmount(int(text))
     raise ValueError(f"{text[:40]!r}, expected a number of CPUs, or a part of them such as 25%")
 
@@ -90,7 +90,9 @@ def parse_duration(value: str | float) -> float:
     return float(value)
 
 
-def duration_check(least: float, most: float = float("inf")) -> Callable[[str | float], object]:
+def build_duration_check(
+    least: float, most: float = float("inf")
+) -> Callable[[str | float], object]:
     """A check of durations by seconds."""
 
     def check_duration(value: str | float) -> None:
@@ -124,7 +126,7 @@ def _parse_set(parse: Callable[[str], _CPUOrNUMASet], value: str | int) -> _CPUO
 # --- Paths and addresses ------------------------------------------------------------------------
 
 
-def absolute_path_check(most: int = 4095, *, empty: bool = False, why: str = "") -> Check:
+def build_absolute_path_check(most: int = 4095, *, empty: bool = False, why: str = "") -> Check:
     """A check of paths by their bytes; an ``empty`` one may say that there is none."""
     limit = f" of at most {most} bytes{why}" if most != 4095 else ""
 
@@ -142,12 +144,12 @@ def check_absolute_paths(paths: Sequence[str]) -> None:
     if len(paths) > 8:
         raise ValueError(f"{len(paths)} directories, expected at most 8")
     for path in paths:
-        absolute_path_check()(path)
+        build_absolute_path_check()(path)
 
 
 def check_socket_address(value: str) -> None:
     """The address of a unix socket as CRI's clients write it, with or without ``unix://``."""
-    absolute_path_check(MAX_SOCKET_PATH_BYTES, why=", with or without unix:// in front")(
+    build_absolute_path_check(MAX_SOCKET_PATH_BYTES, why=", with or without unix:// in front")(
         value.removeprefix("unix://")
     )
 
@@ -198,7 +200,7 @@ def check_page_url(url: str) -> None:
 _DNS_LABEL_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})*")
 _DRIVER_NAME_PATTERN = re.compile(rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})+")
-_LONGEST_DRIVER = 63
+_MAX_DRIVER_NAME_CHARS = 63
 """Source: kubernetes ``pkg/apis/resource/validation`` (DriverNameMaxLength)."""
 
 
@@ -222,10 +224,10 @@ def check_annotation_prefix(prefix: str) -> None:
 
 def check_driver_name(driver: str) -> None:
     """The name of a DRA driver."""
-    if len(driver) > _LONGEST_DRIVER or not _DRIVER_NAME_PATTERN.fullmatch(driver):
+    if len(driver) > _MAX_DRIVER_NAME_CHARS or not _DRIVER_NAME_PATTERN.fullmatch(driver):
         raise ValueError(
             f"{driver[:120]!r}, expected a DNS name in lower case with a dot, of at most "
-            f"{_LONGEST_DRIVER} characters, such as dra.example.com"
+            f"{_MAX_DRIVER_NAME_CHARS} characters, such as dra.example.com"
         )
 
 
@@ -240,7 +242,7 @@ def parse_plugin_index(index: str | int) -> str:
 _RESOURCE_NAME_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _QUOTA_RESOURCE_PREFIX = "requests."
 """What a ResourceQuota puts before the name, which must be a good one with it as well."""
-_LONGEST_PREFIX = 253 - len(_QUOTA_RESOURCE_PREFIX)
+_MAX_RESOURCE_PREFIX_CHARS = 253 - len(_QUOTA_RESOURCE_PREFIX)
 
 
 def check_extended_resource(name: str) -> None:
@@ -263,9 +265,9 @@ def check_extended_resource(name: str) -> None:
             f"{shown} begins with {_QUOTA_RESOURCE_PREFIX}, which is the language of quotas; "
             "expected another"
         )
-    if len(prefix) > _LONGEST_PREFIX or not _DNS_NAME.fullmatch(prefix):
+    if len(prefix) > _MAX_RESOURCE_PREFIX_CHARS or not _DNS_NAME.fullmatch(prefix):
         raise ValueError(
-            f"{shown}: the prefix is no DNS name (lower case, at most {_LONGEST_PREFIX} "
+            f"{shown}: the prefix is no DNS name (lower case, at most {_MAX_RESOURCE_PREFIX_CHARS} "
             f"characters), expected one {good}"
         )
     if len(rest) > 63 or not _RESOURCE_NAME_PATTERN.fullmatch(rest):

@@ -37,10 +37,10 @@ from nri_numa.model.offline_capacity import (
     parse_zone_id,
 )
 from nri_numa.publisher.desired_objects import pod_event
-from nri_numa.publisher.outbox import Bucket, Output, backoff_seconds
+from nri_numa.publisher.outbox import Output, TokenBucket, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
 
-LIST_INTERVAL_S: Final = 20.0
+POD_LIST_INTERVAL_S: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 RECOVERED_FACTOR: Final = 0.9
 """A measured factor of this or more is well again."""
@@ -118,10 +118,10 @@ def _controller_reference(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((one for one in references if one.get("controller")), {})
 
 
-C = TypeVar("C", bound=EvictionCandidate)
+CandidateT = TypeVar("CandidateT", bound=EvictionCandidate)
 
 
-class Evictor(Output, Generic[C]):
+class Evictor(Output, Generic[CandidateT]):
     """Evicts the pods that a selector chose.
 
     Attributes:
@@ -133,14 +133,14 @@ class Evictor(Output, Generic[C]):
 
     def __init__(self, name: str, prefix: str, rules: EvictionRules, now: float) -> None:
         super().__init__(name)
-        self.pods: dict[str, C] = {}
+        self.pods: dict[str, CandidateT] = {}
         self._prefix, self._rules = prefix, rules
         # One at once: the successor shows whether there is room.
-        self._bucket, self._next = Bucket(rules.per_minute / 60, 1.0, now), now
+        self._bucket, self._next = TokenBucket(rules.per_minute / 60, 1.0, now), now
         self._moves: dict[str, deque[float]] = {}
         self._evicted: dict[str, None] = {}
         # The pod that was asked for last; a watch may tell of its end before the answer comes.
-        self._asked: C | None = None
+        self._asked: CandidateT | None = None
         self._events: list[APIRequest] = []
         self._wall = 0.0
 
@@ -162,7 +162,7 @@ class Evictor(Output, Generic[C]):
         """Time has passed; `wall` is Unix time in seconds, for Events."""
         self._wall = wall
 
-    def _next_pod_list(self, now: float) -> APIRequest | None:
+    def _next_pod_list_request(self, now: float) -> APIRequest | None:
         """A list of pods that is due."""
         return None
 
@@ -174,11 +174,11 @@ class Evictor(Output, Generic[C]):
     ) -> None:
         """This came of a list."""
 
-    def _may_evict(self, pod: C, now: float) -> bool:
+    def _may_evict(self, pod: CandidateT, now: float) -> bool:
         """Whether a pod may leave now; if not, `not_before` says when to consider it again."""
         return True
 
-    def _eviction_reason(self, pod: C, now: float) -> str:
+    def _eviction_reason(self, pod: CandidateT, now: float) -> str:
         """Why a pod has to leave, for its Event."""
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Evictor(Output, Generic[C]):
         if self._events:
             return self._events[0]
         if self._bucket.seconds_until_token(now) > 0:
-            return self._next_pod_list(now)
+            return self._next_pod_list_request(now)
         # A pod that was asked for without effect comes behind those that were not, or, at a low
         # rate, one whose budget says no would take every turn. Among equals by namespace and name.
         ready = sorted(
@@ -210,12 +210,12 @@ class Evictor(Output, Generic[C]):
             key=lambda one: (one.retry_at, one.namespace, one.name, one.uid),
         )
         for pod in ready[:EVICTION_BATCH]:
-            if (at := self._allowed_at(pod.workload, now)) > now:
+            if (at := self._move_allowed_at(pod.workload, now)) > now:
                 pod.retry_at = at
             elif self._may_evict(pod, now):
                 self._asked = pod
                 return self._eviction_request(pod)
-        return self._next_pod_list(now)
+        return self._next_pod_list_request(now)
 
     def _on_outcome(self, request: APIRequest, outcome: Outcome, now: float, jitter: float) -> None:
         if request.resource is Resource.EVENTS:
@@ -241,7 +241,7 @@ class Evictor(Output, Generic[C]):
             pod.failures += 1
             pod.retry_at = now + backoff_seconds(pod.failures, jitter)
 
-    def _allowed_at(self, workload: str, now: float) -> float:
+    def _move_allowed_at(self, workload: str, now: float) -> float:
         """When a workload may be moved again: only so often, so that nothing circles."""
         moves = self._moves.get(workload)
         if moves is None:
@@ -252,15 +252,15 @@ class Evictor(Output, Generic[C]):
             del self._moves[workload]
         return now if len(moves) < self._rules.per_workload else moves[0] + self._rules.window_s
 
-    def _record_eviction(self, pod: C, now: float) -> None:
+    def _record_eviction(self, pod: CandidateT, now: float) -> None:
         """A pod was evicted."""
         if most := self._rules.per_workload:
             if len(self._moves) >= MAX_EVICTION_RECORDS:
                 for one in list(self._moves):
-                    self._allowed_at(one, now)
+                    self._move_allowed_at(one, now)
             self._moves.setdefault(pod.workload, deque(maxlen=most)).append(now)
 
-    def _eviction_request(self, pod: C) -> APIRequest:
+    def _eviction_request(self, pod: CandidateT) -> APIRequest:
         conditions = {"uid": pod.uid}
         if pod.version:
             conditions["resourceVersion"] = pod.version
@@ -275,7 +275,7 @@ class Evictor(Output, Generic[C]):
         }
         return self._create_request(Resource.EVICTIONS, body)
 
-    def _event_request(self, pod: C, why: str) -> APIRequest:
+    def _event_request(self, pod: CandidateT, why: str) -> APIRequest:
         would = DRY_RUN_TEXT if self._rules.dry_run else "evicted"
         body = pod_event(
             pod.namespace,
@@ -343,12 +343,12 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
-        ids = _numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS_KEY}", ""))
+        ids = _parse_numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS_KEY}", ""))
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
         self._cpus[name] = {}
         if len(ids) == len(fields):
             each = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: _numa_nodes(cpus, CPU_ID_LIMIT) for i, cpus in each}
+            self._cpus[name] = {i: _parse_numa_nodes(cpus, CPU_ID_LIMIT) for i, cpus in each}
 
     def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
@@ -373,7 +373,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def _next_list_at(self) -> float:
         return min((one.due_at for one in self._emptied.values()), default=float("inf"))
 
-    def _next_pod_list(self, now: float) -> APIRequest | None:
+    def _next_pod_list_request(self, now: float) -> APIRequest | None:
         for name, one in sorted(self._emptied.items()):
             if one.due_at <= now:
                 return self._pod_list_request(name, spec_nodeName=name)
@@ -385,7 +385,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         name = str(request.key)
         if (node := self._emptied.get(name)) is None:
             return
-        node.due_at = now + LIST_INTERVAL_S * (1 + 0.2 * jitter)
+        node.due_at = now + POD_LIST_INTERVAL_S * (1 + 0.2 * jitter)
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         found: dict[str, NUMANodePod] = {}
@@ -409,7 +409,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         self._replace_pods(name, found)
 
 
-def _numa_nodes(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
+def _parse_numa_nodes(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
     """A list of ids; none where it cannot be read."""
     try:
         return parse_id_list(text, most)
@@ -434,7 +434,7 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; a list that cannot be read drains nothing."""
         super().on_node_updated(name, document, now)
-        named = _numa_nodes(
+        named = _parse_numa_nodes(
             annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
         )
         self._set_draining(name, named, now + self._rules.delay_s)

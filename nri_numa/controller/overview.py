@@ -28,13 +28,13 @@ from nri_numa.text import BadQuantity, whole_bytes
 
 MAX_NODES_PER_PAGE: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
-INTERNAL_IP: Final = "InternalIP"
+INTERNAL_ADDRESS_TYPE: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
 _YIELD_EVERY_NODES: Final = 100
 """Nodes that are counted before other tasks have a turn."""
 
 
-DEFAULT_POLICY: Final = "single-numa-node"
+DEFAULT_QUERY_POLICY: Final = "single-numa-node"
 FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
 
@@ -43,7 +43,7 @@ class BadQuery(Exception):
     """What cannot be asked; the text names the key, the value and what was expected."""
 
 
-class Query(Struct, frozen=True):
+class OverviewQuery(Struct, frozen=True):
     """A pod that should fit, and which nodes are shown.
 
     Attributes:
@@ -60,7 +60,7 @@ class Query(Struct, frozen=True):
 
     cpus: int = 0
     memory: int = 0
-    policy: str = DEFAULT_POLICY
+    policy: str = DEFAULT_QUERY_POLICY
     fitting_only: bool = field(default=False, name="only")
     name: str = ""
     state: str = ""
@@ -123,13 +123,13 @@ class NodeEntry(Struct, frozen=True, rename="camel"):
     reason: str
 
 
-def parse_query(given: Mapping[str, str]) -> Query:
+def parse_query(given: Mapping[str, str]) -> OverviewQuery:
     """Read a query string.
 
     Raises:
         BadQuery: something in it is no such thing.
     """
-    known = sorted(Query.__struct_encode_fields__)
+    known = sorted(OverviewQuery.__struct_encode_fields__)
     for key in given:
         if key not in known:
             raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(known)}")
@@ -162,10 +162,10 @@ def parse_query(given: Mapping[str, str]) -> Query:
     def parse_switch(key: str) -> bool:
         return given.get(key, "") not in ("", "false", "0")
 
-    return Query(
+    return OverviewQuery(
         cpus=parse_integer("cpus", 0, 4096),
         memory=memory,
-        policy=parse_choice("policy", DEFAULT_POLICY, POLICY_NAMES),
+        policy=parse_choice("policy", DEFAULT_QUERY_POLICY, POLICY_NAMES),
         fitting_only=parse_switch("only"),
         name=parse_name("name"),
         state=parse_choice("state", "", NODE_STATES),
@@ -208,7 +208,7 @@ class Overview:
             drained = frozenset()
         addresses = (document.get("status") or {}).get("addresses") or ()
         address = next(
-            (a.get("address", "") for a in addresses if a.get("type") == INTERNAL_IP), ""
+            (a.get("address", "") for a in addresses if a.get("type") == INTERNAL_ADDRESS_TYPE), ""
         )
         if (self._drained.get(name), self._addresses.get(name)) != (drained, address):
             self._drained[name], self._addresses[name] = drained, address
@@ -238,7 +238,7 @@ class Overview:
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    async def overview_document(self, query: Query) -> dict[str, Any]:
+    async def overview_document(self, query: OverviewQuery) -> dict[str, Any]:
         """The answer to a query; gives way to others while it judges thousands of nodes."""
         revision = self.revision
         every = sorted(self._drained.keys() | self._nodes.node_names)
@@ -328,7 +328,7 @@ class Overview:
         host = f"[{address}]" if ":" in address else address
         return self._page.replace("{node}", quote(name, safe="")).replace("{address}", host)
 
-    def _query_pod_request(self, query: Query) -> PodRequest | None:
+    def _query_pod_request(self, query: OverviewQuery) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
         if not query.cpus and not query.memory:
             return None

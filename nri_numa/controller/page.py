@@ -22,9 +22,9 @@ from nri_numa.web.protocol import (
 )
 from nri_numa.web.security import TokenFile
 
-PAGE_PATH: Final = "/cluster/"
-DOCUMENT_PATH: Final = "/v1/cluster"
-SHARED_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
+CLUSTER_PAGE_PATH: Final = "/cluster/"
+CLUSTER_DOCUMENT_PATH: Final = "/v1/cluster"
+SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 """Files of the agent's page."""
 
 
@@ -47,14 +47,14 @@ class ClusterPage:
     def http_routes(self) -> Iterable[Route]:
         """What is added to the controller's server."""
         return [
-            Route("GET", DOCUMENT_PATH, self._get_overview),
+            Route("GET", CLUSTER_DOCUMENT_PATH, self._get_overview),
             Route(
                 "GET",
-                PAGE_PATH.rstrip("/"),
-                lambda _: Response(308, b"", TEXT_CONTENT_TYPE, [("Location", PAGE_PATH)]),
+                CLUSTER_PAGE_PATH.rstrip("/"),
+                lambda _: Response(308, b"", TEXT_CONTENT_TYPE, [("Location", CLUSTER_PAGE_PATH)]),
             ),
-            *page_routes("nri_numa.web", *SHARED_FILES, at=PAGE_PATH),
-            *page_routes("nri_numa.controller", at=PAGE_PATH),
+            *page_routes("nri_numa.web", *SHARED_PAGE_FILES, at=CLUSTER_PAGE_PATH),
+            *page_routes("nri_numa.controller", at=CLUSTER_PAGE_PATH),
         ]
 
     async def _get_overview(self, request: HTTPRequest) -> Response:

@@ -32,9 +32,9 @@ from nri_numa.controller.evictor import NUMANodeDrainEvictor, StealEvictor
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import ClusterPage
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.controller.stuck_pods import EVENT_SELECTOR, StuckPodEvictor
+from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
-from nri_numa.kube.lease import Lease, own_address
+from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
 from nri_numa.model.offline_capacity import MAX_CAPACITY_VALIDITY_S, BadCapacity
 from nri_numa.observe.logs import get_logger
@@ -56,7 +56,7 @@ FACTOR_HYSTERESIS: Final = 0.05
 """A factor is written again when it differs by so much from what is written."""
 LEASE_NAME: Final = "nri-numa-controller"
 """Name of the Lease, which the Role of the manifests names too."""
-TICK_S: Final = 1.0
+TICK_INTERVAL_S: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT_SOURCE: Final = "put"
 FORWARDED_HEADER: Final = "nri-numa-forwarded"
@@ -218,7 +218,7 @@ class ControllerService:
             LEASE_NAME,
             read_pod_namespace(section.credentials),
             self._api.execute,
-            address=own_address(self._address),
+            address=reachable_address(self._address),
             clock=clock,
         )
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
@@ -303,7 +303,7 @@ class ControllerService:
                 events = _ObjectEventFanout(
                     clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
                 )
-                follow(EVENTS_PATH, events, fields=EVENT_SELECTOR, key=uid_of)
+                follow(EVENTS_PATH, events, fields=REJECTION_EVENT_SELECTOR, key=uid_of)
         return watches
 
     async def run(self) -> None:
@@ -343,7 +343,7 @@ class ControllerService:
     # --- what others say --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _count_measurement(self, source: str) -> Iterator[None]:
+    def _count_report_outcome(self, source: str) -> Iterator[None]:
         """Count what a source says of one Node."""
         try:
             yield
@@ -374,7 +374,7 @@ class ControllerService:
         if request.header_value(FORWARDED_HEADER.encode()) and not self.lease.is_leader:
             problem = "this replica does not lead any more"
         if problem:
-            raise _not_ready(problem)
+            raise _not_ready_error(problem)
 
     def _forward_to_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
         """Answer here, or with what the replica says that leads: it alone keeps what is PUT.
@@ -388,7 +388,9 @@ class ControllerService:
             try:
                 return await forward_to_replica(request, leader, self._certificate)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _not_ready(f"{leader}, which leads, cannot be asked: {error}") from error
+                raise _not_ready_error(
+                    f"{leader}, which leads, cannot be asked: {error}"
+                ) from error
 
         return handle
 
@@ -398,7 +400,7 @@ class ControllerService:
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _translate_api_errors(), self._count_measurement(PUT_SOURCE):
+        with _translate_api_errors(), self._count_report_outcome(PUT_SOURCE):
             measured = parse_capacity_put(node, document, longest=MAX_CAPACITY_VALIDITY_S)
             warning = self.capacity.record_report(PUT_SOURCE, measured, self._clock())
         return _json_response({"warning": warning, **self.capacity_document(node)})
@@ -446,7 +448,7 @@ class ControllerService:
         now = self._clock()
         for one in measurements:
             try:
-                with self._count_measurement(source):
+                with self._count_report_outcome(source):
                     self.capacity.record_report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 problems.append(str(error))
@@ -466,7 +468,7 @@ class ControllerService:
             if self._may_write():
                 self.capacity.update_due_nodes(now, wall)
                 self._writer.wake.set()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
 
     def _may_write(self) -> bool:
         return self._nodes.synced.is_set() and self.lease.is_leader
@@ -507,7 +509,7 @@ async def forward_to_replica(
         return Response(answer.status, await answer.read(), answer.content_type)
 
 
-def _not_ready(problem: str) -> APIError:
+def _not_ready_error(problem: str) -> APIError:
     return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 

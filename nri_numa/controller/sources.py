@@ -25,7 +25,7 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("controller")
 
-FILE_INTERVAL_S: Final = 2.0
+FILE_POLL_INTERVAL_S: Final = 2.0
 """Seconds after which a file is read again."""
 MAX_SOURCE_BYTES: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
@@ -45,7 +45,7 @@ class CapacitySource:
     """
 
     name = location = ""
-    interval = FILE_INTERVAL_S
+    interval = FILE_POLL_INTERVAL_S
 
     def __init__(self, take: CapacityReportSink, up: Callable[[bool], object]) -> None:
         self._take, self._up = take, up

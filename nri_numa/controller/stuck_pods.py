@@ -39,11 +39,11 @@ from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 
 WAITING_REASON: Final = "CreateContainerError"
-EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
+REJECTION_EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
 TARGET_SEARCH_STEP_WORK: Final = 1000
 """Work (`nri_numa.scheduler.fit.Work`) of one turn of a look for another node, about 10 ms."""
-CHECK_INTERVAL_S: Final = 10.0
+STUCK_POD_CHECK_INTERVAL_S: Final = 10.0
 """Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
 its own node every ten or more."""
 SUSPECT_TIMEOUT_S: Final = 60.0
@@ -195,7 +195,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def _next_list_at(self) -> float:
         return min((one.due_at for one in self._suspects.values()), default=float("inf"))
 
-    def _next_pod_list(self, now: float) -> APIRequest | None:
+    def _next_pod_list_request(self, now: float) -> APIRequest | None:
         """The pod of a name, by a list: who moves pods may list."""
         for (namespace, name), one in self._suspects.items():
             if one.due_at <= now:
@@ -206,7 +206,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         self, request: APIRequest, outcome: Outcome, now: float, jitter: float
     ) -> None:
         one = self._suspects[request.key]
-        one.due_at = now + CHECK_INTERVAL_S
+        one.due_at = now + STUCK_POD_CHECK_INTERVAL_S
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         document = outcome.documents[0] if outcome.documents else {}
@@ -235,7 +235,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
             self._looking = pod.look = None
             pod.target = end.value
             if pod.target is None:
-                pod.retry_at = now + CHECK_INTERVAL_S
+                pod.retry_at = now + STUCK_POD_CHECK_INTERVAL_S
             return pod.target is not None
         self._looking = pod
         return False

@@ -22,7 +22,7 @@ from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
-    DeviceNode,
+    DeviceFile,
     PodSandbox,
     QoSClass,
     Resources,
@@ -33,7 +33,7 @@ from nri_numa.runtime import RuntimeInfo, inferred_qos, parse_page_bytes
 _RUNTIME_SERVICE_PATH = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
 # cgroup write.
-DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_CALL_TIMEOUT_S = 10.0
 _CHANNEL_OPTIONS = (
     # Go servers check the :authority header, which for a unix socket would be its path.
     ("grpc.default_authority", "localhost"),
@@ -89,7 +89,7 @@ class CRIClient:
     is absent, there is no answer in time, or the answer is an error that has no meaning here.
     """
 
-    def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, socket_path: str, *, timeout_s: float = DEFAULT_CALL_TIMEOUT_S) -> None:
         self.socket_path = socket_path.removeprefix("unix://")
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -245,7 +245,7 @@ class CRIClient:
 # specification counts as none.
 
 
-_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _OCI(msgspec.Struct, frozen=True, rename="camel"):
@@ -253,27 +253,27 @@ class _OCI(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _CPU(_OCI, frozen=True):
-    cpu_shares: _Int | None = msgspec.field(default=None, name="shares")
-    quota: _Int | None = None
-    period: _Int | None = None
+    cpu_shares: _Int64 | None = msgspec.field(default=None, name="shares")
+    quota: _Int64 | None = None
+    period: _Int64 | None = None
     cpus: str = ""
     mems: str = ""
 
 
 class _Memory(_OCI, frozen=True):
-    limit: _Int | None = None
+    limit: _Int64 | None = None
 
 
 class _Hugepages(_OCI, frozen=True):
     page_size: str = ""
-    limit: _Int = 0
+    limit: _Int64 = 0
 
 
 class _DeviceRule(_OCI, frozen=True):
     allow: bool = False
     type: str = ""
-    major: _Int | None = None
-    minor: _Int | None = None
+    major: _Int64 | None = None
+    minor: _Int64 | None = None
 
     @property
     def allows_all(self) -> bool:
@@ -291,8 +291,8 @@ class _Resources(_OCI, frozen=True):
 
 class _Device(_OCI, frozen=True):
     type: str = ""
-    major: _Int = 0
-    minor: _Int = 0
+    major: _Int64 = 0
+    minor: _Int64 = 0
 
 
 class _Namespace(_OCI, frozen=True):
@@ -309,10 +309,10 @@ class _Linux(_OCI, frozen=True):
 
 class _Process(_OCI, frozen=True):
     env: tuple[str, ...] = ()
-    oom_score_adj: _Int | None = None
+    oom_score_adj: _Int64 | None = None
 
 
-class _Spec(_OCI, frozen=True):
+class _RuntimeSpec(_OCI, frozen=True):
     annotations: dict[str, str] = {}
     process: _Process = _Process()
     linux: _Linux = _Linux()
@@ -321,27 +321,27 @@ class _Spec(_OCI, frozen=True):
 class _PodResources(msgspec.Struct, frozen=True):
     """What the kubelet gave the runtime for a pod, in the names of CRI."""
 
-    cpu_shares: _Int | None = None
-    cpu_quota: _Int | None = None
-    cpu_period: _Int | None = None
-    memory_limit_in_bytes: _Int | None = None
+    cpu_shares: _Int64 | None = None
+    cpu_quota: _Int64 | None = None
+    cpu_period: _Int64 | None = None
+    memory_limit_in_bytes: _Int64 | None = None
 
 
-class _LinuxConfig(msgspec.Struct, frozen=True):
+class _PodLinuxConfig(msgspec.Struct, frozen=True):
     cgroup_parent: str = ""
     resources: _PodResources = _PodResources()
 
 
 class _KubeletPodConfig(msgspec.Struct, frozen=True):
-    linux: _LinuxConfig = _LinuxConfig()
+    linux: _PodLinuxConfig = _PodLinuxConfig()
 
 
 class _VerboseStatusInfo(_OCI, frozen=True):
     """The JSON in a verbose status: containerd and CRI-O put it under ``info``."""
 
-    pid: _Int = 0
+    pid: _Int64 = 0
     sandbox_id: str = msgspec.field(default="", name="sandboxID")
-    runtime_spec: _Spec | None = None
+    runtime_spec: _RuntimeSpec | None = None
     config: _KubeletPodConfig | None = None
 
     @classmethod
@@ -366,7 +366,7 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
         cpu_period=given.cpu_period,
         memory_limit=given.memory_limit_in_bytes,
     )
-    spec = (info.runtime_spec or _Spec()).linux
+    spec = (info.runtime_spec or _RuntimeSpec()).linux
     return PodSandbox(
         id=status.id,
         uid=status.metadata.uid or status.id,
@@ -391,7 +391,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
     truth about a pinned container: its cgroup is.
     """
     status, info = answer.status, _VerboseStatusInfo.from_status(answer.info)
-    spec = info.runtime_spec or _Spec()
+    spec = info.runtime_spec or _RuntimeSpec()
     annotations = {**status.annotations, **spec.annotations}
     given, score = spec.linux.resources, spec.process.oom_score_adj
     if given != _Resources():
@@ -432,7 +432,7 @@ def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
         cgroups_path=spec.linux.cgroups_path,
         mentions=find_device_mentions(
             nodes=[
-                DeviceNode(one.type, one.major, one.minor)
+                DeviceFile(one.type, one.major, one.minor)
                 for one in (() if privileged else spec.linux.devices)
             ],
             environment=spec.process.env,

@@ -110,7 +110,7 @@ def _with_inferred_qos(pod: PodSandbox, container: Container | None) -> PodSandb
     return replace(pod, qos=inferred_qos(pod.resources, container))
 
 
-async def update_once(plan: Planner, *, socket_path: str) -> str:
+async def send_updates_once(plan: Planner, *, socket_path: str) -> str:
     """Send the updates that a function returns for everything that runs.
 
     Returns why the runtime could not be reached; empty when it was, whatever became of single
@@ -232,7 +232,7 @@ class ContainerSize(NamedTuple):
         )
 
 
-class ResourceChange(NamedTuple):
+class DetectedResize(NamedTuple):
     """A change of a container: what was asked for, and its resources before that."""
 
     requested: Resources
@@ -260,7 +260,7 @@ class LiveContainer:
     last_update: ContainerUpdate | None = None
     updated: float | None = None
 
-    def detect_change(self, resources: Resources) -> ResourceChange | None:
+    def detect_change(self, resources: Resources) -> DetectedResize | None:
         """What was asked for since the container was last seen; None for nothing."""
         before, now = self.size, ContainerSize.from_resources(resources)
         self.size = now
@@ -288,7 +288,7 @@ class LiveContainer:
             cpu_period=before.period,
             memory_limit=before.limit,
         )
-        return ResourceChange(requested, was)
+        return DetectedResize(requested, was)
 
 
 # --- one connection -------------------------------------------------------------------------------
@@ -533,7 +533,10 @@ class CRIConnection:
             self._querying.pop(container_id, None)
 
     async def _query_status(self, container_id: str) -> None:
-        if container_id not in self._pod_of and await self._find_pod(container_id) is not None:
+        if (
+            container_id not in self._pod_of
+            and await self._find_or_query_pod(container_id) is not None
+        ):
             return  # it is a pod, ahead of its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE_STATES:
@@ -545,7 +548,7 @@ class CRIConnection:
             return
         if one is not None and container.starting:
             return
-        pod = await self._find_pod(container.pod_id or self._pod_of.get(container_id, ""))
+        pod = await self._find_or_query_pod(container.pod_id or self._pod_of.get(container_id, ""))
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
         container = replace(container, pod_id=pod.id)
@@ -605,7 +608,7 @@ class CRIConnection:
             )
             self._callbacks.on_update_applied(container_id, started)
 
-    async def _find_pod(self, pod_id: str) -> PodSandbox | None:
+    async def _find_or_query_pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from nri_numa.cli.common import show_progress
 from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS, is_coloured, wrap_text
-from nri_numa.demo.runtime import CRIError, DemoContainer
+from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.demo.stage import (
     ANNOTATION_PREFIX,
     MACHINE_MODEL,
@@ -38,12 +38,12 @@ from nri_numa.demo.stage import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
-from nri_numa.simulate.pods import ContainerManifest, PodManifest, Role
+from nri_numa.simulate.pods import ContainerManifest, ContainerRole, PodManifest
 from nri_numa.text import human_bytes
 
-bold = functools.partial(click.style, bold=True)
+bold_text = functools.partial(click.style, bold=True)
 red_text = functools.partial(click.style, fg="red")
-green = functools.partial(click.style, fg="green")
+green_text = functools.partial(click.style, fg="green")
 
 
 @click.command()
@@ -163,7 +163,9 @@ class _DemoScript:
 
     async def _introduce_machine(self) -> None:
         print_line(
-            bold("nri-numa: containers on the right CPUs and memory from their first instruction")
+            bold_text(
+                "nri-numa: containers on the right CPUs and memory from their first instruction"
+            )
         )
         print_line()
         with show_progress("starting the plugin"):
@@ -243,7 +245,7 @@ class _DemoScript:
         assignments = self._stage.assignments_by_container()
         try:
             await self._stage.run_pod(pod)
-        except CRIError as error:
+        except PodOperationFailed as error:
             text = str(error)
         else:
             raise DemoFailure("too-big must be refused, and it was started")
@@ -299,7 +301,7 @@ class _DemoScript:
             not changed, f"a restart must move nothing, and moved {', '.join(changed)}"
         )
         self._require_one_numa_node([server])
-        print_detail("moved", f"none of {len(before)} containers", paint=green)
+        print_detail("moved", f"none of {len(before)} containers", paint=green_text)
         print_detail(
             "found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}"
         )
@@ -335,7 +337,9 @@ class _DemoScript:
             for container, manifest in zip(started, pod.containers, strict=True):
                 if not name or not number:
                     label = f"{name or pod.name}/{container.name}"
-                    role = "" if manifest.role is Role.APP else f", {manifest.role} container"
+                    role = (
+                        "" if manifest.role is ContainerRole.APP else f", {manifest.role} container"
+                    )
                     print_container_heading(label, f"{file}{role}")
                     print_detail("asks", _pod_request_text(pod, manifest))
                 self._print_assignment(container, f"#{number + 1} " if name else "")
@@ -428,7 +432,7 @@ def print_line(text: str = "") -> None:
 def print_heading(text: str) -> None:
     """The title of a chapter."""
     print_line()
-    print_line(bold(text))
+    print_line(bold_text(text))
 
 
 def print_paragraph(text: str) -> None:
@@ -438,7 +442,7 @@ def print_paragraph(text: str) -> None:
 
 def print_container_heading(name: str, file: str) -> None:
     """The head of one container."""
-    print_line(f"  {bold(name)}  ({file})")
+    print_line(f"  {bold_text(name)}  ({file})")
 
 
 def print_detail(label: str, text: str, *, paint: Callable[[str], str] = str) -> None:

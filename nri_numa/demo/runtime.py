@@ -25,11 +25,11 @@ PLUGIN_ANSWER_TIMEOUT_S = 10.0
 """For one answer; a loaded machine must not make the demo start containers without the plugin."""
 
 
-class CRIError(Exception):
+class PodOperationFailed(Exception):
     """A pod or container operation failed; the text is what the kubelet would be shown."""
 
 
-class State(enum.Enum):
+class DemoContainerState(enum.Enum):
     """The life of a container."""
 
     CREATED = pb.CONTAINER_CREATED
@@ -44,7 +44,7 @@ class DemoContainer:
     message: pb.Container
     machine: Topology
     cgroup: Path
-    state: State = State.CREATED
+    state: DemoContainerState = DemoContainerState.CREATED
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class DemoContainer:
                 return text
         return spec
 
-    def put_in_cgroup(self) -> None:
+    def write_cgroup_cpuset(self) -> None:
         """Do what a runtime does as a container starts, and with updates of one that runs."""
         self.cgroup.mkdir(parents=True, exist_ok=True)
         cpu = self.message.linux.resources.cpu
@@ -155,9 +155,9 @@ class DemoRuntime:
     async def start_container(self, container: DemoContainer) -> None:
         """Start a created container."""
         async with self._lock:
-            container.put_in_cgroup()
+            container.write_cgroup_cpuset()
             await self._send_container_event("StartContainer", container)
-            container.state = State.RUNNING
+            container.state = DemoContainerState.RUNNING
             await self._send_container_event("PostStartContainer", container)
 
     async def exit_container(self, container: DemoContainer) -> None:
@@ -180,8 +180,8 @@ class DemoRuntime:
             del self.pods[pod_id]
 
     async def _on_container_exit(self, container: DemoContainer) -> None:
-        if container.state is not State.EXITED:
-            container.state = State.EXITED
+        if container.state is not DemoContainerState.EXITED:
+            container.state = DemoContainerState.EXITED
             payload = await self._send_container_event("StopContainer", container)
             shutil.rmtree(container.cgroup, ignore_errors=True)
             self._apply_updates(pb.StopContainerResponse.FromString(payload).update)
@@ -189,10 +189,10 @@ class DemoRuntime:
     def _apply_updates(self, updates: Iterable[pb.ContainerUpdate]) -> None:
         for update in updates:
             container = self.containers.get(update.container_id)
-            if container is not None and container.state is not State.EXITED:
+            if container is not None and container.state is not DemoContainerState.EXITED:
                 container.message.linux.resources.MergeFrom(update.linux.resources)
-                if container.state is State.RUNNING:
-                    container.put_in_cgroup()
+                if container.state is DemoContainerState.RUNNING:
+                    container.write_cgroup_cpuset()
 
     # --- the plugin -------------------------------------------------------------------------------
 
@@ -203,18 +203,18 @@ class DemoRuntime:
             match event:
                 case ev.RegisterRequested():
                     session.reply(event.stream)
-                    self._spawn_task(self._configure_plugin(session, transport))
+                    self._run_in_background(self._configure_plugin(session, transport))
                 case ev.RequestAnswered():
                     if (waiting := self._calls.pop(event.stream, None)) and not waiting.done():
                         waiting.set_result(event)
                 case ev.UpdateContainersRequested():
-                    self._spawn_task(self._on_pushed_updates(event))
+                    self._run_in_background(self._on_pushed_updates(event))
 
         transport = SessionTransport(session, on_session_event)
         transport.ended.add_done_callback(lambda _: self._on_plugin_exit(transport))
         return transport
 
-    def _spawn_task(self, work: Any) -> None:
+    def _run_in_background(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -226,7 +226,7 @@ class DemoRuntime:
         self.connected.clear()
         for waiting in self._calls.values():
             if not waiting.done():
-                waiting.set_exception(CRIError("the plugin ended"))
+                waiting.set_exception(PodOperationFailed("the plugin ended"))
         self._calls.clear()
 
     async def _configure_plugin(
@@ -243,7 +243,11 @@ class DemoRuntime:
                 registration_timeout=int(PLUGIN_ANSWER_TIMEOUT_S * 1000),
                 request_timeout=int(PLUGIN_ANSWER_TIMEOUT_S * 1000),
             )
-            live = [c.to_message() for c in self.containers.values() if c.state is not State.EXITED]
+            live = [
+                c.to_message()
+                for c in self.containers.values()
+                if c.state is not DemoContainerState.EXITED
+            ]
             pods = list(self.pods.values())
             payload = await self._call_plugin("Synchronize", pods=pods, containers=live)
             self._apply_updates(pb.SynchronizeResponse.FromString(payload).update)
@@ -275,8 +279,10 @@ class DemoRuntime:
         try:
             answered = await asyncio.wait_for(answer, PLUGIN_ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise CRIError(f"no answer to {method} within {PLUGIN_ANSWER_TIMEOUT_S:g} s") from None
+            raise PodOperationFailed(
+                f"no answer to {method} within {PLUGIN_ANSWER_TIMEOUT_S:g} s"
+            ) from None
         if answered.status is not None:
             code = answered.status.code
-            raise CRIError(f"rpc error: code = {code} desc = {answered.status.message}")
+            raise PodOperationFailed(f"rpc error: code = {code} desc = {answered.status.message}")
         return answered.payload

@@ -17,14 +17,14 @@ import click
 import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import parse_synthetic
-from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
+from nri_numa.demo.runtime import DemoContainer, DemoContainerState, DemoRuntime, PodOperationFailed
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests import read_text
-from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
+from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.text import human_bytes
 
 ANNOTATION_PREFIX = "numa.kubernetes.io/"
@@ -170,12 +170,12 @@ class Stage:
             message = container_message(container_of(pod, manifest, self._memory))
             try:
                 made = await self.runtime.create_container(message)
-            except CRIError:
+            except PodOperationFailed:
                 await self.runtime.remove_pod(sandbox.id)
                 raise
             await self.runtime.start_container(made)
             started.append(made)
-            if manifest.role is Role.INIT:
+            if manifest.role is ContainerRole.INIT:
                 await self.runtime.exit_container(made)
         return started
 
@@ -189,7 +189,9 @@ class Stage:
 
     def running_containers(self) -> list[DemoContainer]:
         """The running containers, in the order of creation."""
-        return [c for c in self.runtime.containers.values() if c.state is State.RUNNING]
+        return [
+            c for c in self.runtime.containers.values() if c.state is DemoContainerState.RUNNING
+        ]
 
     def assignments_by_container(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""

@@ -218,8 +218,8 @@ async def register_with_kubelet(kubelet_socket: str, endpoint: str, resource: st
             ) from error
 
 
-KUBELET_SOCKET: Final = "kubelet.sock"
-OWN_SOCKET: Final = "nri-numa.sock"
+KUBELET_SOCKET_NAME: Final = "kubelet.sock"
+PLUGIN_SOCKET_NAME: Final = "nri-numa.sock"
 LOCK_FILE: Final = "nri-numa.lock"
 
 
@@ -268,8 +268,8 @@ class DevicePlugin:
         pace: PluginTiming | None = None,
     ) -> None:
         self._directory = directory
-        self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET)
-        self._own_socket = os.path.join(directory, OWN_SOCKET)
+        self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET_NAME)
+        self._own_socket = os.path.join(directory, PLUGIN_SOCKET_NAME)
         self._resource = resource
         self._ask = ask
         self._slots = slots
@@ -349,7 +349,9 @@ class DevicePlugin:
             kubelet = await self._wait_for_kubelet()
             try:
                 async with self._running_service() as service:
-                    await register_with_kubelet(self._kubelet_socket, OWN_SOCKET, self._resource)
+                    await register_with_kubelet(
+                        self._kubelet_socket, PLUGIN_SOCKET_NAME, self._resource
+                    )
                     self.registered += 1
                     log.info("registered", resource=self._resource, number=self.registered)
                     begin = time.monotonic()

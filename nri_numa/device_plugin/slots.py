@@ -24,7 +24,7 @@ PENDING_SLOT_TIMEOUT_S: Final = 600.0
 """Seconds in which an id that was allocated counts as taken although no container shows up with it:
 the image may have to be pulled first."""
 
-_NUMA_NODE_PREFIX: Final = re.compile(r"numa([0-9]{1,4})-")
+_SLOT_NUMA_PREFIX_PATTERN: Final = re.compile(r"numa([0-9]{1,4})-")
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 def numa_node_of_slot(id: str) -> int | None:
     """The NUMA node that an id names."""
-    found = _NUMA_NODE_PREFIX.match(id)
+    found = _SLOT_NUMA_PREFIX_PATTERN.match(id)
     return int(found[1]) if found else None
 
 

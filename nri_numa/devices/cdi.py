@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceNode
+from nri_numa.model.workload import MAX_CONTAINER_DEVICES, DeviceFile
 
-MAX_SPEC_BYTES: Final = 1 << 20
+MAX_CDI_SPEC_BYTES: Final = 1 << 20
 """Of one file; that of a node with sixteen GPUs is 100 kB."""
-MAX_SPEC_FILES: Final = 256
-MAX_DEVICE_NAMES: Final = 4096
-_MAX_NAME_CHARS: Final = 256
+MAX_CDI_SPEC_FILES: Final = 256
+MAX_CDI_NAMES: Final = 4096
+_MAX_CDI_NAME_CHARS: Final = 256
 
 
 class CDIDevice(NamedTuple):
@@ -31,7 +31,7 @@ class CDIDevice(NamedTuple):
         interfaces: names of network interfaces of the host.
     """
 
-    nodes: tuple[DeviceNode, ...] = ()
+    nodes: tuple[DeviceFile, ...] = ()
     interfaces: tuple[str, ...] = ()
 
 
@@ -77,9 +77,9 @@ class CDIRegistry:
             problems += [
                 f"{directory}: {name} is defined twice: not used" for name in sorted(twice)
             ]
-        if len(found) > MAX_DEVICE_NAMES:
-            problems.append(f"{len(found)} CDI devices, of which {MAX_DEVICE_NAMES} are used")
-            found = dict(sorted(found.items())[:MAX_DEVICE_NAMES])
+        if len(found) > MAX_CDI_NAMES:
+            problems.append(f"{len(found)} CDI devices, of which {MAX_CDI_NAMES} are used")
+            found = dict(sorted(found.items())[:MAX_CDI_NAMES])
         self._stamp, self.devices, self.problems = stamp, found, tuple(problems)
         return True
 
@@ -91,7 +91,7 @@ class CDIRegistry:
                 continue
             count = 0
             for name in names:
-                if not name.endswith((".json", ".yaml")) or count >= MAX_SPEC_FILES:
+                if not name.endswith((".json", ".yaml")) or count >= MAX_CDI_SPEC_FILES:
                     continue
                 path = os.path.join(directory, name)
                 try:
@@ -110,10 +110,10 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
         OSError: it cannot be read.
         ValueError, msgspec.MsgspecError: it is no CDI file.
     """
-    if size > MAX_SPEC_BYTES:
-        raise ValueError(f"{size} bytes, expected at most {MAX_SPEC_BYTES}")
+    if size > MAX_CDI_SPEC_BYTES:
+        raise ValueError(f"{size} bytes, expected at most {MAX_CDI_SPEC_BYTES}")
     with open(path, "rb") as opened:
-        text = opened.read(MAX_SPEC_BYTES + 1).decode()
+        text = opened.read(MAX_CDI_SPEC_BYTES + 1).decode()
     if path.endswith(".json"):
         file = msgspec.json.decode(text, type=_SpecFile)
     else:
@@ -123,7 +123,7 @@ def _read_spec(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
     for device in file.devices:
         edits = device.container_edits
         name = f"{file.kind}={device.name}"
-        if len(name) <= _MAX_NAME_CHARS:
+        if len(name) <= _MAX_CDI_NAME_CHARS:
             nodes = filter(
                 None, map(_resolve_device_node, edits.device_nodes[:MAX_CONTAINER_DEVICES])
             )
@@ -145,26 +145,26 @@ class _CDINetDevice(msgspec.Struct, frozen=True, rename="camel"):
     host_interface_name: str = ""
 
 
-class _Edits(msgspec.Struct, frozen=True, rename="camel"):
+class _CDIContainerEdits(msgspec.Struct, frozen=True, rename="camel"):
     device_nodes: tuple[_CDIDeviceNode, ...] = ()
     net_devices: tuple[_CDINetDevice, ...] = ()
 
 
-class _Device(msgspec.Struct, frozen=True, rename="camel"):
+class _CDISpecDevice(msgspec.Struct, frozen=True, rename="camel"):
     name: str
-    container_edits: _Edits = _Edits()
+    container_edits: _CDIContainerEdits = _CDIContainerEdits()
 
 
 class _SpecFile(msgspec.Struct, frozen=True):
     """What concerns us of a file."""
 
     kind: str
-    devices: tuple[_Device, ...]
+    devices: tuple[_CDISpecDevice, ...]
 
 
-def _resolve_device_node(node: _CDIDeviceNode) -> DeviceNode | None:
+def _resolve_device_node(node: _CDIDeviceNode) -> DeviceFile | None:
     if node.type and node.major is not None and node.minor is not None:
-        return DeviceNode(node.type, node.major, node.minor)
+        return DeviceFile(node.type, node.major, node.minor)
     # Numbers that are left out are those of the host's file.
     try:
         facts = os.stat(node.host_path or node.path)
@@ -173,4 +173,4 @@ def _resolve_device_node(node: _CDIDeviceNode) -> DeviceNode | None:
     letter = "b" if stat.S_ISBLK(facts.st_mode) else "c" if stat.S_ISCHR(facts.st_mode) else ""
     if not letter:
         return None
-    return DeviceNode(letter, os.major(facts.st_rdev), os.minor(facts.st_rdev))
+    return DeviceFile(letter, os.major(facts.st_rdev), os.minor(facts.st_rdev))

@@ -18,9 +18,9 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("devices")
 
-REFRESH_AFTER_S: Final = 4.0
+COUNTS_REFRESH_AFTER_S: Final = 4.0
 """Seconds for which an answer is taken; the publisher reads every five."""
-EXPIRE_AFTER_S: Final = 30.0
+COUNTS_EXPIRE_AFTER_S: Final = 30.0
 """Seconds after which an answer is worth nothing any more."""
 NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not answered yet"
 
@@ -48,10 +48,12 @@ class DeviceCounts:
     def known_counts(self) -> CountsOrReason:
         """What is known now; asks anew, without waiting, when that is some seconds old."""
         now = self._clock()
-        if not self._under_way and now - self._asked >= REFRESH_AFTER_S:
+        if not self._under_way and now - self._asked >= COUNTS_REFRESH_AFTER_S:
             self._under_way, self._asked = True, now
             self._thread.submit(self._query_kubelet)
-        return self._known if now - self._answered < EXPIRE_AFTER_S else NO_KUBELET_ANSWER_TEXT
+        return (
+            self._known if now - self._answered < COUNTS_EXPIRE_AFTER_S else NO_KUBELET_ANSWER_TEXT
+        )
 
     def wait_for_query(self) -> None:
         """Wait for the answer that is under way."""
@@ -59,7 +61,7 @@ class DeviceCounts:
 
     def _query_kubelet(self) -> None:
         try:
-            found = pod_resources.device_counts(self._root)
+            found = pod_resources.query_device_counts(self._root)
             if not isinstance(found, str):
                 found = tuple(one for one in found if one.resource != self._own)
             self._known, self._answered = found, self._clock()

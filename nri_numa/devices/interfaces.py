@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from nri_numa.model.workload import MAX_CONTAINER_DEVICES
 
 CLONE_NEWNET: Final = 0x40000000
-QUERY_TIMEOUT_S: Final = 1.0
+INTERFACE_QUERY_TIMEOUT_S: Final = 1.0
 """For an answer of the kernel, which is a matter of milliseconds."""
 
 
@@ -29,7 +29,7 @@ class ParentDevice(NamedTuple):
 
 
 def list_interface_parents(
-    namespace: str, seconds: float = QUERY_TIMEOUT_S
+    namespace: str, seconds: float = INTERFACE_QUERY_TIMEOUT_S
 ) -> tuple[ParentDevice, ...] | str:
     """The interfaces with a device in a network namespace, or why they are not known. Blocks.
 

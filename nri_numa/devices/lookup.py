@@ -24,8 +24,8 @@ from nri_numa.model.workload import (
     NVIDIA_VARIABLE,
     PCI_VARIABLE_PREFIX,
     Device,
+    DeviceFile,
     DeviceMentions,
-    DeviceNode,
     DeviceRequest,
 )
 
@@ -86,7 +86,7 @@ class DeviceFinder:
             for name in mentions.cdi:
                 yield from self._find_by_cdi_name(name, missed)
 
-    def _find_by_device_file(self, node: DeviceNode) -> Iterator[LocatedDevice]:
+    def _find_by_device_file(self, node: DeviceFile) -> Iterator[LocatedDevice]:
         if node.major == NVIDIA_MAJOR and node.type in ("c", "u"):
             address = self.gpus.address_of_minor(node.minor) if self._sources.nvidia else None
             if address is not None:
@@ -244,7 +244,7 @@ def _truncate_text(text: str) -> str:
 
 
 NVIDIA_MAJOR: Final = 195
-_CONTROL_MINORS: Final = (254, 255)
+_NVIDIA_CONTROL_MINORS: Final = (254, 255)
 """nvidia-modeset and nvidiactl, which belong to all GPUs."""
 NO_DEVICE_VALUES: Final = frozenset(("", "void", "none"))
 ALL_DEVICES: Final = "all"
@@ -268,7 +268,7 @@ class GPUs(msgspec.Struct, frozen=True, kw_only=True):
 
     def address_of_minor(self, minor: int) -> str | None:
         """The GPU of a device file; None for control devices and unknown ones."""
-        return None if minor in _CONTROL_MINORS else self.by_minor.get(minor)
+        return None if minor in _NVIDIA_CONTROL_MINORS else self.by_minor.get(minor)
 
     def address_of_name(self, name: str) -> str | None:
         """The GPU that a UUID or an index names; None where it is not known.

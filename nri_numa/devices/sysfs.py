@@ -160,7 +160,7 @@ class SysfsDevices:
                 if kind == DEVICE or (kind == DISK_KIND and named == NVME):
                     kind = named
             if not nodes:
-                nodes = _numa_node(at)
+                nodes = _read_numa_nodes(at)
             at = os.path.dirname(at)
             if (nodes and address) or len(at) <= len(self._top):
                 break
@@ -182,7 +182,7 @@ def _list_directory(directory: str) -> list[str]:
         return []
 
 
-def _numa_node(directory: str) -> frozenset[int]:
+def _read_numa_nodes(directory: str) -> frozenset[int]:
     number = _read_attribute(f"{directory}/numa_node") or ""
     if not (number.isascii() and number.isdigit()) or len(number) > 4:
         return frozenset()

@@ -45,7 +45,7 @@ _FILE_REREAD_INTERVAL_S: Final = 1.0
 _NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not looked at yet: no hint of them"
 _NO_KUBELET_ANSWER_TEXT: Final = "the kubelet has not said yet what it gave: no hint of that"
 
-KUBELET_TIMEOUT_S: Final = 0.05
+KUBELET_ANSWER_TIMEOUT_S: Final = 0.05
 """Seconds for an answer. It is known at once or not in time: the first container comes soon."""
 MIN_KUBELET_QUERY_INTERVAL_S: Final = 0.02
 """Seconds between two questions: half of what the kubelet admits, for others ask as well."""
@@ -73,7 +73,7 @@ class PodDevices:
 
 
 def query_devices(
-    kubelet_root: str, namespace: str, pod: str, seconds: float = KUBELET_TIMEOUT_S
+    kubelet_root: str, namespace: str, pod: str, seconds: float = KUBELET_ANSWER_TIMEOUT_S
 ) -> DevicesByContainer | str:
     """The devices of a pod by container, or why they are not known. Blocks.
 
@@ -114,7 +114,7 @@ class DeviceWatch:
         places: Callable[[], NUMASet],
         own_resource: str = "",
         clock: Callable[[], float] = time.monotonic,
-        deadline: float = KUBELET_TIMEOUT_S,
+        deadline: float = KUBELET_ANSWER_TIMEOUT_S,
     ) -> None:
         """Make a watch that knows nothing yet; `start` lets it look around.
 

@@ -97,7 +97,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-def device_name(numa_node: int) -> str:
+def numa_node_device_name(numa_node: int) -> str:
     """The device of a NUMA node."""
     return f"numa{numa_node}"
 
@@ -299,7 +299,7 @@ def cdi_kind(driver: str) -> str:
     return f"{driver}/claim"
 
 
-def cdi_device(driver: str, uid: str, number: int) -> str:
+def cdi_device_name(driver: str, uid: str, number: int) -> str:
     """The CDI device of a claim's result."""
     return f"{cdi_kind(driver)}={_cdi_name(uid, number)}"
 
@@ -319,7 +319,7 @@ def cdi_document(driver: str, claim: Claim) -> str:
                 {
                     "name": _cdi_name(claim.uid, number),
                     "containerEdits": {
-                        "env": [f"{claim_variable(claim.uid, number)}={one.request}"]
+                        "env": [f"{claim_variable_name(claim.uid, number)}={one.request}"]
                     },
                 }
                 for number, one in enumerate(claim.results)
@@ -348,7 +348,9 @@ def metadata_document(
 ) -> str:
     """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
     numa = {NUMA_NODE_ATTRIBUTE: {"int": one.numa_node}}
-    devices: list[dict[str, Any]] = [{"name": device_name(one.numa_node), "attributes": numa}]
+    devices: list[dict[str, Any]] = [
+        {"name": numa_node_device_name(one.numa_node), "attributes": numa}
+    ]
     devices += (
         {"name": f"cpu{cpu}", "attributes": {**numa, "dra.cpu/cpuID": {"int": cpu}}} for cpu in cpus
     )
@@ -373,7 +375,7 @@ def metadata_document(
     return "".join(f"{json.dumps({'apiVersion': version, **same})}\n" for version in versions)
 
 
-def claim_variable(uid: str, number: int) -> str:
+def claim_variable_name(uid: str, number: int) -> str:
     """Name of the variable of a claim's result."""
     return f"{CLAIM_VARIABLE_PREFIX}{number}_{uid.upper().replace('-', '_')}"
 

@@ -28,12 +28,12 @@ from nri_numa.dra.claims import MAX_CLAIM_BYTES, InvalidClaim
 
 REGISTRATION_MARKER_FILE: Final = "registered.json"
 _FILE_PREFIXES: Final = ("ask", "answer")
-_REQUEST_FILE: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
+_REQUEST_FILE_PATTERN: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _POLL_INTERVAL_S: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
 
-class ClaimRequestClient:
+class ClaimFileRequester:
     """The agent's side; an answer may take ``patience`` seconds, and the kubelet waits for 45."""
 
     def __init__(
@@ -101,7 +101,7 @@ class ClaimRequestClient:
             write_file_atomically(os.path.join(self._directory, REGISTRATION_MARKER_FILE), text)
 
 
-class ClaimRequestServer:
+class ClaimFileResponder:
     """The publisher's side."""
 
     def __init__(self, directory: str) -> None:
@@ -112,7 +112,7 @@ class ClaimRequestServer:
         there = set(list_file_names(self._directory))
         found = []
         for name in sorted(there):
-            match = _REQUEST_FILE.fullmatch(name)
+            match = _REQUEST_FILE_PATTERN.fullmatch(name)
             if match is None or f"answer-{match[1]}.json" in there:
                 continue
             try:

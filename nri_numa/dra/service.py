@@ -25,7 +25,7 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("dra")
 
-PLUGIN_TYPE: Final = "DRAPlugin"
+DRA_PLUGIN_TYPE: Final = "DRAPlugin"
 DRA_SERVICE_VERSION: Final = "v1.DRAPlugin"
 """Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
 _DRA_SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -148,7 +148,7 @@ class KubeletPlugin:
 
     def _get_plugin_info(self, request: Any, context: Any) -> Any:
         return registration.PluginInfo(
-            type=PLUGIN_TYPE,
+            type=DRA_PLUGIN_TYPE,
             name=self._driver,
             endpoint=self._endpoint,
             supported_versions=[DRA_SERVICE_VERSION, *HEALTH_SERVICES],

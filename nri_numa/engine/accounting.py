@@ -139,13 +139,13 @@ def take_avoiding_contended(
         return chosen_cpus
     unlisted = replace(request, free_cpus=request.free_cpus - request.listed)
     unlisted_cpus = _take_within_node_limits(machine, unlisted, limits)
-    is_equivalent = isinstance(unlisted_cpus, ChosenCPUs) and _equivalence_key(
+    is_equivalent = isinstance(unlisted_cpus, ChosenCPUs) and _cpu_choice_key(
         machine, unlisted_cpus
-    ) == _equivalence_key(machine, chosen_cpus)
+    ) == _cpu_choice_key(machine, chosen_cpus)
     return unlisted_cpus if is_equivalent else chosen_cpus
 
 
-def _equivalence_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object, ...]:
+def _cpu_choice_key(machine: NodeModel, chosen_cpus: ChosenCPUs) -> tuple[object, ...]:
     """Key of CPUs that are as good as each other."""
     index: AllocatorIndex = machine.allocator_index
     cpus = chosen_cpus.cpus.bits
@@ -237,7 +237,7 @@ def check_exclusive_limits(
 # --- the floor of the shared pool -----------------------------------------------------------------
 
 
-def exclusive_candidates(desired: DesiredState) -> CPUSet:
+def exclusive_candidate_cpus(desired: DesiredState) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
     machine, bits = desired.machine, desired.exclusive_pool_bits
     if machine.settings.isolated is IsolatedCPUs.ONLY:
@@ -252,7 +252,7 @@ def max_exclusive_total(desired: DesiredState, smt: SMT) -> int:
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
     """
     machine, pool = desired.machine, desired.pool
-    apart = exclusive_candidates(desired) - pool
+    apart = exclusive_candidate_cpus(desired) - pool
     only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
     total = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
@@ -266,7 +266,7 @@ def pool_floor_text(desired: DesiredState, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
     machine, most = desired.machine, max_exclusive_total(desired, smt)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(exclusive_candidates(desired)) // each:
+    if not most < count <= len(exclusive_candidate_cpus(desired)) // each:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
@@ -544,7 +544,7 @@ def _free_exclusive(desired: DesiredState) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
     machine, state, pool = desired.machine, desired.state, desired.pool
     smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
-    free = exclusive_candidates(desired)
+    free = exclusive_candidate_cpus(desired)
     free = free - pool_floor_cpus(machine, state, pool, free)
     free = free - group_floor_cpus(machine, state, pool, free, pair=smt is SMT.PAIR)
     left = count_free_exclusive(desired, free, smt, desired.free_cpu_milli)

@@ -58,7 +58,7 @@ from nri_numa.engine.state import (
     PodRecord,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, numa_text
+from nri_numa.model.machine import NO_CFS_QUOTA, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
@@ -506,7 +506,7 @@ def build_adjustment(
     return ContainerAdjustment(
         cpus=cpus_text,
         mems=mems_text,
-        quota=NO_QUOTA if allocation.lifted_quota is not None else None,
+        quota=NO_CFS_QUOTA if allocation.lifted_quota is not None else None,
         annotations={
             f"{settings.prefix}/{ASSIGNED_KEY}": encode_assignment(
                 allocation, cpus_text, machine.key

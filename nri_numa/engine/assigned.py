@@ -47,7 +47,7 @@ from nri_numa.engine.state import (
     find_contradiction,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, cpus_text, inflect_for_ids, numa_text
+from nri_numa.model.machine import NO_CFS_QUOTA, cpus_text, inflect_for_ids, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
@@ -318,7 +318,7 @@ def _allocation_from(
         reason=document.reason,
         movable=document.movable and kind in COMPUTED_KINDS,
         moved_proactively=document.ahead is True,
-        lifted_quota=0 if resources.cpu_quota == NO_QUOTA and is_owner else None,
+        lifted_quota=0 if resources.cpu_quota == NO_CFS_QUOTA and is_owner else None,
         slots=allocated_slots(machine.settings, container)
         if kind is ContainerKind.EXCLUSIVE
         else "",

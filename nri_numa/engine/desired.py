@@ -25,7 +25,7 @@ from nri_numa.engine.state import (
     withheld_isolated_bits,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import NO_QUOTA, ActualCgroup
+from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def find_drift(
         name=a.full_name,
         cpus=NO_CPUS if written_cpus.bits == cpus.bits else cpus,
         mems=NO_NUMA_NODES if written_mems.bits == mems.bits else mems,
-        quota=NO_QUOTA if is_throttled else None,
+        quota=NO_CFS_QUOTA if is_throttled else None,
         desired_cpus=cpus,
         desired_mems=mems,
         actual=actual,
@@ -344,7 +344,7 @@ def answer_to_update(
 def _answered_quota(a: Allocation, had: Allocation, update: Resources) -> int | None:
     """A quota to lift with the request, or to give back; None leaves the request's."""
     if a.lifted_quota is not None:
-        return NO_QUOTA if had.lifted_quota is None or (update.cpu_quota or 0) > 0 else None
+        return NO_CFS_QUOTA if had.lifted_quota is None or (update.cpu_quota or 0) > 0 else None
     return None if update.cpu_quota else had.lifted_quota or None
 
 

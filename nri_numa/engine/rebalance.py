@@ -25,7 +25,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import exclusive_candidates, max_exclusive_total
+from nri_numa.engine.accounting import exclusive_candidate_cpus, max_exclusive_total
 from nri_numa.engine.admit import (
     admit,
     build_adjustment,
@@ -638,7 +638,7 @@ class _PlanSearch:
         desired = DesiredState(machine, state)
         cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
         pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
-        candidates = exclusive_candidates(desired)
+        candidates = exclusive_candidate_cpus(desired)
         return {
             i: (
                 cpus[i],

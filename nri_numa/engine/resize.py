@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import (
     check_exclusive_limits,
     count_free_exclusive,
-    exclusive_candidates,
+    exclusive_candidate_cpus,
     group_floor_cpus,
     pool_floor_cpus,
     split_cpu_milli,
@@ -233,7 +233,7 @@ class _Resize:
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
         machine, rest = case.machine, case.state
-        pool, free = case.desired.pool, exclusive_candidates(case.desired)
+        pool, free = case.desired.pool, exclusive_candidate_cpus(case.desired)
         free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
         free = free - group_floor_cpus(machine, rest, pool, free, held)
         home = self._own_nodes()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import exclusive_candidates
+from nri_numa.engine.accounting import exclusive_candidate_cpus
 from nri_numa.engine.admit import admit, unpinned_allocation
 from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.captions import UNDECIDED_CAPTION, rejected_running_caption
@@ -266,7 +266,7 @@ def _running_request(
     if not container.resources.cpus:
         return container, NO_CPUS
     held = parse_foreign_cpuset(container.resources.cpus)
-    if not held <= exclusive_candidates(DesiredState(machine, state)):
+    if not held <= exclusive_candidate_cpus(DesiredState(machine, state)):
         held = NO_CPUS
     if is_shared_pool_cpuset(container.resources.cpus, pool, state.kubelet.shared):
         # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what

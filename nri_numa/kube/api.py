@@ -47,7 +47,7 @@ KEEPALIVE_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
 REQUEST_STEP_TIMEOUT_S: Final = 10.0
 """Seconds for each step of a request; a silent server must not hold us for ever."""
-LIST_TIMEOUT_S: Final = 60.0
+LIST_PAGE_TIMEOUT_S: Final = 60.0
 """The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
 LIST_PAGE_SIZE: Final = 500
 """Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
@@ -82,21 +82,21 @@ WATCH_OPENED: Final = ""
 _BOOKMARK_EVENT: Final = "BOOKMARK"
 
 
-class _Cause(msgspec.Struct):
+class _StatusCause(msgspec.Struct):
     reason: str = ""
 
 
-class _Details(msgspec.Struct):
-    causes: list[_Cause] | None = None
+class _StatusDetails(msgspec.Struct):
+    causes: list[_StatusCause] | None = None
 
 
-class _Status(msgspec.Struct):
+class _ErrorStatus(msgspec.Struct):
     message: str = ""
     code: int = 0
-    details: _Details | None = None
+    details: _StatusDetails | None = None
 
 
-class _Event(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     """A line of a watch (k8s.io/apimachinery, ``metav1.WatchEvent``)."""
 
     type: str
@@ -213,7 +213,7 @@ class KubeAPI:
         asked = {**parameters, "limit": str(LIST_PAGE_SIZE)}
         while True:
             url = f"{path}?{urlencode(asked)}"
-            found = await self.request_json("GET", url, accept=accept, seconds=LIST_TIMEOUT_S)
+            found = await self.request_json("GET", url, accept=accept, seconds=LIST_PAGE_TIMEOUT_S)
             metadata = mapping_or_empty(found.get("metadata"))
             yield metadata, _decode_items(found)
             if not metadata.get("continue"):
@@ -403,9 +403,9 @@ def read_pod_namespace(credentials: str) -> str:
 def error_from_response(code: int, body: bytes, retry_after: str = "") -> KubeError:
     """What the server says instead of doing it."""
     try:
-        found = msgspec.json.decode(body, type=_Status)
+        found = msgspec.json.decode(body, type=_ErrorStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        found = _Status(body[:200].decode("utf-8", "replace"))
+        found = _ErrorStatus(body[:200].decode("utf-8", "replace"))
     causes = frozenset(one.reason for one in (found.details and found.details.causes) or ())
     # Servers of Kubernetes send seconds, never a date; no more digits than `int` reads.
     sound = retry_after.isascii() and retry_after.isdigit()
@@ -422,7 +422,7 @@ def _decode_items(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _decode_watch_event(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
-        found = msgspec.json.decode(line, type=_Event)
+        found = msgspec.json.decode(line, type=_WatchEvent)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise KubeError(f"cannot read an event of a watch: {error}") from None
     if found.type == "ERROR":

@@ -31,18 +31,18 @@ RENEW_INTERVAL_S: Final = 2.0
 """Seconds between two looks or renewals."""
 RENEW_DEADLINE_S: Final = 10.0
 """Seconds after which a leader that could not renew gives up."""
-MIN_REQUEST_INTERVAL_S: Final = 0.05
+MIN_LEASE_REQUEST_INTERVAL_S: Final = 0.05
 """Seconds between two requests at least."""
 MAX_CLOCK_INTERVAL_S: Final = 1.0
 """Seconds between two looks at the clock at most."""
-RELEASE_TIMEOUT_S: Final = 3.0
+LEASE_RELEASE_TIMEOUT_S: Final = 3.0
 """Seconds that the end of a replica waits for its Lease to be given back."""
 _ELECTION_RESULTS: Final = frozenset(
     {OutcomeKind.SUCCEEDED, OutcomeKind.MISSING, OutcomeKind.EXISTS, OutcomeKind.CONFLICT}
 )
 """Of two that write at once one is refused: that is the election, and no problem."""
 
-Spec = dict[str, Any]
+LeaseSpec = dict[str, Any]
 
 
 class Lease:
@@ -85,7 +85,7 @@ class Lease:
         self._ask = ask
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._there: dict[str, Any] | None = None
-        self._known: Spec | None = None
+        self._known: LeaseSpec | None = None
         """The spec that was read last, also when the Lease must be read again."""
         self._absent = self._led = False
         self._hold_until = 0.0
@@ -140,7 +140,8 @@ class Lease:
             log.info("leads" if self._led else "does not lead", holder=self.holder)
             self.changed()
         return max(
-            MIN_REQUEST_INTERVAL_S, min(MAX_CLOCK_INTERVAL_S, self._hold_until - self._clock())
+            MIN_LEASE_REQUEST_INTERVAL_S,
+            min(MAX_CLOCK_INTERVAL_S, self._hold_until - self._clock()),
         )
 
     async def release(self) -> None:
@@ -150,7 +151,7 @@ class Lease:
         self._renewed = float("-inf")
         spec = {**_lease_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            async with asyncio.timeout(LEASE_RELEASE_TIMEOUT_S):
                 await self._ask(self._new_request(Verb.UPDATE, {**self._there, "spec": spec}))
 
     def _next_request(self, now: float) -> APIRequest:
@@ -243,11 +244,11 @@ class Lease:
         )
 
 
-def _lease_spec(document: dict[str, Any]) -> Spec:
+def _lease_spec(document: dict[str, Any]) -> LeaseSpec:
     return document.get("spec") or {}
 
 
-def own_address(address: tuple[str, int] | None) -> str:
+def reachable_address(address: tuple[str, int] | None) -> str:
     """host:port where other pods reach what listens on an address; empty where they cannot.
 
     Of all addresses it is the one from which the kernel would ask the API server; nothing is sent.

@@ -20,7 +20,7 @@ from nri_numa.text import BadQuantity, milli_cpus, page_bytes_of_resource, whole
 KUBELET_CONFIG_API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KUBELET_CONFIG_KIND: Final = "KubeletConfiguration"
 
-_DEFAULT_ROOT: Final = "/var/lib/kubelet"
+_DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 _KEY_BY_FLAG: Final = {
     "cpu-manager-policy": "cpuManagerPolicy",
     "memory-manager-policy": "memoryManagerPolicy",
@@ -34,7 +34,7 @@ _KEY_BY_FLAG: Final = {
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
 }
 """Flags that say what a key of the file says too, and beat it."""
-_TABLE_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
+_MAPPING_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
                   "topologyManagerPolicyOptions")  # fmt: skip
 
 
@@ -50,7 +50,7 @@ class KubeletFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     config: str = ""
     config_dir: str = ""
-    root_dir: str = _DEFAULT_ROOT
+    root_dir: str = _DEFAULT_KUBELET_ROOT
     hostname_override: str = ""
     values: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
@@ -102,7 +102,7 @@ def parse_command_line(words: Sequence[str]) -> KubeletFlags:
     return KubeletFlags(
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
-        root_dir=found.get("root-dir") or _DEFAULT_ROOT,
+        root_dir=found.get("root-dir") or _DEFAULT_KUBELET_ROOT,
         # As pkg/util/node GetHostname does.
         hostname_override=found.get("hostname-override", "").strip().lower(),
         values={
@@ -117,7 +117,7 @@ def _parse_flag_value(key: str, texts: Sequence[str]) -> object:
     if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
         parts = [part.partition(":") for part in ";".join(texts).split(";") if part]
         return [{"numaNode": node, "limits": _parse_pairs(limits)} for node, _, limits in parts]
-    return _parse_pairs(",".join(texts)) if key in _TABLE_KEYS else texts[-1]
+    return _parse_pairs(",".join(texts)) if key in _MAPPING_KEYS else texts[-1]
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
@@ -314,7 +314,9 @@ def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
         return [], []
     try:
         # A directory's entries by name, as Go's WalkDir has them.
-        paths = sorted(_drop_ins(prefix + directory, len(prefix)), key=lambda path: path.split("/"))
+        paths = sorted(
+            _find_drop_ins(prefix + directory, len(prefix)), key=lambda path: path.split("/")
+        )
     except OSError as error:
         return [], [f"{directory}: cannot be read: {error.strerror or error}"]
     if len(paths) > MAX_DROP_IN_FILES:
@@ -398,7 +400,7 @@ def _stat_below(root: str, path: str) -> os.stat_result:
         os.close(at)
 
 
-def _drop_ins(directory: str, skip: int) -> Iterator[str]:
+def _find_drop_ins(directory: str, skip: int) -> Iterator[str]:
     """Paths of ``*.conf`` files, subdirectories included, without the first ``skip`` characters."""
 
     def raise_walk_error(error: OSError) -> None:

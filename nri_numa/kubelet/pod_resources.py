@@ -18,9 +18,9 @@ import msgspec
 
 from nri_numa.model.cpuset import CPUSet, NUMASet
 
-CALL_TIMEOUT_S: Final = 1.0
+KUBELET_CALL_TIMEOUT_S: Final = 1.0
 """Seconds for one call."""
-_MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_KUBELET_ANSWER_BYTES: Final = 16 << 20
 """Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
 RATE_LIMITED_PROBLEM: Final = "the kubelet is asked too often by programs on this node; ask again"
 _LISTER_SERVICE: Final = "/v1.PodResourcesLister/"
@@ -87,13 +87,13 @@ def preload_grpc() -> None:
     from nri_numa.kubelet.pb import podresources_pb2  # noqa: F401
 
 
-def socket_path(kubelet_root: str) -> str:
+def pod_resources_socket_path(kubelet_root: str) -> str:
     """Where the kubelet with this root serves."""
     return os.path.join(kubelet_root, "pod-resources", "kubelet.sock")
 
 
 def query_pod(
-    kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = CALL_TIMEOUT_S
+    kubelet_root: str, namespace: str, pod: str, *, timeout_s: float = KUBELET_CALL_TIMEOUT_S
 ) -> tuple[ContainerResources, ...] | str:
     """What the containers of a pod have, in their order; or why that is not known.
 
@@ -116,13 +116,13 @@ def query_pod(
     return "the kubelet knows no such pod"
 
 
-def allocated_device_ids(kubelet_root: str, resource: str) -> set[str]:
+def query_allocated_device_ids(kubelet_root: str, resource: str) -> set[str]:
     """Ids of one resource that pods have; empty where the kubelet does not tell."""
-    held = _allocated_devices(kubelet_root)
+    held = _query_allocated_devices(kubelet_root)
     return set() if isinstance(held, str) else {id for name, id in held if name == resource}
 
 
-def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
+def query_device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     """All devices whose NUMA node the kubelet knows, sorted; or why that is not known.
 
     Two calls. What pods have comes first: a device that is given in between counts as free until
@@ -130,7 +130,7 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     """
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
-    held = _allocated_devices(kubelet_root)
+    held = _query_allocated_devices(kubelet_root)
     if isinstance(held, str):
         return held
     request = pb.AllocatableResourcesRequest()
@@ -139,7 +139,7 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
         "GetAllocatableResources",
         request,
         pb.AllocatableResourcesResponse,
-        CALL_TIMEOUT_S,
+        KUBELET_CALL_TIMEOUT_S,
     )
     if isinstance(answer, _CallFailure):
         return answer.text
@@ -159,9 +159,9 @@ def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     )
 
 
-def _allocated_devices(kubelet_root: str) -> set[tuple[str, str]] | str:
+def _query_allocated_devices(kubelet_root: str) -> set[tuple[str, str]] | str:
     """Resource and id of every device that a pod has, or why that is not known."""
-    listed = _list_pod_resources(kubelet_root, CALL_TIMEOUT_S)
+    listed = _list_pod_resources(kubelet_root, KUBELET_CALL_TIMEOUT_S)
     if isinstance(listed, _CallFailure):
         return listed.text
     return {
@@ -192,7 +192,7 @@ def _call_kubelet(
 ) -> Any:
     import grpc
 
-    path = socket_path(kubelet_root)
+    path = pod_resources_socket_path(kubelet_root)
     if not os.access(path, os.F_OK):
         # The directory is root's: for others nothing in it is there.
         return _CallFailure(f"{path} is not there, or may not be looked at")
@@ -200,7 +200,7 @@ def _call_kubelet(
         # Go servers check the :authority header, which for a unix socket would be its path.
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+        ("grpc.max_receive_message_length", _MAX_KUBELET_ANSWER_BYTES),
     )
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         call = channel.unary_unary(

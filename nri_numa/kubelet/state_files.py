@@ -31,15 +31,15 @@ MAX_STATE_FILE_BYTES: Final = 1 << 20
 """Sixty bytes a container and a hundred and fifty a block of memory: ten thousand containers. A
 configuration has some thousand."""
 
-Signature = tuple[int, int, int, int]
+FileSignature = tuple[int, int, int, int]
 
 
-def file_signature(found: os.stat_result) -> Signature:
+def file_signature(found: os.stat_result) -> FileSignature:
     """What changes when a file is written, or another one takes its name."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def read_kubelet_file(path: str) -> tuple[bytes, Signature]:
+def read_kubelet_file(path: str) -> tuple[bytes, FileSignature]:
     """The whole file, and what distinguishes it from another one.
 
     Raises:
@@ -65,7 +65,7 @@ STATIC_POLICIES: Final = {"cpu": "static", "memory": "Static"}
 """By manager, the policy under which it sets cpusets."""
 
 
-class StateFiles:
+class KubeletStateFiles:
     """What the kubelet granted, as the files in its root directory say now.
 
     A file that is not there grants nothing: an operator who changes a policy removes it. One that
@@ -80,7 +80,7 @@ class StateFiles:
         self.directory = directory
         self.grants: KubeletGrants = NO_GRANTS
         self.problems: tuple[str, ...] = ()
-        self._seen: dict[str, Signature | None] = {}
+        self._seen: dict[str, FileSignature | None] = {}
         self._said: dict[str, KubeletGrants] = {}
         self._machine: tuple[CPUSet, NUMASet] | None = None
         self._unread: dict[str, str] = {}
@@ -96,7 +96,7 @@ class StateFiles:
         """
         changed = self._machine != (cpus, numa_nodes)
         for manager in STATE_FILE_NAMES:
-            changed |= self._refresh_one(manager)
+            changed |= self._refresh_manager_grants(manager)
         if not changed:
             return False
         self._machine = cpus, numa_nodes
@@ -108,7 +108,7 @@ class StateFiles:
         self.problems = (*self._unread.values(), *odd)
         return before != (self.grants, self.problems)
 
-    def _refresh_one(self, manager: str) -> bool:
+    def _refresh_manager_grants(self, manager: str) -> bool:
         """Whether one file changed; it is read then."""
         path = self.state_file_path(manager)
         before = self._seen.get(manager, ())
@@ -146,11 +146,11 @@ STATE_DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """Raised where a state file is none; the message says what was expected."""
 
 # Names go into log lines and documents.
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")]
+_PrintableName = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")]
 _NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Wrapped(msgspec.Struct, frozen=True, rename="camel"):
+class _WrappedState(msgspec.Struct, frozen=True, rename="camel"):
     """Version 4 has the document as a text."""
 
     data: str | None = None
@@ -166,16 +166,16 @@ class _CPUState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     policy_name: Literal["none", "static"]
     default_cpu_set: CPUSet = NO_CPUS
-    entries: dict[_Name, str | dict[_Name, CPUSet]] | None = None
-    pod_entries: dict[_Name, _PodCPUs] | None = None
+    entries: dict[_PrintableName, str | dict[_PrintableName, CPUSet]] | None = None
+    pod_entries: dict[_PrintableName, _PodCPUs] | None = None
 
 
-class _Block(msgspec.Struct, frozen=True, rename="camel"):
+class _MemoryBlock(msgspec.Struct, frozen=True, rename="camel"):
     numa_affinity: tuple[_NonNegativeInt, ...] | None = None
 
 
 class _PodMemory(msgspec.Struct, frozen=True, rename="camel"):
-    memory_blocks: tuple[_Block, ...] | None = None
+    memory_blocks: tuple[_MemoryBlock, ...] | None = None
 
 
 class _MemoryTable(msgspec.Struct, frozen=True):
@@ -183,7 +183,7 @@ class _MemoryTable(msgspec.Struct, frozen=True):
 
 
 class _NUMANode(msgspec.Struct, frozen=True, rename="camel"):
-    memory_map: dict[_Name, _MemoryTable] | None = None
+    memory_map: dict[_PrintableName, _MemoryTable] | None = None
 
 
 class _MemoryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -191,8 +191,10 @@ class _MemoryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     policy_name: Literal["None", "Static", "BestEffort"]
     machine_state: dict[_NonNegativeInt, _NUMANode] | None = None
-    entries: dict[_Name, dict[_Name, tuple[_Block, ...] | None]] | None = None
-    pod_entries: dict[_Name, _PodMemory] | None = None
+    entries: dict[_PrintableName, dict[_PrintableName, tuple[_MemoryBlock, ...] | None]] | None = (
+        None
+    )
+    pod_entries: dict[_PrintableName, _PodMemory] | None = None
 
 
 _State = TypeVar("_State", _CPUState, _MemoryState)
@@ -201,7 +203,7 @@ _CPUOrNUMASet = TypeVar("_CPUOrNUMASet", CPUSet, NUMASet)
 
 
 def _decode_state(data: bytes, kind: type[_State]) -> _State:
-    outer = msgspec.json.decode(data, type=_Wrapped)
+    outer = msgspec.json.decode(data, type=_WrappedState)
     if (outer.data is None) is not (outer.data_checksum is None):
         # The kubelet refuses such a file, and does not fall back to the outer keys.
         raise ValueError("has data or dataChecksum alone, expected both")
@@ -263,7 +265,7 @@ def decode_memory_grants(data: bytes) -> KubeletGrants:
     )
 
 
-def _affinity_of_blocks(blocks: tuple[_Block, ...] | None) -> NUMASet:
+def _affinity_of_blocks(blocks: tuple[_MemoryBlock, ...] | None) -> NUMASet:
     """NUMA nodes of all blocks of one holder; the kubelet makes a cpuset of them."""
     return NUMASet(i for block in blocks or () for i in block.numa_affinity or ())
 

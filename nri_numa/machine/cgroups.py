@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import NO_QUOTA, ActualCgroup
+from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 
 _READ_BYTES: Final = 65_536
 """Longer than any list the kernel writes for 8,192 CPUs."""
@@ -34,7 +34,7 @@ def read_text(path: str) -> str:
         os.close(fd)
 
 
-def text_or_empty(path: str) -> str:
+def read_text_or_empty(path: str) -> str:
     """Text of a small file; empty where it cannot be read."""
     try:
         return read_text(path)
@@ -55,7 +55,7 @@ def write_problem(path: str) -> str:
     return ""
 
 
-def _read_cpus(path: str) -> CPUSet | None:
+def _read_cpus_or_none(path: str) -> CPUSet | None:
     """The list in a file; None where none can be read."""
     try:
         return CPUSet.parse(read_text(path))
@@ -63,7 +63,7 @@ def _read_cpus(path: str) -> CPUSet | None:
         return None
 
 
-CRUN_CHILD: Final = "container"
+CRUN_INNER_CGROUP_NAME: Final = "container"
 """What crun calls its cgroup in the scope, unless the container's annotation says otherwise.
 
 OCI runtimes differ: with the systemd driver on version 2, crun makes one more cgroup in the
@@ -75,7 +75,7 @@ def inner_cgroup(directory: str) -> str:
     """The cgroup that crun made in a container's scope, of version 2; empty when there is none."""
     if not directory.endswith(".scope"):
         return ""
-    child = f"{directory}/{CRUN_CHILD}"
+    child = f"{directory}/{CRUN_INNER_CGROUP_NAME}"
     return child if os.path.exists(f"{child}/cpuset.cpus.effective") else ""
 
 
@@ -87,19 +87,19 @@ def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> st
     """
     culprit, leaves, above = "", NO_CPUS, os.path.dirname(directory)
     while len(above) > len(hierarchy):
-        effective = _read_cpus(f"{above}/cpuset.cpus.effective")
+        effective = _read_cpus_or_none(f"{above}/cpuset.cpus.effective")
         if effective is None or not missing - effective:
             break
         culprit, leaves, above = above, effective, os.path.dirname(above)
     else:
-        machine = _read_cpus(f"{hierarchy}/cpuset.cpus.effective")
+        machine = _read_cpus_or_none(f"{hierarchy}/cpuset.cpus.effective")
         if culprit and machine is not None and missing - machine:
             return ""
     if not culprit:
         return _partition_text(directory, "it")
     name = os.path.relpath(culprit, hierarchy)
     said = f"{name} has {leaves or 'none'}"
-    given = _read_cpus(f"{culprit}/cpuset.cpus")
+    given = _read_cpus_or_none(f"{culprit}/cpuset.cpus")
     if given and not missing - given:
         said += f" of its {given}; the rest belongs to a partition"
     own = _partition_text(culprit, name)
@@ -107,7 +107,7 @@ def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> st
 
 
 def _partition_text(directory: str, name: str) -> str:
-    state = text_or_empty(f"{directory}/cpuset.cpus.partition")
+    state = read_text_or_empty(f"{directory}/cpuset.cpus.partition")
     return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
 
@@ -165,7 +165,7 @@ class CgroupPlace(msgspec.Struct, frozen=True):
 
 # Hundreds of containers are written at every owner that comes or goes.
 @functools.lru_cache(maxsize=4096)
-def relative_path(cgroups_path: str) -> str:
+def cgroup_relative_path(cgroups_path: str) -> str:
     """Turn an OCI cgroupsPath into a path below the hierarchy's root, without a leading slash.
 
     It is ``/kubepods/pod1/abc``, or ``slice:prefix:name`` of the systemd driver, where each dash of
@@ -229,7 +229,7 @@ class CgroupReader:
         self.unified, self.hierarchy = False, v1
         if os.path.exists(f"{root}/cgroup.controllers"):
             self.unified, self.hierarchy = True, root
-        elif not os.path.isdir(v1) and "cpuset" in text_or_empty(
+        elif not os.path.isdir(v1) and "cpuset" in read_text_or_empty(
             f"{root}/unified/cgroup.controllers"
         ):
             self.unified, self.hierarchy = True, f"{root}/unified"
@@ -278,7 +278,7 @@ class CgroupReader:
 
     def directory_of(self, place: CgroupPlace) -> str:
         """Directory of a container's cpuset; empty when there is none (yet, or any more)."""
-        path = relative_path(place.cgroups_path)
+        path = cgroup_relative_path(place.cgroups_path)
         if path and os.path.isdir(directory := os.path.join(self.hierarchy, path)):
             return directory
         # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
@@ -294,7 +294,7 @@ class CgroupReader:
 
     def is_removed(self, place: CgroupPlace) -> bool:
         """Whether a cgroup is not there, though what it was below can be seen from here."""
-        path = relative_path(place.cgroups_path)
+        path = cgroup_relative_path(place.cgroups_path)
         top = os.path.join(self.hierarchy, path.partition("/")[0])
         return bool(path) and os.path.isdir(top) and not self.directory_of(place)
 
@@ -324,7 +324,7 @@ class CgroupReader:
         for file in files:
             try:
                 word = read_text(file).partition(" ")[0]
-                return NO_QUOTA if word == "max" else int(word)
+                return NO_CFS_QUOTA if word == "max" else int(word)
             except (OSError, ValueError):
                 continue
         return None
@@ -356,7 +356,7 @@ class CgroupReader:
 
     def _find_process_cgroup(self, pid: int) -> str:
         """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
-        for line in text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
+        for line in read_text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if self.unified:
@@ -385,9 +385,9 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 
 NO_CGROUP_OUTCOME: Final = WriteOutcome(missing=True)
-MAX_WRITE_WAIT_SECONDS: Final = 0.5
+MAX_WRITE_WAIT_S: Final = 0.5
 """Seconds that writes are waited for; the runtime waits two for the whole answer."""
-_SLOW_WRITE: Final = f"a write of cpusets takes longer than {MAX_WRITE_WAIT_SECONDS} s"
+_SLOW_WRITE: Final = f"a write of cpusets takes longer than {MAX_WRITE_WAIT_S} s"
 
 
 class CgroupWrite(NamedTuple):
@@ -445,12 +445,12 @@ class CgroupWriter:
             for container_id, one in wanted.items():
                 if late:
                     return  # something else may be meant by now
-                done[container_id] = self.write_one(one)
+                done[container_id] = self.write_cgroup(one)
 
         if not self.is_blocked:
             self._last = self._thread.submit(write_all)
             with contextlib.suppress(TimeoutError):
-                self._last.result(MAX_WRITE_WAIT_SECONDS)
+                self._last.result(MAX_WRITE_WAIT_S)
                 return done
             late.append(True)
         now = dict(done)
@@ -460,7 +460,7 @@ class CgroupWriter:
 
     def _is_blocked_in_kernel(self) -> bool:
         """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
-        stat = text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
+        stat = read_text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
         return stat.rpartition(")")[2].split()[:1] == ["D"]
 
     def write_mark(self, place: CgroupPlace, name: str, text: str) -> None:
@@ -472,7 +472,7 @@ class CgroupWriter:
         with contextlib.suppress(OSError, ValueError):
             os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
-    def write_one(self, one: CgroupWrite) -> WriteOutcome:
+    def write_cgroup(self, one: CgroupWrite) -> WriteOutcome:
         """Write one, in this thread, however long the kernel takes.
 
         CPUs first: pages would follow a program that still runs on its former NUMA node.
@@ -530,7 +530,7 @@ class CgroupWriter:
                 _write_text(f"{directory}/{name}", "0")
 
 
-class _Node(msgspec.Struct, frozen=True):
+class _CgroupspyNode(msgspec.Struct, frozen=True):
     """What a controller of cgroupspy needs to know; its own node walks the whole tree."""
 
     full_path: str
@@ -541,7 +541,7 @@ def _new_v1_cpuset_writer() -> Callable[[str, str], object]:
 
     def write_cpuset_property(path: str, value: str) -> None:
         directory, name = os.path.split(path)
-        CpuSetController(_Node(directory)).set_property(name, value)
+        CpuSetController(_CgroupspyNode(directory)).set_property(name, value)
 
     return write_cpuset_property
 
@@ -622,7 +622,7 @@ class SystemdScopes:
         Raises:
             OSError: systemd does not answer.
         """
-        unit = os.path.basename(relative_path(place.cgroups_path))
+        unit = os.path.basename(cgroup_relative_path(place.cgroups_path))
         if not (unit and os.path.exists(os.path.join(self._transient, unit))):
             return ""
         wanted = {"AllowedCPUs": cpus.bits, "AllowedMemoryNodes": mems.bits}

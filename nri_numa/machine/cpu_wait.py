@@ -19,7 +19,12 @@ import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import PROCESS_GONE_ERRNOS, UsageUnknown, parse_cpu_lines, processes_of
+from nri_numa.machine.usage import (
+    PROCESS_GONE_ERRNOS,
+    UsageUnknown,
+    list_cgroup_processes,
+    parse_cpu_lines,
+)
 from nri_numa.model.machine import Topology
 
 PRESSURE_FILE: Final = "cpu.pressure"
@@ -130,7 +135,7 @@ def _read_cpu_pressure(reader: CgroupReader, directory: str, root: str) -> float
 def _read_thread_waits(
     directory: str, proc: str, until: float, clock: Callable[[], float]
 ) -> dict[int, float]:
-    pids = processes_of(directory)
+    pids = list_cgroup_processes(directory)
     if not pids:
         raise UsageUnknown("it has no process")
     found: dict[int, float] = {}

@@ -24,9 +24,9 @@ from nri_numa.model.machine import Topology
 from nri_numa.text import human_bytes
 
 NETLINK_KOBJECT_UEVENT: Final = 15
-KERNEL_GROUP: Final = 1
+KERNEL_UEVENT_GROUP: Final = 1
 """Multicast group of the kernel's own messages; udev's processed ones are in group 2."""
-RECEIVE_BYTES: Final = 16_384
+UEVENT_RECEIVE_BYTES: Final = 16_384
 UEVENT_DEBOUNCE_S: Final = 0.1
 """A package of CPUs goes in a burst of events; one look after it is enough."""
 CPU_UEVENT_ACTIONS: Final = frozenset(
@@ -56,7 +56,7 @@ def open_uevent_socket() -> socket.socket:
     )
     try:
         source.setblocking(False)
-        source.bind((0, KERNEL_GROUP))
+        source.bind((0, KERNEL_UEVENT_GROUP))
     except OSError:
         source.close()
         raise
@@ -84,7 +84,7 @@ async def watch_cpu_events(
 
     def on_socket_readable() -> None:
         try:
-            data, sender = source.recvfrom(RECEIVE_BYTES)
+            data, sender = source.recvfrom(UEVENT_RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError as error:

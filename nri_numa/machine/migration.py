@@ -20,8 +20,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, text_or_empty
-from nri_numa.machine.usage import UsageUnknown, processes_of
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, read_text_or_empty
+from nri_numa.machine.usage import UsageUnknown, list_cgroup_processes
 from nri_numa.model.cpuset import NUMASet
 
 _SYSCALL_NUMBERS: Final = {"x86_64": 279, "aarch64": 239}
@@ -29,7 +29,7 @@ _SYSCALL_NUMBERS: Final = {"x86_64": 279, "aarch64": 239}
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STEP_PAGES: Final = 2048
 """A good step, as measured: 8 MiB. With small areas before a large one up to twice as much."""
-_STEP_BYTES: Final = STEP_PAGES * _PAGE_BYTES
+_MIGRATION_STEP_BYTES: Final = STEP_PAGES * _PAGE_BYTES
 _MAX_MOVE_TRIES: Final = 2
 """A page may be busy for a moment: also all of a huge page while its first part is on its way."""
 _MPOL_MF_MOVE, _MPOL_MF_MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
@@ -79,15 +79,18 @@ def find_migration_problem(reader: CgroupReader) -> str:
     """Why no pages can be moved from here; empty where they can."""
     if platform.machine() not in _SYSCALL_NUMBERS:
         return f"how pages are moved on {platform.machine()} is not known"
-    if "0" in text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
+    if "0" in read_text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
         return "the processes of the host cannot be seen (hostPID)"
-    if text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
+    if read_text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
         return "the AppArmor profile nri-numa lets no process be read"
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text("/proc/self/status"), re.MULTILINE)
     has = int(rights[1], 16) if rights else 0
     if missing := [name for name, bit in _CAPABILITY_BITS.items() if not has >> bit & 1]:
         return f"{' and '.join(missing)} missing"
-    kernel, balancing = platform.release(), text_or_empty("/proc/sys/kernel/numa_balancing").strip()
+    kernel, balancing = (
+        platform.release(),
+        read_text_or_empty("/proc/sys/kernel/numa_balancing").strip(),
+    )
     if kernel.startswith(_EFAULT_KERNEL_PREFIXES) and balancing not in ("", "0"):
         return f"Linux {kernel} moves no pages that NUMA balancing watches (kernel.numa_balancing)"
     try:
@@ -106,7 +109,7 @@ def migrate_pages(
         OSError: we may not, or its processes are not known.
     """
     try:
-        pids = processes_of(reader.directory_of(place))
+        pids = list_cgroup_processes(reader.directory_of(place))
     except UsageUnknown as unknown:
         raise OSError(str(unknown)) from unknown
     for pid in sorted(pids):
@@ -122,7 +125,7 @@ def migrate_pages(
 
 def _has_ended(pid: int) -> bool:
     """Whether a process is gone or a zombie, or just lets go of its memory: proc_pid_statm(5)."""
-    return text_or_empty(f"/proc/{pid}/statm").partition(" ")[0] in ("", "0")
+    return read_text_or_empty(f"/proc/{pid}/statm").partition(" ")[0] in ("", "0")
 
 
 def _migrate_process_pages(pid: int, sources: NUMASet, target: int) -> Iterator[MigrationStep]:
@@ -131,10 +134,12 @@ def _migrate_process_pages(pid: int, sources: NUMASet, target: int) -> Iterator[
         batches: dict[int, list[int]] = {_MPOL_MF_MOVE: [], _MPOL_MF_MOVE_ALL: []}
         for start, end, flags in _read_mapped_areas(pid):
             batch = batches[flags]
-            first = start // _STEP_BYTES * _STEP_BYTES  # so that no huge page is in two steps
-            for aligned in range(first, end, _STEP_BYTES):
+            first = (
+                start // _MIGRATION_STEP_BYTES * _MIGRATION_STEP_BYTES
+            )  # so that no huge page is in two steps
+            for aligned in range(first, end, _MIGRATION_STEP_BYTES):
                 at = max(start, aligned)
-                count = (min(end, aligned + _STEP_BYTES) - at) // _PAGE_BYTES
+                count = (min(end, aligned + _MIGRATION_STEP_BYTES) - at) // _PAGE_BYTES
                 data = os.pread(pagemap, 8 * count, at // _PAGE_BYTES * 8)
                 if data.count(0) == len(data):
                     continue  # a large reservation, most of which was never touched

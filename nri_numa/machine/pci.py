@@ -42,7 +42,7 @@ def kind_of_class(code: str | None) -> str:
     return DEVICE
 
 
-def pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
+def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out."""
     found: list[PCIDevice] = []
     for address in tree.list_directory(PCI_DIR)[:MAX_PCI_DEVICES]:
@@ -63,7 +63,7 @@ def pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     return tuple(found)
 
 
-def pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
+def list_pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
     """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
 
     A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;

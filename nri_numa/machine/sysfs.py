@@ -38,7 +38,7 @@ from nri_numa.model.machine import (
 _SIBLING_FILES = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
 _LOCAL, _REMOTE = 10, 20
 """LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
-_DISTANCE_LIMIT = 255  # ACPI's SLIT has one byte for each
+_MAX_SLIT_DISTANCE = 255  # ACPI's SLIT has one byte for each
 
 _CPU_NAME = re.compile(r"cpu([0-9]{1,5})", re.ASCII)
 _NODE_NAME = re.compile(r"node([0-9]{1,5})", re.ASCII)
@@ -160,7 +160,7 @@ class _Discovery:
         owner = self._numa_node_by_cpu(online, claims)
         cores = self._read_cores(online, owner)
         core_of = {i: core for core in cores.values() for i in core.cpus}
-        groups = self._l3_groups(online, cores)
+        groups = self._read_l3_groups(online, cores)
         l3_of = {i: group.id for group in groups.values() for i in group.cpus}
         cpus = {
             i: CPU(
@@ -189,19 +189,19 @@ class _Discovery:
             cores=cores,
             l3_groups=groups,
             sockets=sockets_from(cores.values()),
-            numa_nodes=self._numa_nodes(claims, owner),
+            numa_nodes=self._build_numa_nodes(claims, owner),
             online=online,
             present=present,
             possible=present if possible is None else possible | present,
             isolated=isolated & present,
             allowed=allowed,
             withheld_memory=withheld,
-            nohz_full=self._nohz_full() & present,
+            nohz_full=self._read_nohz_full() & present,
             partitions=found,
             warnings=tuple(self._warnings),
         )
 
-    def _nohz_full(self) -> CPUSet:
+    def _read_nohz_full(self) -> CPUSet:
         """CPUs that the kernel was started with as ``nohz_full``; some kernels print NULL."""
         name = f"{CPU_DIR}/nohz_full"
         untold = self._tree.read_file(name) == "(null)"
@@ -311,7 +311,7 @@ class _Discovery:
         text = self._tree.read_file(f"{NODE_DIR}/node{numa_id}/distance")
         words, count = (text or "").split(), len(ids)
         row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
-        if len(row) == len(words) == count and all(_LOCAL <= d <= _DISTANCE_LIMIT for d in row):
+        if len(row) == len(words) == count and all(_LOCAL <= d <= _MAX_SLIT_DISTANCE for d in row):
             return dict(zip(ids, row, strict=True))
         found = f"the distances {text[:60]!r}" if text else "no distances"
         self._add_warning(
@@ -351,7 +351,7 @@ class _Discovery:
             self._add_warning(f"{whose} to no NUMA node")
         return owner
 
-    def _numa_nodes(
+    def _build_numa_nodes(
         self, claims: dict[int, NUMANode], owner: dict[int, int]
     ) -> dict[int, NUMANode]:
         members: dict[int, int] = dict.fromkeys(claims, 0)
@@ -417,7 +417,7 @@ class _Discovery:
                 f"{inflect_for_ids(CPUSet(torn), 'has', 'have')} threads on several NUMA nodes; "
                 "the lowest thread's counts"
             )
-        kinds = self._hybrid_cores(siblings_of)
+        kinds = self._read_hybrid_core_kinds(siblings_of)
         return {
             i: Core(
                 id=i,
@@ -485,7 +485,7 @@ class _Discovery:
                 numbers[key] = next(free)
         return {i: numbers[key_of[i]] if i in key_of else 0 for i in siblings_of}
 
-    def _hybrid_cores(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
+    def _read_hybrid_core_kinds(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
         """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
         known: dict[int, CoreKind] = {}
         for kind, unit in ((CoreKind.PERFORMANCE, "core"), (CoreKind.EFFICIENT, "atom")):
@@ -522,7 +522,7 @@ class _Discovery:
             or 0
         )
 
-    def _l3_groups(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
+    def _read_l3_groups(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
         """Read groups of CPUs with one level 3 cache, by id."""
         groups: dict[int, L3Group] = {}
         done = NO_CPUS

@@ -24,14 +24,14 @@ TIER_DIR = "sys/devices/virtual/memory_tiering"
 PCI_DIR = "sys/bus/pci/devices"
 PCI_FILES = ("class", "device", "numa_node", "vendor")
 
-MAX_FILE_BYTES = 2 << 20
+MAX_TREE_FILE_BYTES = 2 << 20
 """Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and /proc/schedstat
 some 1.5 for each CPU."""
 _READ_BYTES = 64 * 1024
 """Bytes asked for in one read."""
-MAX_KEPT_BYTES = 64 << 20
+MAX_ARCHIVE_KEPT_BYTES = 64 << 20
 """Bytes of all files kept from an archive."""
-MAX_UNPACKED_BYTES = 512 << 20
+MAX_ARCHIVE_UNPACKED_BYTES = 512 << 20
 """Bytes an archive may unpack to; a capture of everything a 128-CPU machine shows has 12 MiB."""
 MAX_ARCHIVE_MEMBERS = 500_000
 """Members of an archive."""
@@ -120,7 +120,7 @@ class DirectoryTree:
         data = b""
         try:
             # proc/mounts and proc/schedstat give at once what whole lines fit into a page.
-            while len(data) < MAX_FILE_BYTES and (more := os.read(fd, _READ_BYTES)):
+            while len(data) < MAX_TREE_FILE_BYTES and (more := os.read(fd, _READ_BYTES)):
                 data += more
         except OSError:
             return None
@@ -247,14 +247,16 @@ class _SizeLimitedStream:
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, where: str) -> None:
         self._stream = stream
-        self._left = MAX_UNPACKED_BYTES
+        self._left = MAX_ARCHIVE_UNPACKED_BYTES
         self._where = where
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise TopologyError(self._where, f"unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB")
+            raise TopologyError(
+                self._where, f"unpacks to more than {MAX_ARCHIVE_UNPACKED_BYTES >> 20} MiB"
+            )
         return data
 
 
@@ -303,12 +305,13 @@ def _open_archive(where: str, mtime_ns: int, size: int) -> Tree:
                         (links if LINK_PATHS.fullmatch(inner) else other).add(name)
                     elif member.isreg() and _is_relevant_path(inner):
                         data = archive.extractfile(member)
-                        text = b"" if data is None else data.read(MAX_FILE_BYTES)
+                        text = b"" if data is None else data.read(MAX_TREE_FILE_BYTES)
                         kept += len(text)
-                        if kept > MAX_KEPT_BYTES:
+                        if kept > MAX_ARCHIVE_KEPT_BYTES:
                             raise TopologyError(
                                 where,
-                                f"describes a machine in more than {MAX_KEPT_BYTES >> 20} MiB",
+                                "describes a machine in more than "
+                                f"{MAX_ARCHIVE_KEPT_BYTES >> 20} MiB",
                             )
                         files[name] = _decode_file(text)
                     else:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, text_or_empty
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, read_text_or_empty
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
 from nri_numa.model.machine import NUMAMemory, Topology
@@ -122,13 +122,13 @@ def read_container_usage(
     if not directory:
         return None
     if reader.unified:
-        stat = text_or_empty(f"{directory}/cpu.stat")
+        stat = read_text_or_empty(f"{directory}/cpu.stat")
         match = re.search(r"^usage_usec (\d{1,20})$", stat, re.MULTILINE)
         seconds = int(match[1]) / 1e6 if match else None
     else:
         below = os.path.relpath(directory, reader.hierarchy)
         files = [f"{root}/{name}/{below}/cpuacct.usage" for name in ("cpuacct", "cpu,cpuacct")]
-        found = filter(re.compile(r"\d{1,20}").fullmatch, map(text_or_empty, files))
+        found = filter(re.compile(r"\d{1,20}").fullmatch, map(read_text_or_empty, files))
         used = next(found, "")
         seconds = int(used) / 1e9 if used else None
     memory, _ = _read_numa_stat(reader, directory, root, page_size)
@@ -148,9 +148,9 @@ NUMA_MAPS: Final = "numa_maps"
 
 NUMA_MAPS_CPU_LIMIT_S: Final = 0.3
 """Seconds of CPU time that numa_maps of one container may take: some 10⁵ lines, at 2.5 µs each."""
-_MAX_PROCESSES: Final = 1024
+_MAX_PROCESSES_PER_CONTAINER: Final = 1024
 """Processes of one container whose numa_maps are read."""
-_MAX_CGROUPS: Final = 256
+_MAX_INNER_CGROUPS: Final = 256
 """Cgroups within a container's own that are looked into for processes."""
 _MAPPED_PAGES: Final = re.compile(rb" N(\d{1,4})=(\d{1,18})(?![\d=])", re.ASCII)
 _PAGE_KIB: Final = re.compile(rb" kernelpagesize_kB=(\d{1,9})\b", re.ASCII)
@@ -265,16 +265,17 @@ def _read_numa_maps(directory: str, proc: str, too_long: Callable[[], bool]) -> 
     Raises:
         UsageUnknown: it is not known.
     """
-    pids = processes_of(directory)
+    pids = list_cgroup_processes(directory)
     if not pids:
         raise UsageUnknown(f"it has no process whose {NUMA_MAPS} could be read")
-    if len(pids) > _MAX_PROCESSES:
+    if len(pids) > _MAX_PROCESSES_PER_CONTAINER:
         raise UsageUnknown(
-            f"{len(pids)} processes are more than the {_MAX_PROCESSES} whose {NUMA_MAPS} are read"
+            f"{len(pids)} processes are more than the {_MAX_PROCESSES_PER_CONTAINER} whose "
+            f"{NUMA_MAPS} are read"
         )
     by_process = {pid: _read_process_numa_maps(pid, proc, too_long) for pid in sorted(pids)}
     # A number may have become another process's between the list and the reading.
-    still = processes_of(directory)
+    still = list_cgroup_processes(directory)
     known = [found for pid, found in by_process.items() if found is not None and pid in still]
     if not known:
         raise UsageUnknown(f"its processes ended while their {NUMA_MAPS} were read")
@@ -312,7 +313,7 @@ def _read_process_numa_maps(
     return found
 
 
-def processes_of(directory: str) -> set[int]:
+def list_cgroup_processes(directory: str) -> set[int]:
     """Ids of the processes of a cgroup and those within.
 
     Raises:
@@ -320,8 +321,8 @@ def processes_of(directory: str) -> set[int]:
     """
     found: set[int] = set()
     for count, (path, _, _) in enumerate(os.walk(directory), 1):
-        if count > _MAX_CGROUPS:
-            raise UsageUnknown(f"more than {_MAX_CGROUPS} cgroups are within its own")
+        if count > _MAX_INNER_CGROUPS:
+            raise UsageUnknown(f"more than {_MAX_INNER_CGROUPS} cgroups are within its own")
         try:
             with open(f"{path}/cgroup.procs", "rb") as file:
                 found.update(int(word) for word in file.read().split() if word.isdigit())

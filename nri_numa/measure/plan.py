@@ -27,7 +27,7 @@ _FREE_DIVISOR: Final = 8
 """One part in so many of what is free on a NUMA node is taken at most."""
 
 
-class Worker(Struct, frozen=True, kw_only=True):
+class LoopWorker(Struct, frozen=True, kw_only=True):
     """A process that runs one loop over so many bytes; ``busy`` only takes time from others.
 
     A NUMA node of None leaves it to the kernel where the memory is.
@@ -39,14 +39,14 @@ class Worker(Struct, frozen=True, kw_only=True):
     size: int = 0
 
 
-class Side(Struct, frozen=True, kw_only=True):
+class ComparisonSide(Struct, frozen=True, kw_only=True):
     """One of the two placements, in words, with workers that run at the same time.
 
     The figures of those that are not ``busy`` are added up.
     """
 
     placed: str
-    workers: tuple[Worker, ...]
+    workers: tuple[LoopWorker, ...]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -56,8 +56,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     title: str
     unit: str
     higher_is_better: bool = True
-    good_side: Side
-    bad: Side
+    good_side: ComparisonSide
+    bad: ComparisonSide
 
 
 class ImpossibleComparison(Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ _COMPARISON_TITLES_AND_UNITS: Final = {
 }
 """Title and unit by name, in the order in which they are shown."""
 
-ComparisonSides = tuple[Side, Side] | str
+SidesOrReason = tuple[ComparisonSide, ComparisonSide] | str
 """The good and the bad placement, or why there are none."""
 
 
@@ -127,7 +127,7 @@ def plan_comparisons(
 
 def _memory_sides(
     topology: Topology, usable: CPUSet, available: Mapping[int, int], l3_bytes: int
-) -> tuple[ComparisonSides, ComparisonSides]:
+) -> tuple[SidesOrReason, SidesOrReason]:
     memory = topology.memory_nodes
     if len(memory) < 2:
         return (f"this machine has one NUMA node with memory, {numa_text(memory)}",) * 2
@@ -152,11 +152,11 @@ def _memory_sides(
             "are needed",
         ) * 2
 
-    def memory_side(loop: LoopName, numa_node: int) -> Side:
-        return Side(
+    def memory_side(loop: LoopName, numa_node: int) -> ComparisonSide:
+        return ComparisonSide(
             placed=f"CPU {cpu} of {numa_text(str(home))}, memory of {numa_text(str(numa_node))}"
             + (f" at distance {-distance}" if numa_node == away else ""),
-            workers=(Worker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
+            workers=(LoopWorker(loop=loop, cpu=cpu, numa_node=numa_node, size=size),),
         )
 
     bandwidth = memory_side("bandwidth", home), memory_side("bandwidth", away)
@@ -166,7 +166,7 @@ def _memory_sides(
     return bandwidth, (memory_side("latency", home), memory_side("latency", away))
 
 
-def _sibling_sides(topology: Topology, usable: CPUSet) -> ComparisonSides:
+def _sibling_sides(topology: Topology, usable: CPUSet) -> SidesOrReason:
     cores = [(core, core.cpus & usable) for _, core in sorted(topology.cores.items())]
     pairs = [(core, cpus) for core, cpus in cores if len(cpus) > 1]
     if not pairs:
@@ -189,15 +189,17 @@ def _sibling_sides(topology: Topology, usable: CPUSet) -> ComparisonSides:
     return "no NUMA node has two cores of a kind that may be used here"
 
 
-def _two_cpu_side(loop: LoopName, first: int, second: int, what: str, size: int = 0) -> Side:
+def _two_cpu_side(
+    loop: LoopName, first: int, second: int, what: str, size: int = 0
+) -> ComparisonSide:
     cpus = CPUSet((first, second))
-    return Side(
+    return ComparisonSide(
         placed=f"{cpus_text(cpus)}, {what}",
-        workers=tuple(Worker(loop=loop, cpu=cpu, size=size) for cpu in (first, second)),
+        workers=tuple(LoopWorker(loop=loop, cpu=cpu, size=size) for cpu in (first, second)),
     )
 
 
-def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> ComparisonSides:
+def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> SidesOrReason:
     groups = [g for _, g in sorted(topology.l3_groups.items()) if g.cpus & usable]
     if not groups or not l3_bytes:
         return "the kernel reports no L3 cache here"
@@ -228,13 +230,13 @@ def _cache_sides(topology: Topology, usable: CPUSet, l3_bytes: int) -> Compariso
     return "no NUMA node has two L3 caches, and two cores at one of them, that may be used here"
 
 
-def _busy_cpu_sides(usable: CPUSet) -> ComparisonSides:
+def _busy_cpu_sides(usable: CPUSet) -> SidesOrReason:
     if not usable:
         return "no CPU may be used here"
     cpu = max(usable)  # the lowest ones serve interrupts more often
-    alone = Worker(loop="compute", cpu=cpu)
-    beside = (alone, Worker(loop="busy", cpu=cpu))
+    alone = LoopWorker(loop="compute", cpu=cpu)
+    beside = (alone, LoopWorker(loop="busy", cpu=cpu))
     return (
-        Side(placed=f"CPU {cpu}, alone", workers=(alone,)),
-        Side(placed=f"CPU {cpu}, beside a busy program", workers=beside),
+        ComparisonSide(placed=f"CPU {cpu}, alone", workers=(alone,)),
+        ComparisonSide(placed=f"CPU {cpu}, beside a busy program", workers=beside),
     )

@@ -12,7 +12,7 @@ import msgspec
 from nri_numa.measure.plan import Comparison, ImpossibleComparison
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredComparison(msgspec.Struct, frozen=True):
     """A comparison with the figures of each round: as many of each side, one at least."""
 
     comparison: Comparison
@@ -32,7 +32,7 @@ class Measured(msgspec.Struct, frozen=True):
         return max(self.good_values) < min(self.bad) or max(self.bad) < min(self.good_values)
 
 
-ComparisonOutcome = Measured | ImpossibleComparison
+ComparisonOutcome = MeasuredComparison | ImpossibleComparison
 
 
 def spread_percent(figures: Sequence[float]) -> float:
@@ -59,7 +59,7 @@ def results_document(
                 "clear": one.is_conclusive,
             }
             for one in outcomes
-            if isinstance(one, Measured)
+            if isinstance(one, MeasuredComparison)
         ],
         "notShown": [
             msgspec.to_builtins(one) for one in outcomes if isinstance(one, ImpossibleComparison)
@@ -71,15 +71,15 @@ def results_document(
 def _side_document(placed: str, figures: Sequence[float]) -> dict[str, Any]:
     return {
         "placed": placed,
-        "median": _four_digits(statistics.median(figures)),
-        "least": _four_digits(min(figures)),
-        "most": _four_digits(max(figures)),
+        "median": _round_to_four_digits(statistics.median(figures)),
+        "least": _round_to_four_digits(min(figures)),
+        "most": _round_to_four_digits(max(figures)),
         "spreadPercent": round(spread_percent(figures), 1),
-        "rounds": [_four_digits(figure) for figure in figures],
+        "rounds": [_round_to_four_digits(figure) for figure in figures],
     }
 
 
-def _four_digits(value: float) -> float:
+def _round_to_four_digits(value: float) -> float:
     """Four digits: more than any of these figures is worth."""
     return float(f"{value:.4g}")
 
@@ -105,7 +105,7 @@ def noise_sentences(
     if steal is not None and steal > 0.005:
         found.append(f"the host took {steal:.1%} of the CPU time for others (steal)")
     for one in outcomes:
-        if isinstance(one, Measured):
+        if isinstance(one, MeasuredComparison):
             for side, figures in (("good", one.good_values), ("bad", one.bad)):
                 if (apart := spread_percent(figures)) > 15:
                     found.append(

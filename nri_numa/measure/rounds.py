@@ -19,8 +19,8 @@ import msgspec
 
 from nri_numa.machine import cpu_wait
 from nri_numa.machine.usage import parse_busy_ticks
-from nri_numa.measure.plan import Comparison, ImpossibleComparison, Worker
-from nri_numa.measure.results import ComparisonOutcome, Measured
+from nri_numa.measure.plan import Comparison, ImpossibleComparison, LoopWorker
+from nri_numa.measure.results import ComparisonOutcome, MeasuredComparison
 from nri_numa.model.cpuset import CPUSet
 
 WORKER_READY_TIMEOUT_S: Final = 300.0
@@ -44,9 +44,9 @@ def run_comparison(comparison: Comparison, *, rounds: int, seconds: float) -> Co
         )
 
 
-async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> Measured:
+async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> MeasuredComparison:
     figures: dict[str, list[float]] = {"good": [], "bad": []}
-    sides: dict[str, list[tuple[Worker, Process]]] = {"good": [], "bad": []}
+    sides: dict[str, list[tuple[LoopWorker, Process]]] = {"good": [], "bad": []}
     try:
         for name, side in (("good", comparison.good_side), ("bad", comparison.bad)):
             for worker in side.workers:
@@ -64,10 +64,10 @@ async def _run_rounds(comparison: Comparison, rounds: int, seconds: float) -> Me
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return Measured(comparison, tuple(figures["good"]), tuple(figures["bad"]))
+    return MeasuredComparison(comparison, tuple(figures["good"]), tuple(figures["bad"]))
 
 
-async def _start_worker(worker: Worker) -> Process:
+async def _start_worker(worker: LoopWorker) -> Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nri_numa.measure.worker", msgspec.json.encode(worker)),
         stdin=PIPE,
@@ -90,7 +90,7 @@ async def _read_worker_line(process: Process, limit: float) -> str:
     return line.decode(errors="replace").rstrip("\n")
 
 
-async def _run_side(side: list[tuple[Worker, Process]], seconds: float) -> float:
+async def _run_side(side: list[tuple[LoopWorker, Process]], seconds: float) -> float:
     """Have all of a side run, and add up what they found."""
     for _, process in side:
         assert process.stdin is not None  # noqa: S101  # made with a pipe
@@ -105,7 +105,7 @@ async def _run_side(side: list[tuple[Worker, Process]], seconds: float) -> float
     return total
 
 
-def l3_bytes(root: str = "/") -> int:
+def read_last_level_cache_bytes(root: str = "/") -> int:
     """Size of the largest last-level cache; 0 when the kernel does not say."""
     found = 0
     for index in Path(root).glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
@@ -117,7 +117,7 @@ def l3_bytes(root: str = "/") -> int:
     return found
 
 
-def cpu_utilization(
+def measure_cpu_utilization(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
     """The part of these CPUs' time that is used now; None when the kernel does not say."""
@@ -135,7 +135,7 @@ def cpu_utilization(
     return sum(parts) / len(parts) if parts else None
 
 
-def steal_ticks() -> tuple[int, int] | None:
+def read_steal_ticks() -> tuple[int, int] | None:
     """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
         ticks = cpu_wait.parse_cpu_times(Path("/proc/stat").read_text(), "").steal.values()

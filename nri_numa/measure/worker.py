@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.machine.usage import add_mapped_bytes, local_bytes
-from nri_numa.measure.plan import MAX_RING_BYTES, Worker
+from nri_numa.measure.plan import MAX_RING_BYTES, LoopWorker
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)
 _SET_MEMPOLICY_SYSCALL_NUMBERS: Final = {
@@ -188,7 +188,7 @@ def _timed_loop(once: Callable[[], object], each: float) -> Callable[[float], fl
 
 def main(argument: str) -> int:
     """Make ready, and run whenever a line comes."""
-    given = msgspec.json.decode(argument, type=Worker)
+    given = msgspec.json.decode(argument, type=LoopWorker)
     numa_node, size = given.numa_node, given.size
     gc.disable()  # millions of objects that all stay
     try:

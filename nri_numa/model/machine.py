@@ -362,7 +362,7 @@ _MILLI_BY_UNIT: Final = {Unit.CPUS: 1000, Unit.MILLI_CPUS: 1}
 # --- What the kernel says of one container's cgroup, as a value -----------------------------------
 
 
-NO_QUOTA: Final = -1
+NO_CFS_QUOTA: Final = -1
 """CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
 
 

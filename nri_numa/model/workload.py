@@ -206,7 +206,7 @@ DEVICE_VARIABLE_PREFIXES: Final = (PCI_VARIABLE_PREFIX, NVIDIA_VARIABLE, CLAIM_V
 CDI_ANNOTATION_PREFIX: Final = "cdi.k8s.io/"
 
 
-class DeviceNode(NamedTuple):
+class DeviceFile(NamedTuple):
     """A device file: its OCI type (``c``, ``u``, ``b``, ``p``) and its number."""
 
     type: str
@@ -225,7 +225,7 @@ class DeviceMentions(msgspec.Struct, frozen=True, kw_only=True):
         unread: how many device files and names there were beyond `MAX_CONTAINER_DEVICES`.
     """
 
-    nodes: tuple[DeviceNode, ...] = ()
+    nodes: tuple[DeviceFile, ...] = ()
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     cdi: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ NO_DEVICE_MENTIONS: Final = DeviceMentions()
 
 def find_device_mentions(
     *,
-    nodes: Sequence[DeviceNode],
+    nodes: Sequence[DeviceFile],
     environment: Iterable[str],
     annotations: Mapping[str, str],
     names: Iterable[str] = (),

@@ -21,8 +21,8 @@ from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     ContainerUpdate,
+    DeviceFile,
     DeviceMentions,
-    DeviceNode,
     MemoryPolicy,
     PodSandbox,
     PodTable,
@@ -130,12 +130,12 @@ def container_from(container: pb.Container, *, mentions: bool = False) -> Contai
         oom_score_adj=score,
         pid=container.pid,
         cgroups_path=cgroups_path,
-        mentions=device_mentions(container) if mentions else NO_DEVICE_MENTIONS,
+        mentions=read_device_mentions(container) if mentions else NO_DEVICE_MENTIONS,
         starting=container.state == pb.CONTAINER_CREATED,
     )
 
 
-_MAX_CACHED_BYTES: Final = 512
+_MAX_CACHED_RESOURCES_BYTES: Final = 512
 """Bytes of resources that are worth remembering; far longer ones can be sent as well."""
 
 
@@ -149,17 +149,17 @@ def resources_from(resources: pb.LinuxResources, *, update: bool = False) -> Res
         # Replicas have the same bytes: comparing them is quicker than looking at each field, and
         # their value is in memory once.
         data = resources.SerializeToString()
-        if len(data) <= _MAX_CACHED_BYTES:
+        if len(data) <= _MAX_CACHED_RESOURCES_BYTES:
             return _cached_resources(data)
-    return _resources_in(resources, update=update)
+    return _convert_resources(resources, update=update)
 
 
 @lru_cache(maxsize=256)
 def _cached_resources(data: bytes) -> Resources:
-    return _resources_in(pb.LinuxResources.FromString(data), update=False)
+    return _convert_resources(pb.LinuxResources.FromString(data), update=False)
 
 
-def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
+def _convert_resources(resources: pb.LinuxResources, *, update: bool) -> Resources:
     # Parts that are missing have the values of empty ones, and read like them.
     cpu, memory = resources.cpu, resources.memory
     shares, quota, period = (
@@ -201,7 +201,7 @@ _PCI_VARIABLE, _NVIDIA_VARIABLE, _CLAIM_VARIABLE = (
 _CDI_ANNOTATION_BYTES: Final = CDI_ANNOTATION_PREFIX.encode()
 
 
-def device_mentions(container: pb.Container) -> DeviceMentions:
+def read_device_mentions(container: pb.Container) -> DeviceMentions:
     """What is said of a container's devices.
 
     Nearly all containers mention nothing, which a search through the message's bytes shows for less
@@ -219,17 +219,17 @@ def device_mentions(container: pb.Container) -> DeviceMentions:
     has_names = _CDI_ANNOTATION_BYTES in everything
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_DEVICE_MENTIONS
-    privileged = any(_allows_all(rule) for rule in linux.resources.devices)
+    privileged = any(_allows_all_devices(rule) for rule in linux.resources.devices)
     files = () if privileged else linux.devices
     return find_device_mentions(
-        nodes=[DeviceNode(one.type, one.major, one.minor) for one in files],
+        nodes=[DeviceFile(one.type, one.major, one.minor) for one in files],
         environment=container.env if has_variables else (),
         annotations=_copy_map(container.annotations) if has_names else {},
         names=[one.name for one in devices],
     )
 
 
-def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
+def _allows_all_devices(rule: pb.LinuxDeviceCgroup) -> bool:
     """Whether it makes a container privileged: device files that are listed say nothing of it."""
     return (
         rule.allow
@@ -241,7 +241,7 @@ def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
 
 # --- to the runtime ---------------------------------------------------------------------------
 
-_WithUpdates: TypeAlias = (
+_MessageWithUpdates: TypeAlias = (
     pb.CreateContainerResponse
     | pb.UpdateContainerResponse
     | pb.StopContainerResponse
@@ -289,7 +289,7 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
 
 
 def add_updates(
-    response: _WithUpdates, every: Sequence[ContainerUpdate], *, ignore_failure: bool = False
+    response: _MessageWithUpdates, every: Sequence[ContainerUpdate], *, ignore_failure: bool = False
 ) -> None:
     """Add updates to a response, one for each container, in their order.
 

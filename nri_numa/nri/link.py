@@ -71,8 +71,8 @@ from nri_numa.runtime import (
 # Changes of the link and failed pushes are logged by what runs the link.
 logger = get_logger("nri")
 
-DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
-DEFAULT_REQUEST_TIMEOUT: Final = 2.0
+DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
+DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 """Seconds a runtime waits for an answer when it does not tell (NRI before 0.7)."""
 
 MAX_ACCEPTED_RETRY_S: Final = 2.0
@@ -84,7 +84,7 @@ REGISTRATION_STEP: Final = "registration"
 QUIET_AFTER_S: Final = 0.3
 """Without a request for this long, nothing else is under way in the runtime."""
 
-SOCKET_POLL_SECONDS: Final = 0.1
+SOCKET_POLL_INTERVAL_S: Final = 0.1
 """How often a pause looks whether the runtime made a new socket."""
 
 QUIET_WAIT_TIMEOUT_S: Final = 10.0
@@ -93,7 +93,7 @@ QUIET_WAIT_TIMEOUT_S: Final = 10.0
 QUIET_CHECK_INTERVAL_S: Final = 0.1
 """Seconds between two looks whether it is quiet."""
 
-SANDBOX_REMOVAL_S: Final = 5.0
+MAX_SANDBOX_REMOVAL_S: Final = 5.0
 """How long after its stop a sandbox may be on its way out with containers still in it."""
 
 PUSH_REGISTRATION_STEP: Final = "second registration"
@@ -224,7 +224,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     index: str
-    socket_path: str = DEFAULT_SOCKET
+    socket_path: str = DEFAULT_NRI_SOCKET
     descriptor: int | None = None
     events: int = AGENT_EVENTS
     delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
@@ -311,7 +311,7 @@ class NRILink(RuntimeLink):
         loop = asyncio.get_running_loop()
         end = loop.time() + delay
         while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
+            await asyncio.sleep(min(left, SOCKET_POLL_INTERVAL_S))
             now = _socket_identity(self._settings.socket_path)
             if now is not None and now != before:
                 return
@@ -375,7 +375,7 @@ class NRILink(RuntimeLink):
     def _response_timeout(self) -> float:
         """Seconds that the runtime waits for an answer."""
         given = self.runtime.request_timeout if self.runtime is not None else 0.0
-        return given or DEFAULT_REQUEST_TIMEOUT
+        return given or DEFAULT_REQUEST_TIMEOUT_S
 
     def _cancel_registration_timer(self) -> None:
         if self._registration_timer is not None:
@@ -388,9 +388,9 @@ class NRILink(RuntimeLink):
         """Answer one event of the session; called by the transport."""
         match event:
             case ev.SynchronizeRequested():
-                self._on_synchronize(event)
+                self._answer_synchronize(event)
             case ev.ConfigureRequested():
-                self._on_configure(event)
+                self._answer_configure(event)
             case ev.ShutdownRequested(stream):  # followed by the end of the socket
                 self._answer_request(stream, "Shutdown", lambda: None)
             case ev.UpdateContainersAnswered():
@@ -467,7 +467,7 @@ class NRILink(RuntimeLink):
             logger.exception("internal_error hook failed", event_name=name)
         return None
 
-    def _on_configure(self, event: ev.ConfigureRequested) -> None:
+    def _answer_configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
         self.runtime = info = event.info
         # Whatever the handler does, the mask must be right: zero would mean everything.
@@ -491,7 +491,7 @@ class NRILink(RuntimeLink):
         else:
             self._set_link_state(LinkState.CONFIGURED, described)
 
-    def _on_synchronize(self, event: ev.SynchronizeRequested) -> None:
+    def _answer_synchronize(self, event: ev.SynchronizeRequested) -> None:
         self.watch.end_call(REGISTRATION_STEP)
         self._stopped.clear()
         started = time.perf_counter()
@@ -586,7 +586,7 @@ class NRILink(RuntimeLink):
         """
         if time.perf_counter() - self._last_request < self._settings.quiet_seconds:
             return False
-        oldest = time.monotonic() - SANDBOX_REMOVAL_S
+        oldest = time.monotonic() - MAX_SANDBOX_REMOVAL_S
         self._stopped = {pod: at for pod, at in self._stopped.items() if at > oldest}
         return not self._stopped
 

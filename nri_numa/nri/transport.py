@@ -19,10 +19,10 @@ from nri_numa.observe.logs import get_logger
 
 logger = get_logger("nri")
 
-READ_SIZE: Final = 1 << 18
+READ_BUFFER_BYTES: Final = 1 << 18
 """Bytes taken from the socket at once."""
 
-WRITE_HIGH_WATER: Final = 1 << 20
+WRITE_HIGH_WATER_BYTES: Final = 1 << 20
 """Bytes the peer has not read yet; above this we stop reading requests, so memory stays flat."""
 
 EventT = TypeVar("EventT")
@@ -57,7 +57,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         self._transport: asyncio.Transport | None = None
         # One buffer for all reads. Otherwise every read, however short, takes a quarter of a
         # megabyte from the allocator and gives it back, with page faults both ways.
-        self._buffer = bytearray(READ_SIZE)
+        self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._ending: ConnectionEnding | None = None
         self.ended: asyncio.Future[ConnectionEnding] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         """Keep the transport and bound its buffer."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket's
         self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         """Where the next bytes go."""

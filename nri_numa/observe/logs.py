@@ -238,7 +238,7 @@ _FINAL_DRAIN_S: Final = 0.5
 """Seconds that it gets at the end."""
 
 
-class _Handler(logging.Handler):
+class _LogHandler(logging.Handler):
     """Writes records at once, or in the loop's next round when there is a loop."""
 
     def __init__(self) -> None:
@@ -388,7 +388,7 @@ def setup_logging(
         _sink.close_target = opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
-        _sink.write, _sink.close_target = _journal_writer(_JOURNAL_SOCKET)
+        _sink.write, _sink.close_target = _open_journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
         target, _sink.close_target = stream or sys.stderr, lambda: None
@@ -425,7 +425,7 @@ def count_dropped_lines() -> int:
 # --- destinations -------------------------------------------------------------------------------
 
 
-def _journal_writer(path: str) -> tuple[Callable[[str, str], None], Callable[[], None]]:
+def _open_journal_writer(path: str) -> tuple[Callable[[str, str], None], Callable[[], None]]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)
 
@@ -515,7 +515,7 @@ def _timestamp_text(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_sink = _Handler()
+_sink = _LogHandler()
 _root.addHandler(_sink)
 _root.propagate = False
 logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on

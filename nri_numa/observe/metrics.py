@@ -71,7 +71,7 @@ from prometheus_client import (  # noqa: E402
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest  # noqa: E402
 
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 # The budget is 0.5 ms, the runtime gives up at 2 s.
 REQUEST_DURATION_BUCKETS_S = (
@@ -177,7 +177,7 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node's state at the moment of a scrape.
 
     Attributes:
@@ -204,7 +204,7 @@ class Metrics(Registry):
 
     def __init__(self, version: str) -> None:
         super().__init__("nri_numa", version, python=platform.python_version())
-        self.snapshot: Callable[[], Snapshot] = Snapshot
+        self.snapshot: Callable[[], MetricsSnapshot] = MetricsSnapshot
         self._runtime_info = self.new_gauge(
             "runtime_info", "The container runtime we are registered with; 1.", "name", "version"
         )
@@ -401,8 +401,8 @@ class Metrics(Registry):
             yield generate_latest(one)
         snapshot = self.snapshot()
         rows = chain(
-            _numa_node_rows(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
-            _node_rows(snapshot),
+            _numa_node_gauge_lines(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
+            _node_gauge_lines(snapshot),
             _container_info_lines(snapshot.state),
             _container_series_lines(_LOCAL_MEMORY_FAMILIES, snapshot.local_memory),
             _container_series_lines(_CPU_WAITING_FAMILIES, snapshot.cpu_waiting),
@@ -476,7 +476,7 @@ def _container_labels(namespace: str, pod: str, container: str) -> str:
     return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
 
 
-def _node_rows(snapshot: Snapshot) -> Iterator[str]:
+def _node_gauge_lines(snapshot: MetricsSnapshot) -> Iterator[str]:
     if snapshot.node_name:
         text = "The node by the name that Kubernetes has for it; always 1."
         yield from _gauge_family_lines(
@@ -529,7 +529,7 @@ _NUMA_NODE_GAUGE_TEXTS: Final = {
 """Gauges of each NUMA node, by the field of its sample."""
 
 
-def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
+def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
     yield from _gauge_family_lines(
         "numa_node_cpus",
         "Online CPUs of a NUMA node; each is in one state.",

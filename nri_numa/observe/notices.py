@@ -191,12 +191,12 @@ class DecidedRequest(msgspec.Struct, rename="camel"):
     attributes: Annotated[dict[str, str | int], "By their names in OpenTelemetry."] = {}
 
 
-_request: ContextVar[DecidedRequest | None] = ContextVar("_request", default=None)
+_current_request: ContextVar[DecidedRequest | None] = ContextVar("_request", default=None)
 
 
 def begin_request(method: str, container_id: str, traceparent: str, at: float) -> None:
     """A request begins; what it defers runs in its context, and is its decision too."""
-    _request.set(DecidedRequest(method, container_id, traceparent, at))
+    _current_request.set(DecidedRequest(method, container_id, traceparent, at))
 
 
 class RequestDecisions:
@@ -212,7 +212,7 @@ class RequestDecisions:
         self, container: str, who: Sequence[str], fields: Mapping[str, object], refused: str = ""
     ) -> None:
         """A decision about a container, with its `CONTAINER_ATTRIBUTES`, or about all."""
-        one = _request.get()
+        one = _current_request.get()
         if self.limit and one is not None and not one.number and one.container_id == container:
             named = {"container.id": container} if container else {}
             named |= {

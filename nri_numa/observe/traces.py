@@ -19,12 +19,16 @@ from msgspec.structs import replace
 from nri_numa.engine.align.hints import DeviceDemand, HintProvider, ResourceDemand
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.decision import DecisionTrace
-from nri_numa.engine.explain.explanation import ExplanationInput, StoredExplanation, basis_of
+from nri_numa.engine.explain.explanation import (
+    ExplanationInput,
+    StoredExplanation,
+    explanation_input_of,
+)
 from nri_numa.model.cpuset import NUMASet
 
 MAX_TRACE_VALUE_CHARS: Final = 300
 """Characters kept of a value that comes from a pod; a list of CPUs may be much longer."""
-MAX_STEP_CHARS: Final = 1000
+MAX_TRACE_STEP_CHARS: Final = 1000
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):
@@ -42,7 +46,7 @@ def _encode_set(value: object) -> str | None:
     return str(value) if isinstance(value, NUMASet) else None
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_encode_set).encode
+_encode_trace = msgspec.msgpack.Encoder(enc_hook=_encode_set).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +58,8 @@ class PackedTrace:
 
 def pack_trace(trace: DecisionTrace) -> PackedTrace:
     """Pack a trace; names, ids, labels and annotations are not kept."""
-    packed = _Packed(_truncate_basis(basis_of(trace)), trace.alignment)
-    return PackedTrace(compress(_encode(packed), 1))
+    packed = _Packed(_truncate_basis(explanation_input_of(trace)), trace.alignment)
+    return PackedTrace(compress(_encode_trace(packed), 1))
 
 
 def unpack_trace(
@@ -94,6 +98,6 @@ def _truncate_basis(basis: ExplanationInput) -> ExplanationInput:
             for key, (value, source) in asked.items()
         },
         decision_steps=tuple(
-            [_truncate_text(step, MAX_STEP_CHARS) for step in basis.decision_steps]
+            [_truncate_text(step, MAX_TRACE_STEP_CHARS) for step in basis.decision_steps]
         ),
     )

@@ -24,7 +24,7 @@ from nri_numa.web.responses import Assignment, NUMAInfo
 
 Object = dict[str, Any]
 
-MAX_NOTE_BYTES: Final = 1024
+MAX_EVENT_NOTE_BYTES: Final = 1024
 """Bytes of an Event's note; the API server refuses more."""
 MAX_EVENT_NAME_CHARS: Final = 253
 PINNED_KINDS: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
@@ -152,7 +152,7 @@ def pod_event(
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": event_name(name, id), "namespace": namespace},
-        "eventTime": micro_time(at),
+        "eventTime": micro_time_text(at),
         "note": _truncate_note(text),
         "regarding": {**regarding, "uid": uid},
         **fields,
@@ -163,17 +163,19 @@ def event_series(notice: Notice) -> Object:
     """What of an Event changes when it happens again; nothing the first time."""
     if notice.count < 2:
         return {}
-    return {"series": {"count": notice.count, "lastObservedTime": micro_time(notice.last_time)}}
+    return {
+        "series": {"count": notice.count, "lastObservedTime": micro_time_text(notice.last_time)}
+    }
 
 
 def _truncate_note(text: str) -> str:
     # One line that moves no cursor, whatever prints it: kubectl, a bridge to chat, a log.
     data = escape_unprintable(text).encode()
-    if len(data) <= MAX_NOTE_BYTES:
+    if len(data) <= MAX_EVENT_NOTE_BYTES:
         return data.decode()
-    return data[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "…"
+    return data[: MAX_EVENT_NOTE_BYTES - 3].decode(errors="ignore") + "…"
 
 
-def micro_time(seconds: float) -> str:
+def micro_time_text(seconds: float) -> str:
     """Seconds since the epoch as Kubernetes' MicroTime."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

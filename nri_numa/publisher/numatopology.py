@@ -28,7 +28,7 @@ _LISTED_KINDS: Final = ("explicit", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
 
 
-def build_spec(
+def build_numatopology_spec(
     topology: TopologyDocument, assignments: Iterable[Assignment], found: Zones
 ) -> Object:
     """The object's ``spec``.

@@ -41,7 +41,7 @@ def backoff_seconds(failures: int, jitter: float) -> float:
     return longest * (0.5 + 0.5 * jitter)
 
 
-class Bucket:
+class TokenBucket:
     """Requests as a token bucket: so many per second, and so many at once after a quiet time."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
@@ -319,7 +319,7 @@ class OutputQueue:
 
     def __init__(self, outputs: Sequence[Output], *, rate: float, burst: float, now: float) -> None:
         self.outputs = tuple(outputs)
-        self._bucket = Bucket(rate, burst, now)
+        self._bucket = TokenBucket(rate, burst, now)
         self._hold_until = 0.0
         self.failures = 0
 

@@ -20,9 +20,9 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.observe.notices import Notice
 from nri_numa.publisher import desired_objects
 from nri_numa.publisher.outbox import (
-    Bucket,
     Output,
     SingleObjectOutput,
+    TokenBucket,
     VersionedQueue,
     backoff_seconds,
 )
@@ -306,7 +306,7 @@ class EventOutput(Output):
         self._node, self._prefix = node, prefix
         self._shelf: VersionedQueue[str] = VersionedQueue(MAX_ITEMS_PER_OUTPUT)
         self._known: dict[str, _EventProgress] = {}
-        self._pods: dict[str, Bucket] = {}
+        self._pods: dict[str, TokenBucket] = {}
 
     def add_notices(self, notices: Iterable[Notice], at: float) -> None:
         """These are new, or changed, at this Unix time."""
@@ -345,12 +345,12 @@ class EventOutput(Output):
             )  # fmt: skip
         return None
 
-    def _pod_token_bucket(self, pod_uid: str, now: float) -> Bucket:
+    def _pod_token_bucket(self, pod_uid: str, now: float) -> TokenBucket:
         bucket = self._pods.get(pod_uid)
         if bucket is None:
             if len(self._pods) >= MAX_ITEMS_PER_OUTPUT:
                 del self._pods[next(iter(self._pods))]
-            bucket = self._pods[pod_uid] = Bucket(
+            bucket = self._pods[pod_uid] = TokenBucket(
                 1 / MAX_EVENT_UPDATE_INTERVAL_S, EVENT_BURST_PER_POD, now
             )
         return bucket

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from nri_numa import __version__, service
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.dra.handover import ClaimRequestServer, write_file_atomically
+from nri_numa.dra.handover import ClaimFileResponder, write_file_atomically
 from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, text_of, uid_of
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
@@ -34,7 +34,7 @@ from nri_numa.publisher.outputs import (
     NodeMetadataOutput,
     PodAnnotationOutput,
 )
-from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
+from nri_numa.publisher.source import AgentChange, AgentSource, AgentUnavailable
 from nri_numa.publisher.topology import GUARANTEED_QOS, UNLISTED_ZONE_ID, TopologyOutput
 from nri_numa.publisher.traces import SpanSender
 from nri_numa.publisher.writer import Writer, WriterMetrics
@@ -165,7 +165,7 @@ class Publisher:
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
         self._api = KubeAPI(
-            publish.credentials, "nri-numa-publish", wall=wall, skewed=self._on_clock_skew
+            publish.credentials, "nri-numa-publish", wall=wall, skewed=self._report_clock_skew
         )
         self._bound_changed = asyncio.Event()
         outputs = self._create_outputs(config, node)
@@ -231,7 +231,7 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             self._claims = ClaimRequestAnswerer(
-                ClaimRequestServer(config.dra.handover), self._api, self._driver_registered
+                ClaimFileResponder(config.dra.handover), self._api, self._on_driver_registered
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
@@ -294,9 +294,9 @@ class Publisher:
                     await asyncio.sleep(self._settle)
                     await self._fetch_changed_documents(changed)
                     failures = 0
-                    self._on_agent_state("")
+                    self._report_agent_state("")
             except AgentUnavailable as error:
-                self._on_agent_state(str(error))
+                self._report_agent_state(str(error))
             # It may be another process by now, of another machine state.
             self._machine_read, self._serial, self._number_known = False, -1, False
             failures += 1
@@ -307,7 +307,7 @@ class Publisher:
                         self._wake.set()
             await asyncio.sleep(min(10.0, backoff_seconds(failures, self._jitter())))
 
-    async def _fetch_changed_documents(self, changed: Changed) -> None:
+    async def _fetch_changed_documents(self, changed: AgentChange) -> None:
         """Read what changed, and want what follows from it."""
         if self._spans is not None:
             self._spans.wake.set()
@@ -333,7 +333,7 @@ class Publisher:
             zones = await self._source.read_document(Zones)
             if zones.serial == listed.serial:  # else a change came between, and is read next
                 with _translate_topology_errors():
-                    spec = numatopology.build_spec(topology, listed.containers, zones)
+                    spec = numatopology.build_numatopology_spec(topology, listed.containers, zones)
                 self._numatopology.set_desired(spec)
         if self._slices is not None:
             zones, slots = (
@@ -371,7 +371,7 @@ class Publisher:
                 why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
             )
 
-    def _driver_registered(self) -> None:
+    def _on_driver_registered(self) -> None:
         if self._slices is not None:
             self._slices.schedule_rechecks(time.monotonic())
             self._wake.set()
@@ -385,7 +385,7 @@ class Publisher:
         self.metrics.old.inc(events.expired_count - old)
         self._instance, self._number, self._number_known = found.instance, found.number, True
 
-    def _on_agent_state(self, problem: str) -> None:
+    def _report_agent_state(self, problem: str) -> None:
         self.metrics.agent_up.set(not problem)
         if problem and problem != self._agent_problem:
             log.warning("the agent does not answer", problem=problem)
@@ -434,7 +434,7 @@ class Publisher:
         dropped.inc(output.dropped)
         output.dropped = 0
 
-    def _on_clock_skew(self, seconds: float) -> None:
+    def _report_clock_skew(self, seconds: float) -> None:
         self.metrics.clock_skew.set(round(seconds))
         wrong = abs(seconds) > CLOCK_SKEW_LIMIT_S
         if wrong and not self._skew_said:

@@ -18,11 +18,11 @@ from nri_numa.dra.claims import (
     HUGEPAGES_CAPACITY_PREFIX,
     MEMORY_CAPACITY,
     NUMA_NODE_ATTRIBUTE,
-    device_name,
+    numa_node_device_name,
 )
 from nri_numa.kube.requests import APIRequest, Resource
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
-from nri_numa.publisher.topology import page_resource
+from nri_numa.publisher.topology import hugepages_resource_name
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import SlotsDocument, Zone, Zones
 
@@ -32,9 +32,9 @@ PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"
 MAX_SLICE_DEVICES: Final = 128
 MAX_SLICE_DEVICES_WITH_LISTS: Final = 64
 """Devices of a slice in which one has a list (KEP-5491)."""
-MAX_LIST_VALUES: Final = 16
+MAX_LISTED_PCIE_ROOTS: Final = 16
 """Of a list here; more PCIe roots has no NUMA node that we know of."""
-RECHECK_DELAYS_S: Final = (1.0, 5.0, 30.0)
+SLICE_RECHECK_DELAYS_S: Final = (1.0, 5.0, 30.0)
 """Seconds after the kubelet took the driver at which the slice is looked at: whether its deletion
 comes before or after that is not said anywhere."""
 MIN_SLICE_WRITE_INTERVAL_S: Final = 5.0
@@ -75,7 +75,7 @@ def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool)
     if len(zone.pcie_roots) == 1:
         attributes[PCIE_ROOT_ATTRIBUTE] = {"string": zone.pcie_roots[0]}
     elif zone.pcie_roots and lists:
-        attributes[PCIE_ROOT_ATTRIBUTE] = {"strings": list(zone.pcie_roots[:MAX_LIST_VALUES])}
+        attributes[PCIE_ROOT_ATTRIBUTE] = {"strings": list(zone.pcie_roots[:MAX_LISTED_PCIE_ROOTS])}
     capacity = {
         # A request that names no amount takes all there is, unless a default says otherwise.
         f"{driver}/{CPU_CAPACITY}": {
@@ -86,12 +86,12 @@ def _build_device(zone: Zone, cpus: int, threads: int, driver: str, lists: bool)
     }
     for pages in zone.huge_pages:
         if pages.allocatable_bytes:
-            name = f"{driver}/{page_resource(pages.size_bytes)}".replace(
+            name = f"{driver}/{hugepages_resource_name(pages.size_bytes)}".replace(
                 HUGEPAGES_PREFIX, HUGEPAGES_CAPACITY_PREFIX
             )
             capacity[name] = _bytes_capacity(pages.allocatable_bytes)
     return {
-        "name": device_name(zone.id),
+        "name": numa_node_device_name(zone.id),
         "attributes": attributes,
         "allowMultipleAllocations": True,
         "capacity": capacity,
@@ -128,7 +128,7 @@ class SliceOutput(AppliedObjectOutput):
 
     def schedule_rechecks(self, now: float) -> None:
         """The kubelet took the driver, and may have deleted the slice."""
-        self._checks = [now + after for after in RECHECK_DELAYS_S]
+        self._checks = [now + after for after in SLICE_RECHECK_DELAYS_S]
 
     def _next_request(self, now: float) -> APIRequest | None:
         if self._checks and self._checks[0] <= now:

@@ -32,7 +32,7 @@ class AgentUnavailable(Exception):
     """The agent does not answer; the message says why, and what was expected."""
 
 
-class Changed(msgspec.Struct, frozen=True):
+class AgentChange(msgspec.Struct, frozen=True):
     """The data of an event of /v1/events: serial of the state, and number of the last notice."""
 
     serial: int
@@ -82,7 +82,7 @@ class AgentSource:
             text = str(error) or type(error).__name__
             raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
 
-    async def watch_changes(self) -> AsyncIterator[Changed]:
+    async def watch_changes(self) -> AsyncIterator[AgentChange]:
         """Where the agent is, and then each change, until it does not answer any more.
 
         Raises:
@@ -94,7 +94,7 @@ class AgentSource:
                 *lines, rest = (rest + chunk).split(b"\n")
                 # What came while an earlier one was acted upon is one change: the newest.
                 for line in [one for one in lines if one.startswith(b"data: ")][-1:]:
-                    yield msgspec.json.decode(line[6:], type=Changed)
+                    yield msgspec.json.decode(line[6:], type=AgentChange)
         raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
     async def read_document(self, kind: type[T], path: str = "") -> T:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
-from nri_numa.publisher.desired_objects import micro_time
+from nri_numa.publisher.desired_objects import micro_time_text
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.text import HUGEPAGES_PREFIX
 from nri_numa.web.responses import Zone, Zones
@@ -128,7 +128,7 @@ def _listed_zone_count(zones: Mapping[int, Zone]) -> int:
     return count
 
 
-def stale_document(prefix: str, what: Object) -> Object:
+def stale_topology_contents(prefix: str, what: Object) -> Object:
     """The same for an agent that does not answer any more: its last numbers, not ready."""
     name = f"{prefix}/{AGENT_ATTRIBUTE}"
     kept = [one for one in what["attributes"] if one["name"] != name]
@@ -201,7 +201,7 @@ def _zone_resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
         )
         for pages in zone.huge_pages:
             yield _resource_amounts(
-                page_resource(pages.size_bytes),
+                hugepages_resource_name(pages.size_bytes),
                 pages.capacity_bytes,
                 pages.allocatable_bytes,
                 pages.available_bytes,
@@ -227,7 +227,7 @@ def _resource_amounts(resource: str, capacity: int, allocatable: int, left: int)
     }
 
 
-def page_resource(size: int) -> str:
+def hugepages_resource_name(size: int) -> str:
     """Name of huge pages of a size in bytes, as Kubernetes writes it: ``hugepages-2Mi``."""
     power = 0
     while power < len(_BINARY_SUFFIXES) - 1 and size and size % 1024 == 0:
@@ -303,7 +303,7 @@ class TopologyOutput(AppliedObjectOutput):
 
     def renew_validity(self, wall: float) -> None:
         """It holds since this Unix time in seconds; written where it has a validity."""
-        self._renewed = micro_time(wall)
+        self._renewed = micro_time_text(wall)
 
     def set_desired(self, found: Zones | None) -> None:
         """This is what the agent says; None when it has said nothing for a while.
@@ -314,7 +314,10 @@ class TopologyOutput(AppliedObjectOutput):
         self._silent = found is None
         if found is None:
             if self._wanted is not None:
-                self._wanted, self._steady = stale_document(self._prefix, self._wanted), None
+                self._wanted, self._steady = (
+                    stale_topology_contents(self._prefix, self._wanted),
+                    None,
+                )
         elif (still := without_volatile_amounts(found)) != self._steady:
             self._steady, self._wanted = still, build_topology_contents(self._prefix, found)
 
@@ -385,7 +388,7 @@ class TopologyOutput(AppliedObjectOutput):
         elif self._wanted is None and managed and not others and "zones" in document:
             # An earlier publisher of ours left it, perhaps with `ready` in it.
             left = {key: document.get(key) or [] for key in ("attributes", "zones")}
-            self._wanted = stale_document(self._prefix, left)
+            self._wanted = stale_topology_contents(self._prefix, left)
 
     def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
         if self._touch and has_more_available(self._applied_last, request.body):

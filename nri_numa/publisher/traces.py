@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = get_logger("publish")
 
 EXPORTER_LOGGER_NAME: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-RETRY_S: Final = 5.0
+SPAN_RETRY_S: Final = 5.0
 
 
 class SpanSender:
@@ -60,15 +60,15 @@ class SpanSender:
             while await self.wake.wait():
                 self.wake.clear()
                 try:
-                    await self._send()
+                    await self._send_spans()
                 except AgentUnavailable:
                     continue  # what sets `wake` finds that out
                 except Exception as error:  # the library's, or that it is not there
-                    self._report(str(error) or repr(error))
-                    await asyncio.sleep(RETRY_S)
+                    self._report_problem(str(error) or repr(error))
+                    await asyncio.sleep(SPAN_RETRY_S)
                     self.wake.set()
                 else:
-                    self._report("")
+                    self._report_problem("")
         finally:
             logging.getLogger(EXPORTER_LOGGER_NAME).removeFilter(self._capture_exporter_log)
             if self._exporter is not None:
@@ -78,11 +78,11 @@ class SpanSender:
         self._logged = record.getMessage()
         return False
 
-    def _report(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         self._up(not problem)
         if problem and not self._problem:
             where = self._endpoint
-            log.warning("spans are not sent", endpoint=where, problem=problem, retry_s=RETRY_S)
+            log.warning("spans are not sent", endpoint=where, problem=problem, retry_s=SPAN_RETRY_S)
         elif self._problem and not problem:
             log.info("spans are sent again", endpoint=self._endpoint)
         self._problem = problem
@@ -95,7 +95,7 @@ class SpanSender:
         self._resource = Resource.create({**names, "k8s.node.name": self._node})
         return OTLPSpanExporter(self._endpoint.rstrip("/") + "/v1/traces")
 
-    async def _send(self) -> None:
+    async def _send_spans(self) -> None:
         exporter = self._exporter = self._exporter or self._new_exporter()
         found = await self._source.read_document(
             DecidedRequests, f"/v1/requests?after={self._number}"

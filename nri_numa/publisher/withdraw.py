@@ -66,11 +66,11 @@ def _withdrawal_requests(
         if resource in mapping_or_empty(mapping_or_empty(node.get("status")).get(part))
     }
     if CAPACITY_KIND in kinds and parts:
-        yield _patch(Resource.NODE_STATUS, node, {"status": parts})
+        yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})
     if NUMA_IDS_KEY in kinds and key in annotations_of(node):
-        yield _patch(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
+        yield _patch_request(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 
-def _patch(resource: Resource, node: Mapping[str, Any], body: object) -> APIRequest:
+def _patch_request(resource: Resource, node: Mapping[str, Any], body: object) -> APIRequest:
     name = name_of(node)
     return APIRequest(output="withdraw", verb=Verb.PATCH, resource=resource, name=name, body=body)

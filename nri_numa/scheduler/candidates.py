@@ -21,14 +21,14 @@ from nri_numa.scheduler.fit import (
     evaluate_fit,
     near_best_score_key,
 )
-from nri_numa.scheduler.node_resources import NO_RESOURCES, NodeResources, UnreadableTopology
+from nri_numa.scheduler.node_resources import NO_NODE_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_request import PodRequest
 
 NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
 AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"
 UNREADABLE_TEXT: Final = "its NodeResourceTopology cannot be read"
-_MAX_CACHED_NODES: Final = 1000
+_MAX_CACHED_STALE_ROOMS: Final = 1000
 """Rooms that are gone whose verdicts may be remembered for one kind of pods."""
 _MAX_CACHED_REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
@@ -243,7 +243,7 @@ class VerdictCache:
         """Verdicts for pods that ask alike, by room; those of rooms that are gone go some day."""
         key = request.verdict_key
         known = self._known.pop(key, {})
-        if len(known) >= len(self._nodes) + _MAX_CACHED_NODES:
+        if len(known) >= len(self._nodes) + _MAX_CACHED_STALE_ROOMS:
             known = {room: known[room] for room in self._nodes.rooms() if room in known}
         while (
             len(self._known) >= _MAX_CACHED_REQUESTS
@@ -259,7 +259,7 @@ class VerdictCache:
         if isinstance(known, NodeResources):
             return Unfit(AGENT_NOT_READY_TEXT)
         if self._unknown_fits or not request.has_placement_request:
-            return Fit(NO_RESOURCES, request)
+            return Fit(NO_NODE_RESOURCES, request)
         return Unfit(NO_TOPOLOGY_TEXT if known is None else UNREADABLE_TEXT, unresolvable=True)
 
 

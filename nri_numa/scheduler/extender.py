@@ -14,7 +14,7 @@ from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import MissingTopologyAction
 from nri_numa.kube.api import KubeAPI, Watch, read_pod_namespace, uid_of
-from nri_numa.kube.lease import Lease, own_address
+from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
@@ -45,9 +45,9 @@ MAX_EXTENDER_CONNECTIONS: Final = 512
 MIN_FEASIBLE_NODES: Final = 100
 """Names that kube-scheduler sends at least where it did not look at all nodes
 (minFeasibleNodesToFind)."""
-_MAX_SAMPLED: Final = 1000
+_MAX_SAMPLED_REQUESTS: Final = 1000
 """Kinds of refused pods for which other nodes are still to be looked for, one in each tick."""
-TICK_S = 0.5
+TICK_INTERVAL_S = 0.5
 """Seconds between two looks at what has run out."""
 PROBE_INTERVAL_S: Final = 4.0
 """Seconds between two questions whether the API server answers."""
@@ -62,7 +62,7 @@ WATCHED_KINDS: Final = ("noderesourcetopologies", "pods")
 """What is watched, as metrics name it."""
 _EVENT_AGE_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-Verb = Callable[[bytes], Awaitable[bytes]]
+VerbHandler = Callable[[bytes], Awaitable[bytes]]
 
 
 class SchedulerMetrics(ServiceMetrics):
@@ -139,7 +139,7 @@ class Extender:
                 section.lease,
                 read_pod_namespace(section.credentials),
                 self.lease_api.execute,
-                address=own_address(split_address(section.address)),
+                address=reachable_address(split_address(section.address)),
                 clock=clock,
             )
             if section.lease
@@ -227,7 +227,7 @@ class Extender:
         self.activator.record_unschedulable(request.uid)
         if MIN_FEASIBLE_NODES <= len(names) < len(self.nodes):
             self._sampled.pop(request.verdict_key, None)
-            if len(self._sampled) >= _MAX_SAMPLED:
+            if len(self._sampled) >= _MAX_SAMPLED_REQUESTS:
                 del self._sampled[next(iter(self._sampled))]
             self._sampled[request.verdict_key] = request, names
 
@@ -340,7 +340,7 @@ class Extender:
 
     def build_server(self, host: str) -> RouteServer:
         """The server: kube-scheduler's verbs, metrics and probes."""
-        verbs: dict[str, Verb] = {
+        verbs: dict[str, VerbHandler] = {
             "/filter": self.filter,
             "/prioritize": self.prioritize,
             "/bind": self.bind,
@@ -354,7 +354,7 @@ class Extender:
                     403, "Forbidden", "a client certificate is expected (scheduler.clientCA)"
                 )
 
-        def build_handler(path: str, answer: Verb) -> Handler:
+        def build_handler(path: str, answer: VerbHandler) -> Handler:
             seconds = metrics.seconds.labels(path[1:])  # looked up once, which is what costs
 
             async def handle_request(request: HTTPRequest) -> Response:
@@ -464,19 +464,19 @@ class Extender:
 
     async def _run_sampled_wakeups(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
             await self.wake_sampled_pods()
 
     async def _run_pod_queries(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
             await self.pod_watcher.query_overdue_pods()
 
     async def run_ticks(self) -> None:
         """Let time pass."""
         answers = False
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
             self.node_watcher.expire_topologies()
             self.pod_watcher.expire_assumed_pods()
             before, answers = answers, not self.unready_reason()

@@ -45,7 +45,7 @@ MAX_SCORE: Final = 10
 """MaxExtenderPriority of kube-scheduler; it checks nothing."""
 SCORE_TOLERANCE: Final = 2
 """Of three points for room: as good is a node that is not left nearly full beside empty ones."""
-MERGE_WORK: Final = 10
+MIN_MERGE_WORK: Final = 10
 """Work of the smallest merge of hints; one for each 16 hints that are looked at comes to it."""
 MAX_NODE_WORK: Final = 2000
 """Work for one node, about 20 ms, after which its containers are judged by sums alone. 64 wide ones
@@ -82,7 +82,7 @@ class WorkBudget:
     def add_merge(self, numa_nodes: int, steps: int) -> None:
         """Count a merge, which looks at all sets of a few NUMA nodes, and searches among many."""
         hints = 1 << numa_nodes if numa_nodes <= EXACT_MERGE_MAX_NODES else steps * numa_nodes
-        self.done += MERGE_WORK + hints // 16
+        self.done += MIN_MERGE_WORK + hints // 16
 
 
 class Fit(Struct, frozen=True, gc=False):

@@ -260,7 +260,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         )
 
 
-NO_RESOURCES = NodeResources(
+NO_NODE_RESOURCES = NodeResources(
     ids=(),
     distances=(),
     cpu=NodeResource("cpu", (), ()),

@@ -55,7 +55,7 @@ from nri_numa.scheduler.pod_request import (
     peak_request,
 )
 from nri_numa.simulate.manifests import ManifestError, read_pod
-from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
+from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_POD_CONTAINERS: Final = 500
@@ -168,7 +168,7 @@ class PodReader:
             if self._claims and one.claims:
                 continue
             container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS_KEY}")
-            ends, memory = one.role is Role.INIT, one.requests.memory or 0
+            ends, memory = one.role is ContainerRole.INIT, one.requests.memory or 0
             requested = with_slots(
                 settings,
                 sandbox,

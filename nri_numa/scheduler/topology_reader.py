@@ -33,7 +33,7 @@ _READY_VALUE: Final = "ready"
 _LOCAL_DISTANCE, _REMOTE_DISTANCE = 10, 20
 """The kernel's distances where firmware gives none (drivers/acpi/numa)."""
 _MAX_AMOUNT: Final = 1 << 62
-_MAX_ITEMS: Final = 4096
+_MAX_LIST_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
 RENEWED_ATTRIBUTE: Final = "renewed"
 VALIDITY_ATTRIBUTE: Final = "valid-seconds"
@@ -239,9 +239,9 @@ def _parse_numa_id(name: object, path: str) -> int:
 def _require_list(value: object, path: str) -> list[Any]:
     if value is None:
         return []
-    if not isinstance(value, list) or len(value) > _MAX_ITEMS:
+    if not isinstance(value, list) or len(value) > _MAX_LIST_ITEMS:
         raise _InvalidTopology(
-            f"{path} is {_value_text(value)}, expected a list of at most {_MAX_ITEMS}"
+            f"{path} is {_value_text(value)}, expected a list of at most {_MAX_LIST_ITEMS}"
         )
     return value
 

@@ -350,9 +350,9 @@ class PodWatcher(WatchHandler):
         except TimeoutError:
             pass
         if self._nodes.assumed_pods.get(hold.uid) is hold:
-            self._update_from_pod(hold, document)
+            self._update_hold_from_pod(hold, document)
 
-    def _update_from_pod(self, hold: AssumedPod, document: Mapping[str, Any] | None) -> None:
+    def _update_hold_from_pod(self, hold: AssumedPod, document: Mapping[str, Any] | None) -> None:
         """Go by what a pod is now, `None` where nothing answered."""
         now = self._clock()
         age = now - (hold.left_at if hold.left_pending else hold.assumed_at)

@@ -30,8 +30,13 @@ from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownDevices
-from nri_numa.simulate.manifests import DocumentNode, ManifestError, parse_documents, text_of
-from nri_numa.simulate.pods import PodManifest, Role
+from nri_numa.simulate.manifests import (
+    DocumentNode,
+    ManifestError,
+    parse_documents,
+    read_input_text,
+)
+from nri_numa.simulate.pods import ContainerRole, PodManifest
 
 DeviceInventory = Mapping[str, tuple[Device, ...]]
 """Devices by resource, in the order in which they are given away."""
@@ -94,7 +99,7 @@ def _read_inventory_document(path: str) -> object:
     """The only document of the file."""
     text = ""
     try:
-        text = text_of(path, MAX_INVENTORY_BYTES)
+        text = read_input_text(path, MAX_INVENTORY_BYTES)
         documents = [one for one in parse_documents(text) if one is not None]
     except OSError as error:
         raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
@@ -260,7 +265,7 @@ class KubeletDevices:
                 own[resource] = first = tuple(pool[:count])
                 free[resource] = [one for one in free[resource] if one not in first]
                 left = [one for one in ended[resource] if one not in first]
-                ended[resource] = [*first, *left] if container.role is Role.INIT else left
+                ended[resource] = [*first, *left] if container.role is ContainerRole.INIT else left
             if own:
                 given[container.name] = own
         if given:

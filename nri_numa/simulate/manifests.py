@@ -30,9 +30,9 @@ from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
 from nri_numa.simulate.pods import (
     ContainerManifest,
+    ContainerRole,
     PodManifest,
     ResourceQuantities,
-    Role,
     Workload,
     qos_of,
 )
@@ -46,7 +46,7 @@ from nri_numa.text import (
 )
 
 MAX_MANIFEST_BYTES: Final = 8 << 20
-MAX_DOCUMENTS: Final = 10_000
+MAX_MANIFEST_DOCUMENTS: Final = 10_000
 
 
 class ManifestError(AgentError):
@@ -102,12 +102,12 @@ def parse_documents(text: str) -> Iterator[object]:
     """
     safe_yaml.limit_depth_and_aliases(text)
     for number, document in enumerate(yaml.load_all(text, Loader=_Loader)):
-        if number >= MAX_DOCUMENTS:
-            raise yaml.YAMLError(f"has more than {MAX_DOCUMENTS} documents")
+        if number >= MAX_MANIFEST_DOCUMENTS:
+            raise yaml.YAMLError(f"has more than {MAX_MANIFEST_DOCUMENTS} documents")
         yield document
 
 
-def text_of(path: str | Path, most: int) -> str:
+def read_input_text(path: str | Path, most: int) -> str:
     """The text of a file, or of standard input for ``-``, of at most so many bytes.
 
     Raises:
@@ -216,7 +216,7 @@ class DocumentNode(msgspec.Struct, frozen=True):
 MAX_WORKLOAD_PODS: Final = 10_000
 """Pods of one workload; no node runs a tenth of it."""
 
-_API_VERSIONS: Final = {
+_API_VERSION_BY_KIND: Final = {
     "Pod": "v1",
     "List": "v1",
     "PodList": "v1",
@@ -264,7 +264,7 @@ def read_files(
     for path in paths:
         for file in _list_manifest_files(Path(path), reading.problems):
             try:
-                text = text_of(file, MAX_MANIFEST_BYTES)
+                text = read_input_text(file, MAX_MANIFEST_BYTES)
             except OSError as error:
                 reading.problems.append(f"{file}: cannot be read: {error.strerror or error}")
             except ManifestError as error:
@@ -360,9 +360,9 @@ class _ManifestReader:
             if place["kind"].value is None:
                 place["kind"].add_expectation_problem("Pod, Deployment or the like")
             return
-        wanted = _API_VERSIONS.get(kind)
+        wanted = _API_VERSION_BY_KIND.get(kind)
         if wanted is None:
-            near = difflib.get_close_matches(kind, _API_VERSIONS, n=1, cutoff=0.8)
+            near = difflib.get_close_matches(kind, _API_VERSION_BY_KIND, n=1, cutoff=0.8)
             if near:
                 place["kind"].add_expectation_problem(f"{near[0]}, or another kind that makes pods")
             else:
@@ -452,21 +452,23 @@ class _ManifestReader:
 
     def _read_containers(self, spec: DocumentNode) -> tuple[ContainerManifest, ...]:
         claims = {item["name"].as_text() for item in spec["resourceClaims"].as_list("one claim")}
-        roles: list[tuple[DocumentNode, Role]] = []
+        roles: list[tuple[DocumentNode, ContainerRole]] = []
         for item in spec["initContainers"].as_list("one container"):
             policy = item["restartPolicy"].as_text()
             if policy not in ("", "Always", "Never", "OnFailure"):
                 item["restartPolicy"].add_expectation_problem("Always (a sidecar), or nothing")
-            roles.append((item, Role.SIDECAR if policy == "Always" else Role.INIT))
+            roles.append(
+                (item, ContainerRole.SIDECAR if policy == "Always" else ContainerRole.INIT)
+            )
         apps = spec["containers"].as_list("one container", required=True)
         names: set[str] = set()
         return tuple(
             self._read_container(item, role, names, claims)
-            for item, role in [*roles, *((item, Role.APP) for item in apps)]
+            for item, role in [*roles, *((item, ContainerRole.APP) for item in apps)]
         )
 
     def _read_container(
-        self, place: DocumentNode, role: Role, names: set[str], pod_claims: Collection[str]
+        self, place: DocumentNode, role: ContainerRole, names: set[str], pod_claims: Collection[str]
     ) -> ContainerManifest:
         place.as_mapping(required=True)
         at = place["name"]

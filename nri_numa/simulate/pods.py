@@ -34,7 +34,7 @@ GUARANTEED_OOM_SCORE: Final = -997
 BEST_EFFORT_OOM_SCORE: Final = 1000
 
 
-class Role(StrEnum):
+class ContainerRole(StrEnum):
     """What a container is in its pod: one that runs and ends before others, beside, or itself."""
 
     INIT = "init"
@@ -58,7 +58,7 @@ class ResourceQuantities(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-NO_AMOUNTS = ResourceQuantities()
+NO_QUANTITIES = ResourceQuantities()
 
 
 class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +72,9 @@ class ContainerManifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    role: Role = Role.APP
-    requests: ResourceQuantities = NO_AMOUNTS
-    limits: ResourceQuantities = NO_AMOUNTS
+    role: ContainerRole = ContainerRole.APP
+    requests: ResourceQuantities = NO_QUANTITIES
+    limits: ResourceQuantities = NO_QUANTITIES
     slots: int = 0
     devices: Mapping[str, int] = msgspec.field(default_factory=dict)
     claims: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ def qos_of(
     Pod-level resources, where there are any, decide alone.
     """
     if pod_requests is not None or pod_limits is not None:
-        pairs = [(pod_requests or NO_AMOUNTS, pod_limits or NO_AMOUNTS)]
+        pairs = [(pod_requests or NO_QUANTITIES, pod_limits or NO_QUANTITIES)]
     else:
         pairs = [(c.requests, c.limits) for c in containers]
     if not any(a.cpu_milli or a.memory for pair in pairs for a in pair):
@@ -205,7 +205,7 @@ def resources_of(requests: ResourceQuantities, limits: ResourceQuantities) -> Re
     )
 
 
-def pod_amounts(
+def sum_pod_quantities(
     containers: Sequence[ContainerManifest], pick: Callable[[ContainerManifest], ResourceQuantities]
 ) -> ResourceQuantities:
     """Sum requests or limits over a pod: what runs together, or the peak while it starts.
@@ -218,11 +218,11 @@ def pod_amounts(
         for container in containers:
             one: int | None = getattr(pick(container), key)
             given, amount = given or one is not None, one or 0
-            if container.role is Role.APP:
+            if container.role is ContainerRole.APP:
                 together += amount
             else:
                 peak = max(peak, staying + amount)
-                if container.role is Role.SIDECAR:
+                if container.role is ContainerRole.SIDECAR:
                     staying += amount
         return max(staying + together, peak) if given else None
 
@@ -231,10 +231,10 @@ def pod_amounts(
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
     """The sandbox as an NRI plugin sees it."""
-    requests = pod_amounts(pod.containers, lambda c: c.requests)
-    limits = pod_amounts(pod.containers, lambda c: c.limits)
-    requests = (pod.pod_requests or NO_AMOUNTS).with_defaults(requests)
-    limits = (pod.pod_limits or NO_AMOUNTS).with_defaults(limits)
+    requests = sum_pod_quantities(pod.containers, lambda c: c.requests)
+    limits = sum_pod_quantities(pod.containers, lambda c: c.limits)
+    requests = (pod.pod_requests or NO_QUANTITIES).with_defaults(requests)
+    limits = (pod.pod_limits or NO_QUANTITIES).with_defaults(limits)
     return PodSandbox(
         id=_runtime_id(pod.uid),
         uid=pod.uid,
@@ -259,7 +259,7 @@ def container_of(
     ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
-    limits = container.limits.with_defaults(pod.pod_limits or NO_AMOUNTS)
+    limits = container.limits.with_defaults(pod.pod_limits or NO_QUANTITIES)
     limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MAX_SLOTS + 1)))
     return Container(
@@ -287,10 +287,11 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
     if pod.qos is QoSClass.BEST_EFFORT:
         return BEST_EFFORT_OOM_SCORE
     score = _burstable_oom_score(container.requests.memory, memory_total)
-    if container.role is Role.SIDECAR:
+    if container.role is ContainerRole.SIDECAR:
         # A sidecar is not killed before the least of the containers it serves.
         least = min(
-            (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
+            (c.requests.memory or 0 for c in pod.containers if c.role is ContainerRole.APP),
+            default=0,
         )
         score = min(score, _burstable_oom_score(least, memory_total))
     return min(max(score, BEST_EFFORT_OOM_SCORE + GUARANTEED_OOM_SCORE), BEST_EFFORT_OOM_SCORE - 1)

@@ -40,8 +40,8 @@ from nri_numa.simulate.devices import (
 from nri_numa.simulate.manifests import ManifestError
 from nri_numa.simulate.pods import (
     ContainerManifest,
+    ContainerRole,
     PodManifest,
-    Role,
     Workload,
     container_id,
     container_of,
@@ -52,7 +52,7 @@ SIMULATED_UNIX_TIME: Final = 1.0
 """Unix time of everything; 0 would mean that nothing ended."""
 
 
-class Action(StrEnum):
+class PodAction(StrEnum):
     """What happens to a pod."""
 
     CREATE = "create"
@@ -63,7 +63,7 @@ class Action(StrEnum):
 class PlannedAction(msgspec.Struct, frozen=True, kw_only=True):
     """One pod and what is to happen to it."""
 
-    action: Action
+    action: PodAction
     pod: PodManifest
 
 
@@ -90,7 +90,7 @@ class ContainerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     container: str
-    role: Role
+    role: ContainerRole
     verdict: SimulatedOutcome
     cpus: str = ""
     mems: str = ""
@@ -112,7 +112,7 @@ class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    action: Action
+    action: PodAction
     pod: PodManifest
     outcomes: tuple[ContainerOutcome, ...] = ()
     changed_cpus: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -201,7 +201,7 @@ def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
         has = {pod.name: pod for pod in workload.pods}
         latest[workload.identity_key] = has
         planned += [
-            PlannedAction(action=Action.REMOVE, pod=had[name])
+            PlannedAction(action=PodAction.REMOVE, pod=had[name])
             for name in reversed(had)
             if name not in has
         ]
@@ -212,12 +212,12 @@ def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
                     f"{workload.source}: pod {pod.full_name} is made by {owner.source} already"
                 )
             elif name not in had:
-                planned.append(PlannedAction(action=Action.CREATE, pod=pod))
+                planned.append(PlannedAction(action=PodAction.CREATE, pod=pod))
             elif any(getattr(had[name], key) != getattr(pod, key) for key in _IMMUTABLE_POD_FIELDS):
                 problems += [
                     f"{workload.source}: {why}" for why in _resize_obstacles(had[name], pod)
                 ]
-                planned.append(PlannedAction(action=Action.RESIZE, pod=pod))
+                planned.append(PlannedAction(action=PodAction.RESIZE, pod=pod))
     if problems:
         raise ManifestError(tuple(dict.fromkeys(problems)))
     return tuple(planned)
@@ -239,13 +239,15 @@ def _resize_obstacles(before: PodManifest, after: PodManifest) -> list[str]:
             f"{head} the QoS class cannot change from {before.qos} to {after.qos} in place"
         )
     for old, new in zip(before.containers, after.containers, strict=True):
-        found += [f"{head} container {new.name}: {text}" for text in _container_obstacles(old, new)]
+        found += [
+            f"{head} container {new.name}: {text}" for text in _container_resize_obstacles(old, new)
+        ]
     return found
 
 
-def _container_obstacles(old: ContainerManifest, new: ContainerManifest) -> list[str]:
+def _container_resize_obstacles(old: ContainerManifest, new: ContainerManifest) -> list[str]:
     found = []
-    if old.role is Role.INIT and old != new:
+    if old.role is ContainerRole.INIT and old != new:
         found.append("an init container cannot be resized")
     if old.limits.hugepages != new.limits.hugepages:
         found.append("huge pages cannot be resized")
@@ -309,10 +311,12 @@ class _Simulator:
         pod, action = planned.pod, planned.action
         before = self.state
         outcomes: list[ContainerOutcome] = []
-        if action is Action.REMOVE:
+        if action is PodAction.REMOVE:
             self._remove_pod(pod)
         else:
-            outcomes = self._create_pod(pod) if action is Action.CREATE else self._resize_pod(pod)
+            outcomes = (
+                self._create_pod(pod) if action is PodAction.CREATE else self._resize_pod(pod)
+            )
         updates = updates_between(
             DesiredState(self._machine, before), DesiredState(self._machine, self.state)
         )
@@ -391,7 +395,7 @@ class _Simulator:
             self._live[made.id] = _with_adjustment(made, decision)
             outcome = self._container_outcome(manifest, made.id, decision.trace)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
-            if manifest.role is Role.INIT:
+            if manifest.role is ContainerRole.INIT:
                 self._release_container(made.id, SIMULATED_UNIX_TIME)
         # They all started, so nothing is kept for long.
         kept = self.state.reservations_of(pod.uid)

@@ -51,7 +51,7 @@ _CORRUPT_PREFIX: Final = "checkpoint.corrupt-"
 _MAX_CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """10,000 containers are 10 MB, and a journal is compacted at four times that; a larger file is not
 ours, and is not read."""
-_MIN_COMPACT: Final = 64 * 1024
+_MIN_COMPACTED_BYTES: Final = 64 * 1024
 """Compacting a smaller journal would not pay: it is read in a millisecond."""
 
 
@@ -298,7 +298,7 @@ class CheckpointStore:
         """
         self._close_replaced_file()
         # Four times: with less, a node whose containers only ever change would compact all day.
-        grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
+        grown = self._size > max(_MIN_COMPACTED_BYTES, 4 * self._compacted_size)
         if self.is_healthy and not grown:
             return False
         self._rewrite_journal()

@@ -36,9 +36,9 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import StateChange
 
 JOURNAL_FORMAT: Final = 1
-_MAX_DAMAGE: Final = 1000
+_MAX_LISTED_DAMAGE: Final = 1000
 """A failing device damages a few lines; a list of millions would take more memory than the file."""
-MAX_INTEGER: Final = 1 << 53
+MAX_JSON_INTEGER: Final = 1 << 53
 """Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
 CONTAINER_KEY_PREFIX: Final = "c/"
 POD_KEY_PREFIX: Final = "p/"
@@ -112,7 +112,7 @@ def parse_journal(data: bytes) -> JournalContents:
         line = data[start:end]
         if (is_last and not line) or (number == 2 and not contents.head):
             break
-        if len(contents.problems) >= _MAX_DAMAGE:
+        if len(contents.problems) >= _MAX_LISTED_DAMAGE:
             contents.problems.append(f"everything from line {number} on is not read")
             break
         version = FORMAT_VERSION_PATTERN.match(line) if number == 1 else None
@@ -170,14 +170,16 @@ def _decode_entries(contents: JournalContents) -> None:
 _REQUIRED_KEYS: Final = frozenset(("kind", "qos", "since", "reason"))
 _OMITTED_EMPTY_TYPES: Final = (CPUSet, NUMASet, dict)
 """Types of which nothing is left out too."""
-_FIELDS: Final = [f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"]
+_ALLOCATION_FIELDS: Final = [
+    f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"
+]
 _DEFAULT_BY_KEY: Final = {
     f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_KEYS else f.default
-    for f in _FIELDS
+    for f in _ALLOCATION_FIELDS
 }
-_KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _FIELDS}
+_KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _ALLOCATION_FIELDS}
 _KEY_DEFAULTS: Final = tuple(_DEFAULT_BY_KEY.items())
-_allocation_values = attrgetter(*(f.name for f in _FIELDS))
+_allocation_values = attrgetter(*(f.name for f in _ALLOCATION_FIELDS))
 
 
 def allocation_document(a: Allocation) -> Document:
@@ -208,8 +210,8 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     found = {**_facts_of_old_caption(found), **found}
     a = msgspec.convert(found, Allocation, dec_hook=_decode_kernel_list, str_keys=True)
     for amount in _amounts_to_check(a):
-        if not 0 <= amount <= MAX_INTEGER:
-            raise ValueError(f"expected 0 to {MAX_INTEGER}, not {str(amount)[:40]}")
+        if not 0 <= amount <= MAX_JSON_INTEGER:
+            raise ValueError(f"expected 0 to {MAX_JSON_INTEGER}, not {str(amount)[:40]}")
     if problem := find_contradiction(a):
         raise ValueError(problem)
     return a

@@ -24,7 +24,7 @@ _NOTICE_REWRITE_LINES: Final = 8 * MAX_NOTICES
 """Lines after which the file is written anew."""
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _NoticesHeader(msgspec.Struct, frozen=True):
     """The first line.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_head = msgspec.json.Decoder(_Head)
+_head = msgspec.json.Decoder(_NoticesHeader)
 _line = msgspec.json.Decoder(Notice)
 
 
@@ -128,7 +128,7 @@ class NoticeFile:
 
     def _rewrite_file(self) -> None:
         notices = self._notices.notices_after()
-        head = _Head(1, self._notices.instance, self._identity, self._notices.number)
+        head = _NoticesHeader(1, self._notices.instance, self._identity, self._notices.number)
         data = b"\n".join([_encode(head), *map(_encode, notices), b""])
         try:
             fd = replace_file(self.path, data)

@@ -23,7 +23,7 @@ from nri_numa.config import HTTP as HTTPConfig
 from nri_numa.config import split_address
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import CONTENT_TYPE, Metrics
+from nri_numa.observe.metrics import METRICS_CONTENT_TYPE, Metrics
 from nri_numa.web import protocol
 from nri_numa.web import responses as shown
 from nri_numa.web.protocol import (
@@ -47,7 +47,7 @@ LISTEN_RETRY_S = 10.0
 """Seconds between two attempts to listen at an address that another program has."""
 STUCK_LOOP_S: Final = 10.0
 """Seconds after which a loop that never waits is not at work but lost."""
-MAX_STREAMS = 32
+MAX_EVENT_STREAMS = 32
 HEARTBEAT_INTERVAL_S = 15.0
 CHANGE_DEBOUNCE_S = 0.25
 """Seconds in which several changes are one event."""
@@ -79,7 +79,8 @@ class API:
         described = resources.files("nri_numa.web").joinpath("openapi.yaml")
         self.routes = (
             get_route(
-                "/metrics", lambda request: Response(200, self._scrape.stream_text(), CONTENT_TYPE)
+                "/metrics",
+                lambda request: Response(200, self._scrape.stream_text(), METRICS_CONTENT_TYPE),
             ),
             get_route("/healthz", self._serve_healthz, "verbose"),
             get_route("/readyz", self._serve_readyz, "verbose"),
@@ -94,9 +95,13 @@ class API:
             document_route("/v1/slots", view.slots_document),
             document_route("/v1/zones", view.scheduler_zones_document),
             document_route("/v1/kubelet", view.kubelet_status_document),
-            get_route("/v1/notices", partial(self._after_number, view.notices_document), "after"),
             get_route(
-                "/v1/requests", partial(self._after_number, view.decided_requests_document), "after"
+                "/v1/notices", partial(self._serve_after_number, view.notices_document), "after"
+            ),
+            get_route(
+                "/v1/requests",
+                partial(self._serve_after_number, view.decided_requests_document),
+                "after",
             ),
             document_route("/v1/use", view.node_usage),
             get_route("/v1/use/{namespace}/{pod}/{container}", self._serve_container_use),
@@ -159,7 +164,7 @@ class API:
             )
         return _json_response(shown.Explanations(explanations=tuple(found)))
 
-    def _after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
+    def _serve_after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
         text = request.query.get("after", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
@@ -230,7 +235,7 @@ class ChangeStreams:
 
     def check_stream_limit(self, request: HTTPRequest) -> None:
         """Raise `APIError` where there are too many."""
-        if len(self._streams) >= MAX_STREAMS:
+        if len(self._streams) >= MAX_EVENT_STREAMS:
             raise protocol.too_many_open_error("event streams")
 
     async def event_stream_chunks(self) -> AsyncIterator[bytes]:

@@ -25,10 +25,10 @@ CONTENT_SECURITY_POLICY: Final = (
 )
 """No inline code and nothing from elsewhere: a hostile name stays text."""
 
-REQUEST_TIMEOUT = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """Seconds for a whole request, from its first byte (the first: from the connection) to its last."""
-IDLE_TIMEOUT: Final = 60.0
-WRITE_TIMEOUT: Final = 30.0
+IDLE_TIMEOUT_S: Final = 60.0
+WRITE_TIMEOUT_S: Final = 30.0
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_IGNORED_BODY_BYTES: Final = 4 << 10
 """Bytes of a body that is thrown away where none is expected."""
@@ -300,7 +300,7 @@ class HTTPConnection:
 
     def _start_request(self) -> None:
         self._idle = False
-        self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT)
+        self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S)
 
     async def send_response(
         self, response: Response, server: str, *, head: bool, last: bool
@@ -358,7 +358,7 @@ class HTTPConnection:
             self._start_request()  # it came along with the one before
         else:
             self._idle = True
-            self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT)
+            self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT_S)
         self._h11.start_next_cycle()
         return True
 
@@ -367,6 +367,6 @@ class HTTPConnection:
             self._writer.write(data)
 
     async def _drain_writer(self) -> None:
-        self._limit.reschedule(asyncio.get_running_loop().time() + WRITE_TIMEOUT)
+        self._limit.reschedule(asyncio.get_running_loop().time() + WRITE_TIMEOUT_S)
         await self._writer.drain()
         self._limit.reschedule(None)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 log = get_logger("http")
 
-_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]*))(?::[0-9]*)?")
+_HOST_HEADER_PATTERN: Final = re.compile(
+    r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]*))(?::[0-9]*)?"
+)
 """``uri-host [ ":" port ]`` of RFC 9110, section 7.2."""
 
 
@@ -149,7 +151,7 @@ def certificate_seconds_left(cert: str, now: float) -> float | None:
         return None
 
 
-def host_is_expected(header: bytes, configured: str) -> bool:
+def is_expected_host(header: bytes, configured: str) -> bool:
     """Guard a loopback listener against names that another's DNS points at it.
 
     A web page can make a browser send requests to 127.0.0.1 under the page's own name (DNS
@@ -158,7 +160,7 @@ def host_is_expected(header: bytes, configured: str) -> bool:
     """
     if not is_loopback(configured):
         return True
-    found = _HOST.fullmatch(header.decode("latin-1").lower())
+    found = _HOST_HEADER_PATTERN.fullmatch(header.decode("latin-1").lower())
     if found is None:
         return False
     numbers, name = found["ipv6"], found["name"]

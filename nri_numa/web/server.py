@@ -36,7 +36,7 @@ from typing import Final, cast
 import h11
 
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import CONTENT_TYPE as METRICS
+from nri_numa.observe.metrics import METRICS_CONTENT_TYPE as METRICS
 from nri_numa.web import protocol
 from nri_numa.web.protocol import (
     TEXT_CONTENT_TYPE,
@@ -47,14 +47,14 @@ from nri_numa.web.protocol import (
     Route,
     Routes,
 )
-from nri_numa.web.security import Certificate, host_is_expected
+from nri_numa.web.security import Certificate, is_expected_host
 
 log = get_logger("http")
 
 MAX_ORDINARY_CONNECTIONS = 128
-MAX_RESERVE = 1024
+MAX_RESERVE_CONNECTIONS = 1024
 """As many as the kernel's queue has: who is here with an ordinary request does not come again."""
-TLS_RESERVE: Final = 64
+MAX_TLS_RESERVE_CONNECTIONS: Final = 64
 """Places of the reserve behind TLS, where one byte is enough for a handshake."""
 PROBE_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Open to everybody, and answered even when there is no place for anything else."""
@@ -64,15 +64,15 @@ _PROBE_REQUEST_PATTERN: Final = re.compile(
     rb"(?:%s)(?:\?[^ \r\n]*)? HTTP/1\.[01]\r?\n(?:[^\r\n]+\r?\n)*\r?\n" % b"|".join(_PROBE_STARTS)
 )
 """All that the client of a probe says: whoever adds more requests is no kubelet."""
-MAX_ACCEPTED: Final = 64
+MAX_ACCEPTS_PER_ROUND: Final = 64
 """Connections in one round of the loop: 0.1 ms each."""
-PROBE_TIMEOUT: Final = 2.0
+PROBE_TIMEOUT_S: Final = 2.0
 """Seconds for everything, TLS handshake included, on a connection in the reserve."""
 RESERVE_GRACE_S: Final = 0.02
 """Seconds that a newcomer in the reserve has at least, if that needs a pause in accepting."""
 MAX_PROBE_BYTES: Final = 4096
 """Bytes of a request in the reserve; a probe has a tenth of that."""
-CLOSE_TIMEOUT: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 1.0
 """Seconds for the end of a connection: a TLS client may never say good-bye."""
 MAX_REQUESTS_PER_CONNECTION = 1000
 """Requests of one connection; a client that has more connects again, and queues with the rest."""
@@ -250,7 +250,8 @@ class Server:
         self._name = f"nri-numa/{version}"
         self.routes = Routes(tuple(routes))
         self._places = ConnectionLimiter(
-            most or MAX_ORDINARY_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE
+            most or MAX_ORDINARY_CONNECTIONS,
+            MAX_TLS_RESERVE_CONNECTIONS if certificate else MAX_RESERVE_CONNECTIONS,
         )
         # Half of the files that may be open are for other things than clients, as the checkpoint.
         share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
@@ -295,7 +296,7 @@ class Server:
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         with contextlib.ExitStack() as made:
-            sockets = [made.enter_context(one) for one in systemd_sockets()]
+            sockets = [made.enter_context(one) for one in take_systemd_sockets()]
             for host, at, *_ in (one.getsockname() for one in sockets):
                 if (host, at) not in {address[:2] for *_, address in found}:
                     raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{at}")
@@ -348,7 +349,7 @@ class Server:
         A probe in the reserve has 16 rounds until newcomers end it. Behind TLS it is known after
         the handshake, 2 ms of CPU time: there the next one waits for its round.
         """
-        most = min(MAX_ACCEPTED, max(1, self._places.reserve // 16))
+        most = min(MAX_ACCEPTS_PER_ROUND, max(1, self._places.reserve // 16))
         for _ in range(1 if self._certificate and listener.family != socket.AF_UNIX else most):
             try:
                 sock, peer = listener.accept()
@@ -413,13 +414,13 @@ class Server:
         if not said or (place.is_reserve and len(place.first_bytes) >= MAX_PROBE_BYTES):
             self._close_unserved(sock, place)
         elif tls or _PROBE_REQUEST_PATTERN.fullmatch(place.first_bytes):
-            self._begin(sock, place)
+            self._begin_serving(sock, place)
         elif whole or not (place.is_reserve or _can_be_probe(place.first_bytes)):
             asyncio.get_running_loop().remove_reader(sock)
-            begin = partial(self._begin, sock, place)
+            begin = partial(self._begin_serving, sock, place)
             self._starts.enqueue_step(place, begin, first=not place.is_reserve)
 
-    def _begin(self, sock: socket.socket, place: ConnectionSlot) -> None:
+    def _begin_serving(self, sock: socket.socket, place: ConnectionSlot) -> None:
         """Serve a connection whose client has said something."""
         asyncio.get_running_loop().remove_reader(sock)
         if place.timer is not None:
@@ -546,7 +547,7 @@ class Server:
 
     def _admitted_route(self, request: HTTPRequest) -> Route:
         """The route of a request that may be made."""
-        if not (request.local or host_is_expected(request.header_value(b"host"), self._host)):
+        if not (request.local or is_expected_host(request.header_value(b"host"), self._host)):
             problem = "this server is only reachable as localhost or by its address"
             raise APIError(421, "MisdirectedRequest", problem)
         self.check_request_allowed(request)
@@ -631,7 +632,7 @@ class RouteServer(Server):
             self._counted(route.path, status)
 
 
-def systemd_sockets() -> list[socket.socket]:
+def take_systemd_sockets() -> list[socket.socket]:
     """Those that the service manager opened for us: sd_listen_fds(3)."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
@@ -670,14 +671,14 @@ def _path_of(event: h11.Request) -> str:
 
 def _first_request_deadline(place: ConnectionSlot) -> float:
     """Of the first request of a connection, TLS handshake included, in the loop's time."""
-    return place.accepted_at + (PROBE_TIMEOUT if place.is_reserve else protocol.REQUEST_TIMEOUT)
+    return place.accepted_at + (PROBE_TIMEOUT_S if place.is_reserve else protocol.REQUEST_TIMEOUT_S)
 
 
 async def _close_writer(writer: asyncio.StreamWriter) -> None:
     """End a connection in good form, and in time."""
     writer.close()
     try:
-        async with asyncio.timeout(CLOSE_TIMEOUT):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await writer.wait_closed()
     except (OSError, TimeoutError) as error:
         _clear_tracebacks(error)

@@ -27,7 +27,7 @@ from nri_numa.machine.cgroups import (
     CgroupWriter,
     SystemdScopes,
     WriteOutcome,
-    relative_path,
+    cgroup_relative_path,
 )
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -70,7 +70,7 @@ class Writer(CgroupWriter):
         done = super().write_cpusets(wanted)
         for container_id, (place, cpus, mems) in wanted.items():
             if done[container_id].changed:
-                path = relative_path(place.cgroups_path)
+                path = cgroup_relative_path(place.cgroups_path)
                 self.tree.settle(path)
                 self.world.apply([ContainerUpdate(container_id, cpus, mems, ignore_failure=True)])
         return done
@@ -169,7 +169,7 @@ def blocked(file: Path) -> Iterator[None]:
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cgroups, "MAX_WRITE_WAIT_SECONDS", 0.5)
+            patch.setattr(cgroups, "MAX_WRITE_WAIT_S", 0.5)
             yield
     finally:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -34,7 +34,7 @@ def request_frame(
     payload: bytes = b"",
     *,
     service: str = "nri.pkg.api.v1alpha1.Plugin",
-    connection: int = ttrpc.PLUGIN_CONNECTION,
+    connection: int = ttrpc.PLUGIN_CONNECTION_ID,
 ) -> bytes:
     """Return a request as the peer might send it, legal or not."""
     body = ttrpc_pb2.Request(service=service, method=method, payload=payload)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nri_numa.agent.claims import ClaimStore
-from nri_numa.dra.handover import ClaimRequestClient, ClaimRequestServer
+from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.engine.decision import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
@@ -72,7 +72,7 @@ class Place:
             folder.mkdir(parents=True)
         # Of somebody else, and never to be touched.
         (self.folders[1] / GPU).write_text("{}")
-        self.teller = ClaimRequestServer(str(self.folders[2]))
+        self.teller = ClaimFileResponder(str(self.folders[2]))
         self.document = claim(result(), result(device="numa0", shareID="s-2"))
 
     def answer(self, _seconds: float) -> None:
@@ -99,7 +99,7 @@ class Place:
             key=b"signs annotations",
         )
         records, cdi, handover = map(str, self.folders)
-        asker = ClaimRequestClient(handover, sleep=self.answer)
+        asker = ClaimFileRequester(handover, sleep=self.answer)
         book = ClaimStore(
             DRIVER, "n1", records=records, cdi=cdi, asker=asker, agent=agent_of(machine)
         )

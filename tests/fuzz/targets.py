@@ -31,7 +31,7 @@ from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError
-from nri_numa.machine.cgroups import relative_path
+from nri_numa.machine.cgroups import cgroup_relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.reasons import Rejection
@@ -469,7 +469,7 @@ class Small(Target):
         """An event, and a path behind the last line feed."""
         event, _, given = data.rpartition(b"\n")
         concerns = concerns_cpus(event)
-        path = relative_path(given.decode(errors="replace"))
+        path = cgroup_relative_path(given.decode(errors="replace"))
         assert not path.startswith("/")
         assert ".." not in path.split("/")
         return f"{concerns} {bool(path)}"

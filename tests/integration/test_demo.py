@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.demo import stage as demo_stage
-from nri_numa.demo.runtime import CRIError
+from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.demo.stage import (
     DemoFailure,
     Stage,
@@ -159,7 +159,7 @@ async def test_a_refused_pod_is_gone_and_a_wrong_word_is_caught(tmp_path: Path) 
     async with Stage(tmp_path) as stage:
         await stage.start_plugin()
         (too_big,) = read_example_pods("07-too-big.yaml")
-        with pytest.raises(CRIError, match="TopologyAffinityError"):
+        with pytest.raises(PodOperationFailed, match="TopologyAffinityError"):
             await stage.run_pod(too_big)
         assert stage.runtime.pods == {}
         (pod,) = read_example_pods("01-explicit-lists.yaml")

@@ -129,7 +129,7 @@ def test_what_the_publisher_makes_of_them_is_one_harmless_line(bed: PageBed) -> 
     for notice in notices:
         event = desired_objects.build_event(notice, prefix="numa.kubernetes.io", node="n1")
         assert event["note"].isprintable()
-        assert len(event["note"].encode()) <= desired_objects.MAX_NOTE_BYTES
+        assert len(event["note"].encode()) <= desired_objects.MAX_EVENT_NOTE_BYTES
         assert len(event["metadata"]["name"]) <= desired_objects.MAX_EVENT_NAME_CHARS
     containers = msgspec.json.decode(got(bed, "v1/assignments"), type=Assignments).containers
     texts = desired_objects.pod_annotations(containers)

@@ -119,7 +119,7 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeting: bytes
 ) -> None:
     """The plugin's collector looks at old objects every ten minutes; they must not wait for it."""
-    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.05)
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 8)
     make_certificate(tmp_path, "first")
 
@@ -154,7 +154,7 @@ async def test_silent_clients_do_not_get_as_far_as_tls(
 ) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 4)
-    monkeypatch.setattr(server_module, "MAX_RESERVE", 8)
+    monkeypatch.setattr(server_module, "MAX_RESERVE_CONNECTIONS", 8)
     make_certificate(tmp_path, "first")
     async with serving(**certified(tmp_path)) as (server, address):
         silent = [await asyncio.open_connection(*address) for _ in range(40)]

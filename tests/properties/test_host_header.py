@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nri_numa.web.security import host_is_expected
+from nri_numa.web.security import is_expected_host
 
 PIECES = (
     *("[", "]", ":", "%", "@", "/", ".", " ", "\t", "0", "9891", "\xff", "\xb2"),
@@ -45,10 +45,10 @@ def is_here(host: str) -> bool:
 @example("localhost:80:80")
 @example("localhost:\xb2")
 def test_what_is_taken_is_an_address_or_localhost_and_nothing_else(header: str) -> None:
-    taken = host_is_expected(header.encode("latin-1"), "127.0.0.1")
+    taken = is_expected_host(header.encode("latin-1"), "127.0.0.1")
     assert not taken or is_here(host_of(header))
 
 
 @given(HOSTS, PORTS)
 def test_every_form_of_an_address_is_taken(host: str, port: str) -> None:
-    assert host_is_expected((host + port).encode(), "::1")
+    assert is_expected_host((host + port).encode(), "::1")

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.cli.status import nodes_table
+from nri_numa.cli.status import numa_node_table_lines
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.explain import sentences
@@ -189,7 +189,7 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
     memory_only = {**used, "id": 2, "memoryAvailableBytes": 63 * GIB, "memoryBytes": 64 * GIB}
     cpu_only = {**used, "id": 3, "cpuAvailableMilli": 3500, "cpuCapacityMilli": 4000}
     cpu_only["freeExclusiveCPUs"] = 3
-    rows = [line.split() for line in nodes_table([memory_only, cpu_only])]
+    rows = [line.split() for line in numa_node_table_lines([memory_only, cpu_only])]
     assert rows[1] == ["2", "-", "-", "-", "-", "-", "63", "GiB", "of", "64", "GiB"]
     assert rows[2] == ["3", "-", "-", "-", "3", "3.5", "of", "4", "-"]
 

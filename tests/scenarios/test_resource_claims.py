@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.dra.claims import claim_variable
+from nri_numa.dra.claims import claim_variable_name
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import claim_result_text, parse_slots
 from nri_numa.model.cpuset import CPUSet
@@ -192,7 +192,7 @@ POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")
 
 def message(id: str = "c-web", *, claim: str = UID, cpus: int = 4) -> pb.Container:
     made = pb.Container(id=id, pod_sandbox_id="s-web", name="app")
-    made.env.extend(["PATH=/bin", f"{claim_variable(claim, 0)}=cpus"])
+    made.env.extend(["PATH=/bin", f"{claim_variable_name(claim, 0)}=cpus"])
     cpu = made.linux.resources.cpu
     cpu.shares.value, cpu.quota.value, cpu.period.value = 1024 * cpus, 100_000 * cpus, 100_000
     return made

@@ -20,7 +20,7 @@ import yaml
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.agent.preflight import nri_section
+from nri_numa.agent.preflight import containerd_nri_section
 from nri_numa.errors import ConfigError
 from tests.beds.kube import build
 from tests.beds.testbed import TestbedUnavailable
@@ -815,7 +815,7 @@ def test_optional_parts_of_the_chart() -> None:
 def test_the_drop_ins_turn_nri_on(version: int) -> None:
     document = tomllib.loads((REPOSITORY / f"config/containerd/nri-v{version}.toml").read_text())
     assert document["version"] == version
-    assert nri_section(document) == {"disable": False}
+    assert containerd_nri_section(document) == {"disable": False}
 
 
 # --- systemd ----------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from nri_numa.engine.cpus.orders import (
     CPUFiller,
     SelectionPool,
     cores_in_order,
-    lowest_ids,
+    new_threads_filler,
     select_cpus,
+    select_lowest_ids,
     take_distributed,
     take_packed,
-    threads_filler,
     threads_per_core,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -279,9 +279,9 @@ def _select_remaining(
     """
     remaining = 0
     while current and count > 0:
-        layer, fill = current, threads_filler(ix, 0)
+        layer, fill = current, new_threads_filler(ix, 0)
         if smt not in (SMT.ANY, SMT.FULL_CORE):
-            layer, fill = ix.lowest_threads(ix.cores_touched(current), current), lowest_ids
+            layer, fill = ix.lowest_threads(ix.cores_touched(current), current), select_lowest_ids
         inside = {u.id: (layer & u.bits).bit_count() for u in ix.numa}
         for unit in sorted(
             ix.numa,
@@ -442,7 +442,7 @@ class _CPUAccumulator:
             if self.kubelet:
                 self._take_kubelet_threads(region)
                 continue
-            fill = threads_filler(self.ix, self.taken)
+            fill = new_threads_filler(self.ix, self.taken)
             for zone in self._split_by_nohz(region, self.free):
                 for tier in self._candidate_regions(zone):
                     n = min(self.needed, (self.free & tier).bit_count())
@@ -490,7 +490,7 @@ class _CPUAccumulator:
     def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
-                return self._select_cpus(free_cpus, n, fill=threads_filler(self.ix, self.taken))
+                return self._select_cpus(free_cpus, n, fill=new_threads_filler(self.ix, self.taken))
             min_nodes = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
@@ -535,7 +535,7 @@ class _CPUAccumulator:
                     cores = ix.cores_touched(free_cpus) & ~ix.cores_touched(self.taken)
                     pools += [ix.lowest_threads(cores, free_cpus), free_cpus]
             pool = next((k for k in pools if k.bit_count() >= self.needed), 0)
-            cpus = self._select_cpus(pool, self.needed, fill=lowest_ids) if pool else 0
+            cpus = self._select_cpus(pool, self.needed, fill=select_lowest_ids) if pool else 0
             parts = [(u.bits & zone, (u.bits & cpus).bit_count()) for u in ix.numa]
             parts = [part for part in parts if part[1]]
             if len(parts) > 1:
@@ -627,12 +627,12 @@ class _CPUAccumulator:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""
         if candidates.bit_count() < self.needed:
             return 0
-        cpus = self._select_cpus(candidates, self.needed, fill=lowest_ids)
+        cpus = self._select_cpus(candidates, self.needed, fill=select_lowest_ids)
         return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
 
     def _select_by_cpu_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.distribute_across_numa:
-            return self._select_cpus(candidates, n, fill=lowest_ids, weight=weight)
+            return self._select_cpus(candidates, n, fill=select_lowest_ids, weight=weight)
         cpus = 0
         for core in cores_in_order(self.ix, self.free):
             if n and core.bits & candidates:
@@ -750,7 +750,7 @@ class _CPUAccumulator:
             whole_cores = ix.whole_cores(self.free) & ix.cores_touched(self.room)
             cause = "to stay on few NUMA nodes, " if whole_cores else "no core is free: "
         notes = []
-        for core in CPUSet.from_bits(lowest_ids(cores, _MAX_NAMED_CORES)):
+        for core in CPUSet.from_bits(select_lowest_ids(cores, _MAX_NAMED_CORES)):
             members = ix.core_bits[core]
             clause = cpus_clause(members & new_cpus, "shares", "share")
             notes.append(

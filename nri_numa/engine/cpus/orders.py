@@ -80,7 +80,7 @@ def select_cpus(pool: SelectionPool, n: int) -> int:
     return cpus
 
 
-def lowest_ids(candidates: int, n: int) -> int:
+def select_lowest_ids(candidates: int, n: int) -> int:
     """The ``n`` lowest of the candidates: the filler where all are equally good."""
     if candidates.bit_count() <= n:
         return candidates
@@ -90,7 +90,7 @@ def lowest_ids(candidates: int, n: int) -> int:
     return candidates ^ remaining
 
 
-def threads_filler(index: AllocatorIndex, current: int) -> CPUFiller:
+def new_threads_filler(index: AllocatorIndex, current: int) -> CPUFiller:
     """A filler for single threads that completes and uses whole cores, and breaks the fewest.
 
     1. cores that the container has a part of and that become wholly its own, by core id;
@@ -132,7 +132,7 @@ def threads_filler(index: AllocatorIndex, current: int) -> CPUFiller:
             remaining & group & counts[size] for group in (half_used, whole_cores) for size in sizes
         )
         first_id = next(ids_of(next(filter(None, rests))))
-        return cpus | lowest_ids(index.core_bits[first_id] & candidates, n)
+        return cpus | select_lowest_ids(index.core_bits[first_id] & candidates, n)
 
     return fill_threads
 
@@ -204,7 +204,7 @@ def _choose_numa_nodes(
         room = _room_in_tightest_socket(index, room, n)
     return min(
         _smallest_node_sets(index, room, n),
-        key=lambda nodes: _node_set_key(pool, room, n, current, nodes),
+        key=lambda nodes: _node_set_sort_key(pool, room, n, current, nodes),
     )
 
 
@@ -221,7 +221,7 @@ def _room_in_tightest_socket(index: AllocatorIndex, room: dict[int, int], n: int
     return min(fits, key=lambda nodes: sum(nodes.values()), default=room)
 
 
-def _node_set_key(
+def _node_set_sort_key(
     pool: SelectionPool, room: dict[int, int], n: int, current: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, int, int, int, int, Sequence[int]]:
     """Order of equally small sets of NUMA nodes.
@@ -302,7 +302,7 @@ def _select_in_node(pool: SelectionPool, p: int, candidates: int, n: int) -> int
         live = [item for item in live if pool.current & item[0].bits] or live
         fits = [item for item in live if item[1] >= n]
         if fits:
-            group, _ = min(fits, key=lambda item: _l3_key(pool, item[0], n))
+            group, _ = min(fits, key=lambda item: _l3_group_sort_key(pool, item[0], n))
             return cpus | pool.fill(candidates & ~cpus & group.bits, n)
         # It must be split: the roomiest groups whole, then the most used, then by id, so that
         # the fewest groups are needed.
@@ -313,7 +313,7 @@ def _select_in_node(pool: SelectionPool, p: int, candidates: int, n: int) -> int
         n -= count
 
 
-def _l3_key(pool: SelectionPool, group: TopologyUnit, n: int) -> tuple[bool, int, int]:
+def _l3_group_sort_key(pool: SelectionPool, group: TopologyUnit, n: int) -> tuple[bool, int, int]:
     """Not breaking a wholly free group (unless all of it is used), most used, id."""
     free_count = (pool.free & group.bits).bit_count()
     return (
@@ -439,7 +439,7 @@ class _PackedTake:
 
     def _take_remainder_in_group(self, group: TopologyUnit) -> None:
         threads = threads_per_core(self.index)
-        cores = lowest_ids(
+        cores = select_lowest_ids(
             self.index.cores_touched(self.free & group.bits), -(-self.needed // threads)
         )
         cpus = self.free & self.index.threads_of(cores)
@@ -458,11 +458,11 @@ class _PackedTake:
     def take_single_cpus(self) -> None:
         cores = cores_in_order(self.index, self.free)
         while self.needed:
-            self.add_cpus(lowest_ids(next(cores).bits & self.free, self.needed))
+            self.add_cpus(select_lowest_ids(next(cores).bits & self.free, self.needed))
 
     def take_cpus_by_socket(self) -> None:
         for s in _sockets_by_free_cpus(self.index, self.free):
-            self.add_cpus(lowest_ids(self.index.sockets[s].bits & self.free, self.needed))
+            self.add_cpus(select_lowest_ids(self.index.sockets[s].bits & self.free, self.needed))
 
     def _take_unit(self, bits: int, average: int) -> None:
         unit_cpus = bits & self.free

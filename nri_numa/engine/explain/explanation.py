@@ -93,10 +93,10 @@ class StoredExplanation(NamedTuple):
 def stored_explanation(trace: DecisionTrace) -> StoredExplanation:
     """Keep of a decision what its explanation needs."""
     names = trace.pod.namespace, trace.pod.name, trace.container.name
-    return StoredExplanation(*names, basis_of(trace), trace.alignment)
+    return StoredExplanation(*names, explanation_input_of(trace), trace.alignment)
 
 
-def basis_of(trace: DecisionTrace) -> ExplanationInput:
+def explanation_input_of(trace: DecisionTrace) -> ExplanationInput:
     """The texts and numbers of a decision that its explanation is made from."""
     requested, demand, resources = trace.requested, trace.demand, trace.container.resources
     demand_source = None

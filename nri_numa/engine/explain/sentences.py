@@ -30,14 +30,14 @@ NUMA_GLOSSARY_TEXT = (
 ExplanationSection = tuple[str, list[str]]
 """A heading and sentences; the heading may be empty."""
 
-_PREFERRED_TEXT = "An empty machine would not have given it a narrower place."
+_PREFERRED_PLACE_TEXT = "An empty machine would not have given it a narrower place."
 _RULE_PREFIX = "The rule: "
 _SHARED_POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
 _OTHER_VERSION_TEXT = (
     "Why cannot be shown: the explanation was written by another version of nri-numa"
 )
 _MAX_LISTED_NODES = 8  # NUMA nodes that are listed one by one
-_MAX_VALUE_CHARS = 120  # characters of a value from outside
+_MAX_EXTERNAL_VALUE_CHARS = 120  # characters of a value from outside
 
 _POLICY_TEXTS = {
     "single-numa-node": "on one NUMA node",
@@ -101,7 +101,9 @@ def render_text(document: ExplanationDocument, width: int = 80, *, brief: bool =
 
 
 def _brief_sentences(document: ExplanationDocument) -> list[str]:
-    outcome = [sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_TEXT]
+    outcome = [
+        sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
+    ]
     if document["outcome"] == REFUSED_OUTCOME:
         outcome = [one for one in outcome if not one.startswith(_RULE_PREFIX)]
     parts = [" ".join(outcome)]
@@ -214,7 +216,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
     elif document["outcome"] == WIDENED_OUTCOME:
         yield "This is a wider place than ideal."
     elif kind != "explicit":
-        yield _PREFERRED_TEXT
+        yield _PREFERRED_PLACE_TEXT
 
 
 def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
@@ -512,7 +514,11 @@ def _resource_label(resource: str) -> str:
 
 
 def _truncate_value(value: str) -> str:
-    return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"
+    return (
+        value
+        if len(value) <= _MAX_EXTERNAL_VALUE_CHARS
+        else f"{value[:_MAX_EXTERNAL_VALUE_CHARS]}…"
+    )
 
 
 def _strip_subject(document: ExplanationDocument, message: str) -> str:

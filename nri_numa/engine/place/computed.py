@@ -417,7 +417,7 @@ def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -
 
 def place_computed(case: PlacementRequest) -> Placement | Rejection:
     """Choose NUMA nodes, CPUs and memory nodes for one container."""
-    pod_case = _pod_case(case) if case.requested.scope is Scope.POD else case
+    pod_case = _whole_pod_request(case) if case.requested.scope is Scope.POD else case
     table = free_resources(pod_case)
     if table.listed_mems is not None:
         rejection = check_numamem(case)
@@ -437,7 +437,7 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
     return _place_shared(case, table, placement)
 
 
-def _pod_case(case: PlacementRequest) -> PlacementRequest:
+def _whole_pod_request(case: PlacementRequest) -> PlacementRequest:
     """The request of the whole pod, if this is the first of its containers."""
     if case.pod_record is not None and case.pod_record.affinity is not None:
         return case

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
     count_free_exclusive,
-    exclusive_candidates,
+    exclusive_candidate_cpus,
     group_floor_cpus,
     max_exclusive_total,
     pool_floor_cpus,
@@ -104,7 +104,7 @@ def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
     machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
     pool = case.desired.pool
-    free_cpus = exclusive_candidates(case.desired)
+    free_cpus = exclusive_candidate_cpus(case.desired)
     cpu_left = (
         case.desired.free_cpu_milli if demand.exclusive_cpus else case.desired.free_shared_milli
     )

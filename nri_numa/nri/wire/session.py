@@ -46,7 +46,7 @@ from nri_numa.errors import LocalProtocolError, RemoteProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION, RUNTIME_CONNECTION
+from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION_ID, RUNTIME_CONNECTION_ID
 from nri_numa.nri.wire.versions import AGENT_EVENTS, NRI_VERSION, Event, identity_problem
 from nri_numa.runtime import RuntimeInfo
 
@@ -89,7 +89,7 @@ _EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
     event.method_name: event for event in Event if event.mask_bit & AGENT_EVENTS
 }
 """Events by method; the others are never subscribed to."""
-_STATE_CHANGES: Final[Mapping[int, Event]] = {
+_STATE_CHANGE_EVENT_BY_NUMBER: Final[Mapping[int, Event]] = {
     event.value: event
     for event in _EVENT_BY_METHOD.values()
     if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
@@ -292,9 +292,9 @@ class Session(ABC, Generic[EventT]):
 class PluginSession(Session[ev.PluginSessionEvent]):
     """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
 
-    _serves = PLUGIN_CONNECTION
-    _calls = RUNTIME_CONNECTION
-    _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
+    _serves = PLUGIN_CONNECTION_ID
+    _calls = RUNTIME_CONNECTION_ID
+    _max_request = ttrpc.MAX_PLUGIN_REQUEST_BYTES
 
     # What one Synchronize may bring over all slices before the peer is called broken, far above a
     # node: 110 pods is the usual maximum, a container with its environment, mounts and devices
@@ -411,7 +411,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             case _:
                 self._apply_transition(Transition.EVENT)
                 if isinstance(request, pb.StateChangeEvent):
-                    event = _STATE_CHANGES.get(request.event)
+                    event = _STATE_CHANGE_EVENT_BY_NUMBER.get(request.event)
                 else:
                     event = _EVENT_BY_METHOD.get(call.method)
                 if event is None:
@@ -449,8 +449,8 @@ class PluginSession(Session[ev.PluginSessionEvent]):
 class RuntimeSession(Session[ev.RuntimeSessionEvent]):
     """The runtime's side: serves the Runtime service, calls the Plugin service."""
 
-    _serves = RUNTIME_CONNECTION
-    _calls = PLUGIN_CONNECTION
+    _serves = RUNTIME_CONNECTION_ID
+    _calls = PLUGIN_CONNECTION_ID
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,16 +44,16 @@ from nri_numa.nri.wire.pb import ttrpc_pb2
 
 # --- frames ---------------------------------------------------------------------------------------
 
-PLUGIN_CONNECTION: Final = 1
+PLUGIN_CONNECTION_ID: Final = 1
 """The Plugin service: the runtime calls, the plugin answers."""
 
-RUNTIME_CONNECTION: Final = 2
+RUNTIME_CONNECTION_ID: Final = 2
 """The Runtime service: the plugin calls, the runtime answers."""
 
-FRAME_HEADER_LENGTH: Final = 8
-FIRST_FRAME_LIMIT: Final = 4096
+FRAME_HEADER_BYTES: Final = 8
+MAX_FIRST_FRAME_BYTES: Final = 4096
 
-MAX_FRAME_PAYLOAD: Final = (16 << 20) + 10 + 4096
+MAX_FRAME_PAYLOAD_BYTES: Final = (16 << 20) + 10 + 4096
 """The largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), a ttrpc
 header, and one read buffer of slack."""
 
@@ -66,14 +66,14 @@ _FRAME_HEADER: Final = struct.Struct(">II")
 def encode_frames(connection: int, message: bytes) -> bytes:
     """Frame one ttrpc message as the Go implementation does: in two when it is over 4096 bytes."""
     length = len(message)
-    if length <= FIRST_FRAME_LIMIT:
+    if length <= MAX_FIRST_FRAME_BYTES:
         return _FRAME_HEADER.pack(connection, length) + message
     return b"".join(
         (
-            _FRAME_HEADER.pack(connection, FIRST_FRAME_LIMIT),
-            message[:FIRST_FRAME_LIMIT],
-            _FRAME_HEADER.pack(connection, length - FIRST_FRAME_LIMIT),
-            message[FIRST_FRAME_LIMIT:],
+            _FRAME_HEADER.pack(connection, MAX_FIRST_FRAME_BYTES),
+            message[:MAX_FIRST_FRAME_BYTES],
+            _FRAME_HEADER.pack(connection, length - MAX_FIRST_FRAME_BYTES),
+            message[MAX_FIRST_FRAME_BYTES:],
         )
     )
 
@@ -111,14 +111,14 @@ class Trunk:
                 turns it into the remote error.
         """
         while self._left == 0:
-            body = self._start + FRAME_HEADER_LENGTH
+            body = self._start + FRAME_HEADER_BYTES
             if body > len(self._buffer):
                 return None
             self._connection, self._left = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-            if self._left > MAX_FRAME_PAYLOAD:
+            if self._left > MAX_FRAME_PAYLOAD_BYTES:
                 raise LocalProtocolError(
                     f"a frame of {self._left} bytes on connection {self._connection};"
-                    f" at most {MAX_FRAME_PAYLOAD} are allowed"
+                    f" at most {MAX_FRAME_PAYLOAD_BYTES} are allowed"
                 )
             self._start = body
         chunk = self._buffer[self._start : self._start + self._left]
@@ -147,22 +147,22 @@ class Trunk:
 
 # --- messages -------------------------------------------------------------------------------------
 
-HEADER_LENGTH: Final = 10
+MESSAGE_HEADER_BYTES: Final = 10
 
 MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
 """Of one message, by PROTOCOL.md; never exceeded when sending."""
 
-MAX_REQUEST_TO_PLUGIN: Final = 16 << 20
+MAX_PLUGIN_REQUEST_BYTES: Final = 16 << 20
 """Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
 0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
 
 MAX_UNANSWERED_CALLS: Final = 64
 """Calls one peer may have open; an NRI runtime has one event and a few validations."""
 
-MAX_STATUS_TEXT: Final = 16 << 10
+MAX_STATUS_TEXT_CHARS: Final = 16 << 10
 """Characters of an error message that are sent; the rest is cut off."""
 
-LAST_STREAM: Final = (1 << 32) - 1
+MAX_STREAM_ID: Final = (1 << 32) - 1
 
 _MESSAGE_HEADER: Final = struct.Struct(">IIBB")
 _EMPTY_BODY: Final = b""
@@ -262,7 +262,7 @@ class MessageReader:
         Raises:
             LocalProtocolError: a message announces more than `max_body` bytes.
         """
-        body = self._start + HEADER_LENGTH
+        body = self._start + MESSAGE_HEADER_BYTES
         if body > len(self._buffer):
             return None
         length, stream, message_type, _flags = _MESSAGE_HEADER.unpack_from(
@@ -381,7 +381,7 @@ class TTRPCServer:
 
     def _send_status(self, stream: int, code: int, message: str) -> None:
         # A lone surrogate cannot travel; an error text must never fail for that.
-        text = message[:MAX_STATUS_TEXT].encode("utf-8", "replace").decode()
+        text = message[:MAX_STATUS_TEXT_CHARS].encode("utf-8", "replace").decode()
         status = ttrpc_pb2.Status(code=code, message=text)
         body = ttrpc_pb2.Response(status=status).SerializeToString()
         self._trunk.queue_message(
@@ -417,7 +417,7 @@ class TTRPCClient:
         if len(self._open) >= MAX_UNANSWERED_CALLS:
             raise LocalProtocolError(f"{MAX_UNANSWERED_CALLS} calls are open already")
         stream = self._next_stream
-        if stream > LAST_STREAM:
+        if stream > MAX_STREAM_ID:
             raise LocalProtocolError("this connection has no stream id left")
         request = ttrpc_pb2.Request(
             service=service, method=method, payload=payload, timeout_nano=timeout_nano

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.claims import ClaimStore
-from nri_numa.dra.claims import POD_CLAIM_NAME_ANNOTATION, InvalidClaim, claim_variable
-from nri_numa.dra.handover import ClaimRequestClient
+from nri_numa.dra.claims import POD_CLAIM_NAME_ANNOTATION, InvalidClaim, claim_variable_name
+from nri_numa.dra.handover import ClaimFileRequester
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
@@ -48,7 +48,7 @@ class Bed:
     def boot(self) -> ClaimStore:
         bed = self
 
-        class FromObjects(ClaimRequestClient):
+        class FromObjects(ClaimFileRequester):
             def fetch_claim(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise InvalidClaim("not found")
@@ -88,7 +88,7 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def environment(uid: str = UID, number: int = 0) -> DeviceMentions:
-    return DeviceMentions(claims=(claim_variable(uid, number),))
+    return DeviceMentions(claims=(claim_variable_name(uid, number),))
 
 
 def test_what_the_kubelet_gets(bed: Bed) -> None:
@@ -325,7 +325,7 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
     cpus, _ = bed.world.place(*bed.book.with_claims(of, made))
-    to = bed.book.with_cpus(made, ContainerAdjustment(cpus=cpus))
+    to = bed.book.with_claim_cpus(made, ContainerAdjustment(cpus=cpus))
     ((inside, path),) = to.mounts
     where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
     assert inside == f"{where}/{DRIVER}-metadata.json"
@@ -345,7 +345,10 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
 def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
     bed.objects[UID] = bed.claim(result(), result(request="more", device="numa0"))
     bed.prepare()
-    of, named = pod("web"), DeviceMentions(claims=(claim_variable(UID, 0), claim_variable(UID, 1)))
+    of, named = (
+        pod("web"),
+        DeviceMentions(claims=(claim_variable_name(UID, 0), claim_variable_name(UID, 1))),
+    )
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
     assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
     assert bed.book.device_health() == ("n1", {"numa0": "", "numa1": ""})

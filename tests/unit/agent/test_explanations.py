@@ -13,7 +13,11 @@ from msgspec.structs import replace
 
 from nri_numa.agent import explanations
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.explanations import MAX_EXPLANATION_BYTES, ExplanationFile, encode_snapshot
+from nri_numa.agent.explanations import (
+    MAX_EXPLANATIONS_FILE_BYTES,
+    ExplanationFile,
+    encode_snapshot,
+)
 from nri_numa.engine.decision import NodeModel, Rejected
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import NodeState
@@ -191,7 +195,7 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_p
         (lambda data: data[: len(data) // 2], "damaged"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "damaged"),
         (lambda data: b"nonsense", "damaged"),
-        (lambda data: data + b"x" * MAX_EXPLANATION_BYTES, "larger than"),
+        (lambda data: data + b"x" * MAX_EXPLANATIONS_FILE_BYTES, "larger than"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(

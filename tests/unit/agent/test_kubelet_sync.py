@@ -17,7 +17,7 @@ from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
 from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts
-from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletOverride, QoSClass, Resources
@@ -61,7 +61,7 @@ def bed(tmp_path: Path) -> Bed:
     beside = KubeletSync(
         world.agent,
         world.metrics,
-        StateFiles(str(tmp_path)),
+        KubeletStateFiles(str(tmp_path)),
         KubeletConfigWatch(str(tmp_path)),
         StillClock(lambda: 7.0),
     )

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from nri_numa.agent.loop import (
-    HEAP_GROWTH_BYTES,
+    MIN_HEAP_GROWTH_BYTES,
     MIN_ROUNDS_BETWEEN_RELEASES,
     CPUBudget,
-    HeapRelease,
+    HeapReleaser,
     LoopMonitor,
     YieldingSelector,
     new_monitored_loop,
@@ -245,7 +245,7 @@ class Process:
 
     def __init__(self, used: int, free: int = 0) -> None:
         self.used, self.free, self.given = used, free, 0
-        self.trim = HeapRelease(lambda: self.used + self.free, self.give_back)
+        self.trim = HeapReleaser(lambda: self.used + self.free, self.give_back)
 
     def give_back(self) -> None:
         self.given += 1
@@ -259,7 +259,7 @@ class Process:
 def test_a_quiet_process_and_a_little_growth_are_left_alone() -> None:
     node = Process(40 * MIB)
     node.rounds(1)
-    node.free = HEAP_GROWTH_BYTES - 1
+    node.free = MIN_HEAP_GROWTH_BYTES - 1
     node.rounds(100)
     assert node.given == 1
 
@@ -269,7 +269,7 @@ def test_growth_counts_from_the_least_that_was_seen() -> None:
     node.rounds(MIN_ROUNDS_BETWEEN_RELEASES + 1)
     node.used = 30 * MIB  # containers are gone
     node.rounds(1)
-    node.free = HEAP_GROWTH_BYTES
+    node.free = MIN_HEAP_GROWTH_BYTES
     node.rounds(1)
     assert node.given == 2
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.agent import preflight
-from nri_numa.agent.preflight import Finding, Level, check_pod_level_resources
+from nri_numa.agent.preflight import Finding, FindingLevel, check_pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, LinkKind
 from nri_numa.config.sections import KubeletSection, Runtime
 from nri_numa.machine.sysfs import discover_topology
@@ -36,7 +36,7 @@ NRI = "[plugins.'io.containerd.nri.v1.nri']\n"
 def only(findings: object) -> Finding:
     (one,) = list(findings)  # type: ignore[call-overload]
     assert isinstance(one, Finding)
-    assert bool(one.remedy) == (one.level is not Level.OK)
+    assert bool(one.remedy) == (one.level is not FindingLevel.OK)
     return one
 
 
@@ -46,15 +46,17 @@ def only(findings: object) -> Finding:
 @pytest.mark.parametrize(
     ("files", "level", "part"),
     [
-        ({"cgroup.controllers": "cpuset cpu memory"}, Level.OK, "cgroup v2 with cpuset"),
-        ({"cgroup.controllers": "cpu memory"}, Level.FAIL, "without the controller cpuset"),
-        ({"cgroup.controllers": ""}, Level.FAIL, "cpuset, memory"),
-        ({"cpuset/x": "", "memory/x": ""}, Level.OK, "cgroup v1"),
-        ({"cpuset/x": ""}, Level.FAIL, "cgroup v1 without the controller memory"),
-        ({}, Level.FAIL, "no cgroup controllers"),
+        ({"cgroup.controllers": "cpuset cpu memory"}, FindingLevel.OK, "cgroup v2 with cpuset"),
+        ({"cgroup.controllers": "cpu memory"}, FindingLevel.FAIL, "without the controller cpuset"),
+        ({"cgroup.controllers": ""}, FindingLevel.FAIL, "cpuset, memory"),
+        ({"cpuset/x": "", "memory/x": ""}, FindingLevel.OK, "cgroup v1"),
+        ({"cpuset/x": ""}, FindingLevel.FAIL, "cgroup v1 without the controller memory"),
+        ({}, FindingLevel.FAIL, "no cgroup controllers"),
     ],
 )
-def test_cgroup_controllers(tmp_path: Path, files: dict[str, str], level: Level, part: str) -> None:
+def test_cgroup_controllers(
+    tmp_path: Path, files: dict[str, str], level: FindingLevel, part: str
+) -> None:
     found = only(preflight.check_cgroup_controllers(write_tree(tmp_path, files), tmp_path))
     assert (found.level, part in found.message) == (level, True), found
 
@@ -90,7 +92,7 @@ def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
         f"pods.slice/kubepods-besteffort.slice/{effective}": "0-15\n",
     }
     found = host(tmp_path, "0-1", files)
-    assert found.level is Level.WARN
+    assert found.level is FindingLevel.WARN
     assert found.message == (
         "CPUs 0-1 are reserved for them, and they run elsewhere too: "
         "init.scope (0-15), user.slice (0-3)"
@@ -100,15 +102,15 @@ def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
         "systemctl set-property user.slice AllowedCPUs=0-1. "
     )
     files |= {f"init.scope/{effective}": "0-1\n", f"user.slice/{effective}": "1\n"}
-    assert host(tmp_path, "0-1", files).level is Level.OK
+    assert host(tmp_path, "0-1", files).level is FindingLevel.OK
 
 
 def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -> None:
     found = host(tmp_path, "", {"cgroup.controllers": "cpuset\n"})
-    assert (found.level, "reservedCPUs" in found.remedy) == (Level.WARN, True)
+    assert (found.level, "reservedCPUs" in found.remedy) == (FindingLevel.WARN, True)
     (tmp_path / "cgroup/cgroup.controllers").unlink()
     found = host(tmp_path, "0-1,8", {"cpuset/cpuset.cpus": "0-15\n"})
-    assert (found.level, "cgroup v1" in found.message) == (Level.WARN, True)
+    assert (found.level, "cgroup v1" in found.message) == (FindingLevel.WARN, True)
     assert found.remedy.endswith("CPUAffinity=0-1 8.")
 
 
@@ -116,7 +118,7 @@ def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
     there = "cgroup.controllers"
     write_tree(tmp_path, {there: "cpuset memory", f"kubepods.slice/{there}": "memory"})
     levels = [f.level for f in preflight.check_cgroup_controllers(tmp_path)]
-    assert levels == [Level.OK, Level.WARN]
+    assert levels == [FindingLevel.OK, FindingLevel.WARN]
 
 
 @pytest.mark.parametrize("by_the_unit", [True, False])
@@ -128,7 +130,7 @@ def test_cgroups_that_cannot_be_written_are_a_warning(tmp_path: Path, by_the_uni
     else:
         (tmp_path / "cgroup.procs").mkdir()  # root may write all but a directory
     (_, found) = preflight.check_cgroup_controllers(tmp_path, tmp_path)
-    assert found.level is Level.WARN
+    assert found.level is FindingLevel.WARN
     assert ("ProtectControlGroups=yes" if by_the_unit else "Is a directory") in found.message
     assert "no container moves" in found.message
 
@@ -154,7 +156,7 @@ def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Pa
         assert "does not answer: Connection refused" in found.message
         assert found.remedy.startswith("Start the runtime. Turn NRI on")
         server.listen()
-        assert runtime(path, tmp_path).level is Level.OK
+        assert runtime(path, tmp_path).level is FindingLevel.OK
 
 
 def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) -> None:
@@ -162,14 +164,14 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
     given = Runtime(link=LinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
     config = AgentConfig(runtime=given)
     missing = only(preflight.check_runtime_link(config, tmp_path))
-    assert (missing.subject, missing.level) == ("CRI", Level.FAIL)
+    assert (missing.subject, missing.level) == ("CRI", FindingLevel.FAIL)
     assert "runtime.criSocket" in missing.remedy
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         deaf = only(preflight.check_runtime_link(config, tmp_path))
         assert deaf.remedy.startswith("Start the runtime, or set runtime.criSocket")
         server.listen()
-        assert only(preflight.check_runtime_link(config, tmp_path)).level is Level.OK
+        assert only(preflight.check_runtime_link(config, tmp_path)).level is FindingLevel.OK
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_a_missing_socket_is_traced_to_containerds_configuration(
     if text is not None:
         write_tree(tmp_path, {CONTAINERD: text})
     found = runtime(tmp_path / "nri.sock", tmp_path)
-    assert (found.level, part in found.message) == (Level.FAIL, True), found
+    assert (found.level, part in found.message) == (FindingLevel.FAIL, True), found
 
 
 def installed(root: Path, told: str) -> None:
@@ -218,7 +220,7 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     write_tree(tmp_path, {CONTAINERD: "version = 2\n"})
     installed(tmp_path, told)
     found = runtime(tmp_path / "nri.sock", tmp_path)
-    assert found.level is Level.FAIL
+    assert found.level is FindingLevel.FAIL
     assert ("does not turn it on" in found.message) is blames, found
     assert remedy in found.remedy
     write_tree(tmp_path, {CONTAINERD: f"version = 2\n{NRI}disable = true\n"})
@@ -247,7 +249,7 @@ def test_what_root_runs_is_written_by_root_alone(
     (tmp_path / "venv").chmod(mode)
     found = list(preflight.check_installation([str(tmp_path / "venv/bin/python")]))
     assert [(one.level, said in one.message) for one in found] == (
-        [(Level.WARN, True)] if said else []
+        [(FindingLevel.WARN, True)] if said else []
     )
 
 
@@ -260,7 +262,7 @@ def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
     installed(tmp_path, "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20")
     found = runtime(tmp_path / "nri.sock", tmp_path)
     assert (found.level, found.message) == (
-        Level.FAIL,
+        FindingLevel.FAIL,
         "containerd 1.6 has no NRI, expected 1.7 or newer",
     )
     assert "--fix-containerd" not in found.remedy
@@ -309,7 +311,7 @@ def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
     )
     file = tmp_path / "file"
     file.touch()
-    assert only(preflight.check_state_directory(file / "x")).level is Level.FAIL
+    assert only(preflight.check_state_directory(file / "x")).level is FindingLevel.FAIL
 
 
 def http(**section: object) -> list[Finding]:
@@ -325,28 +327,28 @@ def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         other.listen()
         monkeypatch.setattr(preflight, "_CONNECT_TIMEOUT_S", 0.05)
         (found,) = http(address=address)
-        assert (found.level, "another program" in found.message) == (Level.FAIL, True)
+        assert (found.level, "another program" in found.message) == (FindingLevel.FAIL, True)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as ours:
         Thread(target=ours.serve_forever, daemon=True).start()
         monkeypatch.setattr(BaseHTTPRequestHandler, "server_version", "nri-numa/1")
         monkeypatch.setattr(preflight, "_CONNECT_TIMEOUT_S", 60)
         (found,) = http(address=f"127.0.0.1:{ours.server_port}")
         ours.shutdown()
-    assert (found.level, "a running nri-numa" in found.message) == (Level.OK, True)
+    assert (found.level, "a running nri-numa" in found.message) == (FindingLevel.OK, True)
 
 
 def test_the_token_file_is_looked_at(tmp_path: Path) -> None:
     token = tmp_path / "token"
 
-    def levels() -> list[Level]:
+    def levels() -> list[FindingLevel]:
         return [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
 
-    assert levels() == [Level.FAIL, Level.OK]
+    assert levels() == [FindingLevel.FAIL, FindingLevel.OK]
     token.write_text("0123456789abcdef")
     token.chmod(0o644)
-    assert levels() == [Level.WARN, Level.OK]
+    assert levels() == [FindingLevel.WARN, FindingLevel.OK]
     token.chmod(0o600)
-    assert levels() == [Level.OK]
+    assert levels() == [FindingLevel.OK]
 
 
 def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
@@ -356,14 +358,14 @@ def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
         return http(address="127.0.0.1:1", tls_cert=cert, tls_key=key)[0]
 
     make_expired(tmp_path)
-    assert (look().level, "has expired" in look().message) == (Level.FAIL, True)
+    assert (look().level, "has expired" in look().message) == (FindingLevel.FAIL, True)
     make_certificate(tmp_path, "localhost")
-    assert (look().level, "expires in" in look().message) == (Level.WARN, True)
+    assert (look().level, "expires in" in look().message) == (FindingLevel.WARN, True)
     renew = ["openssl", "x509", "-days", "90", "-signkey", key, "-in", cert, "-out", cert]
     subprocess.run(renew, check=True, capture_output=True)
-    assert look().level is Level.OK
+    assert look().level is FindingLevel.OK
     Path(cert).write_text("nonsense")
-    assert (look().level, "cannot be used" in look().message) == (Level.FAIL, True)
+    assert (look().level, "cannot be used" in look().message) == (FindingLevel.FAIL, True)
 
 
 def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
@@ -374,9 +376,9 @@ def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
 
 def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert only(preflight.check_privileges()).level is Level.WARN
+    assert only(preflight.check_privileges()).level is FindingLevel.WARN
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert only(preflight.check_privileges()).level is Level.OK
+    assert only(preflight.check_privileges()).level is FindingLevel.OK
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -401,7 +403,7 @@ def test_what_is_on_and_cannot_be_imported_fails(
     assert not list(preflight.check_libraries(asked))
     monkeypatch.setitem(sys.modules, module, None)
     found = only(preflight.check_libraries(asked))
-    assert (found.level, said in found.message) == (Level.FAIL, True), found
+    assert (found.level, said in found.message) == (FindingLevel.FAIL, True), found
     assert not list(preflight.check_libraries(AgentConfig()))
 
 
@@ -415,7 +417,7 @@ def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, li
     )
     found: dict[str, list[Finding]] = {}
     for one in preflight.run_checks(loaded, tmp_path):
-        assert bool(one.remedy) == (one.level is not Level.OK), one
+        assert bool(one.remedy) == (one.level is not FindingLevel.OK), one
         found.setdefault(one.subject, []).append(one)
     return found
 
@@ -423,18 +425,20 @@ def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, li
 def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path) -> None:
     found = examined(tmp_path, machines.snc_smt())
     assert {"machine", "configuration", "cgroups", "NRI", "state", "http"} <= set(found), set(found)
-    assert found["machine"][0].level is Level.OK
+    assert found["machine"][0].level is FindingLevel.OK
     assert "NUMA nodes" in found["machine"][0].message
-    sound = Finding(subject="configuration", level=Level.OK, message="sound, and fits this machine")
+    sound = Finding(
+        subject="configuration", level=FindingLevel.OK, message="sound, and fits this machine"
+    )
     assert found["configuration"] == [sound]
 
 
 def test_a_machine_with_one_numa_node_and_the_configuration_of_another(tmp_path: Path) -> None:
     found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")
     (one, *_) = found["machine"]
-    assert (one.level, "there is nothing to align" in one.message) == (Level.WARN, True)
+    assert (one.level, "there is nothing to align" in one.message) == (FindingLevel.WARN, True)
     (wrong,) = found["configuration"]
-    assert wrong.level is Level.FAIL
+    assert wrong.level is FindingLevel.FAIL
     assert "reservedCPUs" in wrong.message
     assert "500" in wrong.message
 
@@ -453,7 +457,7 @@ def test_who_took_cpus_is_said_with_what_to_do(tmp_path: Path) -> None:
     )
     found = list(preflight.check_machine(discover_topology(root)))
     (told,) = [f for f in found if "partition rt.slice (isolated)" in f.message]
-    assert told.level is Level.WARN
+    assert told.level is FindingLevel.WARN
     assert "end the partition" in told.remedy
 
 
@@ -487,7 +491,7 @@ def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     loaded = config.load_config(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
     found = list(preflight.run_checks(loaded, tmp_path))
-    assert (found[0].subject, found[0].level) == ("machine", Level.FAIL)
+    assert (found[0].subject, found[0].level) == ("machine", FindingLevel.FAIL)
     assert "--sysfs-root" in found[0].remedy
     assert {"NRI", "state"} <= {f.subject for f in found}
 
@@ -516,7 +520,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
     config = AgentConfig(kubelet_root=str(directory), kubelet=kubelet, reserved_cpus=reserved)
     found = list(preflight.check_kubelet(config, machines.dual_smt(), str(directory / "proc")))
     assert all(f.subject == "kubelet" for f in found)
-    assert all(bool(f.remedy) == (f.level is Level.WARN) for f in found)
+    assert all(bool(f.remedy) == (f.level is FindingLevel.WARN) for f in found)
     return found
 
 
@@ -559,12 +563,12 @@ def test_what_the_kubelet_does_beside_us(
     for finding, part in zip(found, words, strict=True):
         assert part in finding.message
         fine = (UNREAD, "cpuManagerPolicy none", "ours by")
-        assert (finding.level is Level.OK) == any(one in finding.message for one in fine)
+        assert (finding.level is FindingLevel.OK) == any(one in finding.message for one in fine)
 
 
 def test_differences_are_warnings(tmp_path: Path) -> None:
     (tmp_path / "k.yaml").write_text(HEAD + "reservedSystemCPUs: 0-1\n")
     found = look(tmp_path, reserved="0", config=str(tmp_path / "k.yaml"))
-    warnings = [f.message for f in found if f.level is Level.WARN]
+    warnings = [f.message for f in found if f.level is FindingLevel.WARN]
     assert len(warnings) == 1
     assert "reservedCPUs is 0, and the kubelet's reservedSystemCPUs reserves 0-1" in warnings[0]

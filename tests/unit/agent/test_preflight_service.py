@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.agent.preflight import Finding, Level, check_systemd_service
+from nri_numa.agent.preflight import Finding, FindingLevel, check_systemd_service
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Devices
 from tests.machines.named import write_tree
@@ -30,7 +30,7 @@ def install(root: Path, venv: str, *, drop_in: str = "") -> None:
 
 def found(root: Path) -> Finding:
     (one,) = check_systemd_service(AgentConfig(), root)
-    assert bool(one.remedy) == (one.level is not Level.OK)
+    assert bool(one.remedy) == (one.level is not FindingLevel.OK)
     return one
 
 
@@ -43,7 +43,7 @@ def test_a_virtual_environment_below_a_home_directory_is_hidden_from_the_service
     """Somebody else's home is closed for a root without capabilities, root's own is not."""
     install(tmp_path, venv)
     one = found(tmp_path)
-    assert one.level is Level.FAIL
+    assert one.level is FindingLevel.FAIL
     assert f"/{venv}" in one.message
     assert "ProtectHome=read-only" in one.remedy
     assert ("CAP_DAC_READ_SEARCH" in one.remedy) is capability
@@ -51,7 +51,7 @@ def test_a_virtual_environment_below_a_home_directory_is_hidden_from_the_service
 
 def test_the_drop_in_that_the_remedy_names_is_a_remedy(tmp_path: Path) -> None:
     install(tmp_path, "home/ann/.venv", drop_in="[Service]\nProtectHome=read-only\n")
-    assert found(tmp_path).level is Level.OK
+    assert found(tmp_path).level is FindingLevel.OK
 
 
 def test_elsewhere_it_is_seen(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ CARDS = AgentConfig(devices=Devices(enabled=True))
 def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
     """Whether the check says that network namespaces cannot be entered, and what to do."""
     found = [one for one in check_systemd_service(config, root) if one.subject == "devices"]
-    assert all(one.level is Level.WARN and one.remedy for one in found)
+    assert all(one.level is FindingLevel.WARN and one.remedy for one in found)
     if (root / "etc").exists():
         assert all("] CapabilityBoundingSet=CAP_SYS_ADMIN Restrict" in one.remedy for one in found)
     return bool(found)

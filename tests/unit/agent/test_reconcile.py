@@ -698,7 +698,7 @@ def test_systemd_hears_of_memory_that_has_arrived(
     bed.reconciler.queue_systemd_sync(["listed-app"])
     asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.calls == []
-    bed.writer.write_one(wanted)
+    bed.writer.write_cgroup(wanted)
     agent.post_update_container("listed-app")
     asyncio.run(bed.reconciler.sync_systemd())
     assert systemd.has(scope, "AllowedMemoryNodes") == "0"

@@ -196,5 +196,5 @@ def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
         )
         for name in names
     ]  # fmt: skip
-    done = asyncio.run(release._read_back(Reader(str(tree.root)), sent))
+    done = asyncio.run(release._await_released_cgroups(Reader(str(tree.root)), sent))
     assert {one.result for one in done} == {ReleaseResult.RELEASED}

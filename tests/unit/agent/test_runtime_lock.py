@@ -9,7 +9,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from nri_numa.agent.preflight import Level, check_other_agents
+from nri_numa.agent.preflight import FindingLevel, check_other_agents
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Runtime
@@ -67,8 +67,12 @@ def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
     pod = {"POD_NAMESPACE": "kube-system", "POD_NAME": "nri-numa-7x2kq"}
     (lock := tmp_path / "state" / LOCK_FILE_NAME).touch()
     for also, level, text in (
-        ([], Level.FAIL, ", pod kube-system/nri-numa-7x2kq) works on the runtime of this socket"),
-        ([lock], Level.OK, " works on this runtime"),
+        (
+            [],
+            FindingLevel.FAIL,
+            ", pod kube-system/nri-numa-7x2kq) works on the runtime of this socket",
+        ),
+        ([lock], FindingLevel.OK, " works on this runtime"),
     ):
         command = [sys.executable, "-c", agent, tmp_path, *also]
         with Popen(command, env=pod, stdin=PIPE, stdout=PIPE) as process:

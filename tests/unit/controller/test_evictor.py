@@ -13,7 +13,7 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller, Drain
 from nri_numa.controller.evictor import (
-    LIST_INTERVAL_S,
+    POD_LIST_INTERVAL_S,
     EvictionRules,
     NUMANodeDrainEvictor,
     StealEvictor,
@@ -194,7 +194,7 @@ def test_a_failed_look_comes_again() -> None:
     request = cluster.output.next_request(0.0)
     assert request is not None
     cluster.output.on_outcome(request, Outcome(result=OutcomeKind.FAILED), 0.0, 0.0)
-    assert cluster.output.next_due_at() == LIST_INTERVAL_S
+    assert cluster.output.next_due_at() == POD_LIST_INTERVAL_S
     cluster.output.on_node_removed("n")
     cluster.output.on_outcome(request, Outcome(result=OutcomeKind.SUCCEEDED), 0.0, 0.0)
     assert cluster.output.next_due_at() == float("inf")

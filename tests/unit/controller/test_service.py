@@ -181,7 +181,9 @@ async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
 ) -> None:
     """With TLS to nobody but who shows the same certificate."""
     # On loopback a replica names no address, because in another pod that is another one.
-    monkeypatch.setattr("nri_numa.controller.service.own_address", lambda at: f"{at[0]}:{at[1]}")
+    monkeypatch.setattr(
+        "nri_numa.controller.service.reachable_address", lambda at: f"{at[0]}:{at[1]}"
+    )
     files: dict[str, Any] = {}
     for name in ("ours", "another") if secure else ():
         (tmp_path / name).mkdir()

@@ -9,8 +9,8 @@ import pytest
 
 from nri_numa.controller.evictor import EvictionRules
 from nri_numa.controller.stuck_pods import (
-    CHECK_INTERVAL_S,
     MAX_RUNNING_PODS,
+    STUCK_POD_CHECK_INTERVAL_S,
     SUSPECT_TIMEOUT_S,
     TARGET_SEARCH_STEP_WORK,
     StuckPodEvictor,
@@ -216,7 +216,7 @@ def test_it_goes_when_another_node_gets_room() -> None:
     cluster.publish("free", 8, 3)
     cluster.run(20)
     ((name, at),) = cluster.evicted
-    assert (name, at <= 200 + CHECK_INTERVAL_S) == ("web", True)
+    assert (name, at <= 200 + STUCK_POD_CHECK_INTERVAL_S) == ("web", True)
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
     cluster.output.on_rejection_event(event("web"), 1.0)
     assert cluster.at(1.0) == 1
     assert cluster.output.pending_count() == 1
-    assert cluster.at(CHECK_INTERVAL_S) == 0
-    assert cluster.at(1.0 + CHECK_INTERVAL_S) == 1
+    assert cluster.at(STUCK_POD_CHECK_INTERVAL_S) == 0
+    assert cluster.at(1.0 + STUCK_POD_CHECK_INTERVAL_S) == 1
     assert cluster.at(10 * SUSPECT_TIMEOUT_S) == 1, "as long as it waits"
     cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
     assert cluster.at(11 * SUSPECT_TIMEOUT_S) == 1
@@ -489,12 +489,12 @@ def test_a_status_may_come_after_the_event() -> None:
     assert cluster.output.pending_count() == 0
     cluster.pods["web"] = partly("web")
     cluster.output.on_rejection_event(event("web"), 1.0)
-    cluster.at(CHECK_INTERVAL_S)
+    cluster.at(STUCK_POD_CHECK_INTERVAL_S)
     assert cluster.output.pending_count() == 1
     del cluster.pods["web"]
-    cluster.at(2 * CHECK_INTERVAL_S)
+    cluster.at(2 * STUCK_POD_CHECK_INTERVAL_S)
     assert cluster.output.pending_count() == 0
-    assert cluster.at(3 * CHECK_INTERVAL_S) == 0
+    assert cluster.at(3 * STUCK_POD_CHECK_INTERVAL_S) == 0
 
 
 def test_another_pod_of_that_name_is_another_pod() -> None:
@@ -504,7 +504,7 @@ def test_another_pod_of_that_name_is_another_pod() -> None:
     cluster.at(0.0)
     cluster.pods["web"] = partly("web")
     cluster.pods["web"]["metadata"]["uid"] = "uid-next"
-    cluster.at(CHECK_INTERVAL_S)
+    cluster.at(STUCK_POD_CHECK_INTERVAL_S)
     assert list(cluster.output.pods) == ["uid-next"]
 
 
@@ -526,9 +526,9 @@ def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
     assert cluster.at(0.0) == MAX_RUNNING_PODS
     cluster.listed = None
     cluster.pods["web-0"] = partly("web-0")
-    assert cluster.at(CHECK_INTERVAL_S) == MAX_RUNNING_PODS
+    assert cluster.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
     assert cluster.output.pending_count() == 1
-    assert cluster.at(2 * CHECK_INTERVAL_S) == 1
+    assert cluster.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1
 
 
 # --- which Nodes a pod may be put on --------------------------------------------------------------

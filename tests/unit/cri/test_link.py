@@ -13,7 +13,7 @@ import pytest
 
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.cri.client import UpdateFailure
-from nri_numa.cri.link import ContainerSize, CRILink, LiveContainer, ResourceChange, UpdateQueue
+from nri_numa.cri.link import ContainerSize, CRILink, DetectedResize, LiveContainer, UpdateQueue
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.desired import plan_corrections
 from nri_numa.engine.state import ContainerKind
@@ -478,7 +478,7 @@ def live(resources: Resources) -> LiveContainer:
     return LiveContainer(cri_pb2.CONTAINER_RUNNING, ContainerSize.from_resources(resources))
 
 
-def change(of: ResourceChange | None) -> tuple[ContainerSize, ContainerSize]:
+def change(of: DetectedResize | None) -> tuple[ContainerSize, ContainerSize]:
     assert of is not None
     return ContainerSize.from_resources(of.requested), ContainerSize.from_resources(of.previous)
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, PluginTiming
+from nri_numa.device_plugin.plugin import PLUGIN_SOCKET_NAME, DevicePlugin, PluginTiming
 from nri_numa.device_plugin.slots import SlotList
 from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
@@ -144,7 +144,7 @@ async def test_an_agent_that_goes_takes_no_slot_from_who_holds_it(directory: Pat
 async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
     async with running(directory, FakeAgent()) as plugin:
         async with FakeKubelet(directory, refuses="the ResourceName is invalid"):
-            await eventually(lambda: not (directory / OWN_SOCKET).exists())
+            await eventually(lambda: not (directory / PLUGIN_SOCKET_NAME).exists())
             assert plugin.registered == 0
         async with FakeKubelet(directory) as kubelet:
             await kubelet.listed(lambda it: len(it) == 3)
@@ -159,7 +159,7 @@ async def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(
         async with FakeKubelet(directory) as kubelet:
             await kubelet.listed(lambda it: len(it) == 3)
             before = plugin.registered
-            (directory / OWN_SOCKET).unlink()
+            (directory / PLUGIN_SOCKET_NAME).unlink()
             await eventually(lambda: plugin.registered > before)
 
 
@@ -171,9 +171,9 @@ async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
             with pytest.raises(DevicePluginBusy, match="another nri-numa device-plugin"):
                 await other.run()
         # A killed one leaves its socket; the next one takes it over.
-        (directory / OWN_SOCKET).unlink(missing_ok=True)
+        (directory / PLUGIN_SOCKET_NAME).unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(directory / OWN_SOCKET))
+            left.bind(str(directory / PLUGIN_SOCKET_NAME))
         async with running(directory, FakeAgent(), allocated=lambda: {"slot-9"}):
             assert set(await kubelet.listed(lambda it: "slot-9" in it)) == {
                 "slot-0", "slot-1", "slot-9",
@@ -181,13 +181,13 @@ async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
 
 
 async def test_something_else_in_place_of_the_socket_is_left_alone(directory: Path) -> None:
-    (directory / OWN_SOCKET).write_text("precious")
+    (directory / PLUGIN_SOCKET_NAME).write_text("precious")
     agent = FakeAgent()
     async with FakeKubelet(directory) as kubelet, running(directory, agent) as plugin:
         await eventually(lambda: agent.asked > 5)
         assert (plugin.registered, kubelet.resources) == (0, [])
-        assert (directory / OWN_SOCKET).read_text() == "precious"
-        (directory / OWN_SOCKET).unlink()
+        assert (directory / PLUGIN_SOCKET_NAME).read_text() == "precious"
+        (directory / PLUGIN_SOCKET_NAME).unlink()
         await kubelet.listed(lambda it: len(it) == 3)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.cdi import MAX_SPEC_BYTES, CDIDevice, CDIRegistry
-from nri_numa.model.workload import DeviceNode
+from nri_numa.devices.cdi import MAX_CDI_SPEC_BYTES, CDIDevice, CDIRegistry
+from nri_numa.model.workload import DeviceFile
 
 
 def spec(kind: str, **devices: dict[str, object]) -> str:
@@ -49,7 +49,7 @@ def test_a_name_stands_for_the_device_files_and_interfaces_of_its_device(early: 
     edits = {"deviceNodes": [node(195, 0)], "netDevices": [{"hostInterfaceName": "ens1"}]}
     (early / "a.json").write_text(spec("example.com/gpu", gpu0=edits))
     assert registry(early).devices == {
-        "example.com/gpu=gpu0": CDIDevice((DeviceNode("c", 195, 0),), ("ens1",))
+        "example.com/gpu=gpu0": CDIDevice((DeviceFile("c", 195, 0),), ("ens1",))
     }
 
 
@@ -58,7 +58,7 @@ def test_yaml_is_read_as_well(early: Path) -> None:
         "cdiVersion: 0.6.0\nkind: example.com/nic\ndevices:\n- name: '0'\n  containerEdits:\n"
         "    deviceNodes:\n    - {path: /dev/vfio/4, type: c, major: 240, minor: 4}\n"
     )
-    assert registry(early).devices["example.com/nic=0"].nodes == (DeviceNode("c", 240, 4),)
+    assert registry(early).devices["example.com/nic=0"].nodes == (DeviceFile("c", 240, 4),)
 
 
 def test_numbers_that_are_left_out_are_those_of_the_host(early: Path) -> None:
@@ -66,7 +66,7 @@ def test_numbers_that_are_left_out_are_those_of_the_host(early: Path) -> None:
     (early / "a.json").write_text(spec("example.com/x", a=edits))
     found = registry(early).devices["example.com/x=a"].nodes
     null = os.stat("/dev/null").st_rdev
-    assert found == (DeviceNode("c", os.major(null), os.minor(null)),)
+    assert found == (DeviceFile("c", os.major(null), os.minor(null)),)
 
 
 def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
@@ -79,7 +79,7 @@ def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
     (late / "c.json").write_text(spec("example.com/x", two={"deviceNodes": [node(4, 4)]}))
     found = CDIRegistry((f"{early}/", str(late)))
     found.refresh_specs()
-    assert found.devices["example.com/x=one"].nodes == (DeviceNode("c", 2, 2),)
+    assert found.devices["example.com/x=one"].nodes == (DeviceFile("c", 2, 2),)
     assert "example.com/x=two" not in found.devices
     assert "example.com/x=three" in found.devices
     assert any("example.com/x=two is defined twice" in problem for problem in found.problems)
@@ -124,13 +124,13 @@ def test_what_concerns_nobody_within_a_file_is_passed_over(early: Path) -> None:
     found = registry(early)
     assert found.devices == {
         "example.com/x=b": CDIDevice(),
-        "example.com/x=c": CDIDevice((DeviceNode("c", 5, 6),)),
+        "example.com/x=c": CDIDevice((DeviceFile("c", 5, 6),)),
     }
     assert found.problems == ()
 
 
 def test_what_is_huge_no_file_or_not_utf8_is_not_read(early: Path) -> None:
-    (early / "huge.json").write_bytes(b" " * (MAX_SPEC_BYTES + 1))
+    (early / "huge.json").write_bytes(b" " * (MAX_CDI_SPEC_BYTES + 1))
     (early / "bytes.yaml").write_bytes(b"\xff\xfe\xfd")
     (early / "note.txt").write_text("no CDI file")
     os.mkfifo(early / "pipe.json")

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from nri_numa.devices.counts import (
-    EXPIRE_AFTER_S,
+    COUNTS_EXPIRE_AFTER_S,
+    COUNTS_REFRESH_AFTER_S,
     NO_KUBELET_ANSWER_TEXT,
-    REFRESH_AFTER_S,
     DeviceCounts,
 )
 from nri_numa.kubelet.pb import podresources_pb2 as pb
@@ -65,7 +65,7 @@ def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> No
     assert kubelet.told() == kubelet.told() == gpus(2)
     assert kubelet.asked == 1
     kubelet.gpus = 1
-    kubelet.now += REFRESH_AFTER_S
+    kubelet.now += COUNTS_REFRESH_AFTER_S
     assert kubelet.counts.known_counts() == gpus(2)
     assert kubelet.told() == gpus(1)
     assert kubelet.asked == 2
@@ -74,9 +74,9 @@ def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> No
 def test_an_answer_that_nobody_renewed_and_a_refusal_are_not_no_devices(kubelet: Kubelet) -> None:
     assert kubelet.told() == gpus(2)
     kubelet.silent = True
-    assert kubelet.told(later=REFRESH_AFTER_S) == "the kubelet refused: UNKNOWN: not today"
+    assert kubelet.told(later=COUNTS_REFRESH_AFTER_S) == "the kubelet refused: UNKNOWN: not today"
     kubelet.silent = False
-    assert kubelet.told(later=REFRESH_AFTER_S) == gpus(2)
-    kubelet.now += EXPIRE_AFTER_S
+    assert kubelet.told(later=COUNTS_REFRESH_AFTER_S) == gpus(2)
+    kubelet.now += COUNTS_EXPIRE_AFTER_S
     assert kubelet.counts.known_counts() == NO_KUBELET_ANSWER_TEXT
     assert kubelet.told() == gpus(2)

@@ -19,8 +19,8 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     NO_DEVICE_MENTIONS,
     Container,
+    DeviceFile,
     DeviceMentions,
-    DeviceNode,
     KnownDevices,
     PodSandbox,
 )
@@ -93,12 +93,12 @@ ON_GPU = {"GPU": {GPU_AT: {1}}}
 @pytest.mark.parametrize(
     "mentions",
     [
-        DeviceMentions(nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 195, 255))),
+        DeviceMentions(nodes=(DeviceFile("c", 195, 0), DeviceFile("c", 195, 255))),
         DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": UUID}),
         DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": "0"}),
         DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}),
         DeviceMentions(
-            nodes=(DeviceNode("c", 195, 0),),
+            nodes=(DeviceFile("c", 195, 0),),
             variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         ),
     ],
@@ -145,7 +145,7 @@ def test_a_gpu_that_came_later_is_read_after_it_was_missed(bed: Bed) -> None:
     bed.tree.pci(other, 0, GPU_CLASS)
     bed.tree.nvidia(other, uuid, 1)
     by_uuid = DeviceMentions(variables={"NVIDIA_VISIBLE_DEVICES": uuid})
-    by_file = DeviceMentions(nodes=(DeviceNode("c", 195, 1),))
+    by_file = DeviceMentions(nodes=(DeviceFile("c", 195, 1),))
     for mentions in (by_file, by_uuid, by_file):
         assert seen(watch, POD, container(POD), mentions).devices == ()
     watch.wait_for_tasks()
@@ -159,7 +159,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
     )
     watch = bed.watch(off)
     mentions = DeviceMentions(
-        nodes=(DeviceNode("c", 195, 0), DeviceNode("c", 240, 0)),
+        nodes=(DeviceFile("c", 195, 0), DeviceFile("c", 240, 0)),
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
     )
@@ -314,7 +314,7 @@ def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:
     "mentions",
     [
         DeviceMentions(variables={"PCIDEVICE_X": GPU_AT}),
-        DeviceMentions(nodes=(DeviceNode("c", 195, 0),)),
+        DeviceMentions(nodes=(DeviceFile("c", 195, 0),)),
     ],
     ids=["variable", "device file"],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nri_numa.dra.claims import (
     InvalidClaim,
-    claim_variable,
+    claim_variable_name,
     decode_record,
     encode_record,
     parse_claim,
@@ -173,7 +173,7 @@ def test_records_of_others_are_refused(text: str) -> None:
         "NRI_NUMA_CLAIM_",
         "NRI_NUMA_CLAIM_0_X=1",
         f"NRI_NUMA_CLAIM_999_{UID.upper().replace('-', '_')}=1",
-        f"X{claim_variable(UID, 0)}=1",
+        f"X{claim_variable_name(UID, 0)}=1",
     ],
 )
 def test_other_variables_name_nothing(item: str) -> None:
@@ -181,5 +181,5 @@ def test_other_variables_name_nothing(item: str) -> None:
 
 
 def test_no_more_results_are_looked_for_than_a_claim_can_have() -> None:
-    names = [claim_variable(UID, number) for number in range(99)]
+    names = [claim_variable_name(UID, number) for number in range(99)]
     assert len(parse_claim_variables(names)) == 32

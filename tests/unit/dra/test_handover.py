@@ -10,14 +10,14 @@ import pytest
 
 from nri_numa.dra import handover
 from nri_numa.dra.claims import InvalidClaim
-from nri_numa.dra.handover import ClaimRequestClient, ClaimRequestServer
+from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"
 
 
-def asker(directory: Path, answer: object, patience: float = 60.0) -> ClaimRequestClient:
+def asker(directory: Path, answer: object, patience: float = 60.0) -> ClaimFileRequester:
     """One whose publisher answers in each pause; a text goes out as it is."""
-    teller = ClaimRequestServer(str(directory))
+    teller = ClaimFileResponder(str(directory))
 
     def pause(seconds: float) -> None:
         for id, question in teller.pending_requests():
@@ -27,7 +27,7 @@ def asker(directory: Path, answer: object, patience: float = 60.0) -> ClaimReque
             elif answer is not None:
                 (directory / f"answer-{id}.json").write_text(str(answer))
 
-    return ClaimRequestClient(str(directory), patience=patience, sleep=pause)
+    return ClaimFileRequester(str(directory), patience=patience, sleep=pause)
 
 
 def test_a_claim_is_handed_over_and_nothing_stays(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path: Path) -> None:
     for name in ("ask-0000000000000000", "answer-0000000000000000", "registered"):
         (tmp_path / f".{name}.json.0a1b2c3d.new").write_text("{")
     (tmp_path / "registered.json").write_text("{}")
-    ClaimRequestClient(str(tmp_path)).remove_leftovers()
+    ClaimFileRequester(str(tmp_path)).remove_leftovers()
     assert [one.name for one in tmp_path.iterdir()] == ["registered.json"]
     (tmp_path / "registered.json").unlink()
     assert list(tmp_path.iterdir()) == []
-    ClaimRequestClient(str(tmp_path / "none")).remove_leftovers()
+    ClaimFileRequester(str(tmp_path / "none")).remove_leftovers()
 
 
 def test_an_answer_to_a_question_that_is_taken_back_meanwhile_does_not_stay(
@@ -83,16 +83,16 @@ def test_an_answer_to_a_question_that_is_taken_back_meanwhile_does_not_stay(
     real = handover.write_file_atomically
 
     def slow(path: str, text: str) -> None:
-        ClaimRequestClient(str(tmp_path)).remove_leftovers()
+        ClaimFileRequester(str(tmp_path)).remove_leftovers()
         real(path, text)
 
     monkeypatch.setattr(handover, "write_file_atomically", slow)
-    ClaimRequestServer(str(tmp_path)).write_answer("0" * 16, {})
+    ClaimFileResponder(str(tmp_path)).write_answer("0" * 16, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_questions_that_are_none_are_left(tmp_path: Path) -> None:
-    teller = ClaimRequestServer(str(tmp_path))
+    teller = ClaimFileResponder(str(tmp_path))
     (tmp_path / "ask-0000000000000000.json").write_text("[]")
     (tmp_path / "ask-0000000000000001.json").write_text("{")
     (tmp_path / "ask-0000000000000002.json").symlink_to("/etc/hostname")
@@ -102,7 +102,7 @@ def test_questions_that_are_none_are_left(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_nobody_waits_for_is_not_written(tmp_path: Path) -> None:
-    teller = ClaimRequestServer(str(tmp_path))
+    teller = ClaimFileResponder(str(tmp_path))
     (tmp_path / "ask-0000000000000000.json").write_text("{}")
     ((id, _),) = teller.pending_requests()
     (tmp_path / "ask-0000000000000000.json").unlink()
@@ -111,7 +111,7 @@ def test_an_answer_that_nobody_waits_for_is_not_written(tmp_path: Path) -> None:
 
 
 def test_each_registration_is_another_text(tmp_path: Path) -> None:
-    teller, asking = ClaimRequestServer(str(tmp_path)), ClaimRequestClient(str(tmp_path))
+    teller, asking = ClaimFileResponder(str(tmp_path)), ClaimFileRequester(str(tmp_path))
     said = [teller.read_registration_marker()]
     for _ in range(2):
         asking.write_registration_marker()
@@ -119,4 +119,4 @@ def test_each_registration_is_another_text(tmp_path: Path) -> None:
     assert len(set(said)) == 3
     assert said[0] == ""
     assert json.loads(said[2])["times"] == 2
-    ClaimRequestClient(str(tmp_path / "none")).write_registration_marker()
+    ClaimFileRequester(str(tmp_path / "none")).write_registration_marker()

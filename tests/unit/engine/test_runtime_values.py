@@ -10,7 +10,7 @@ from nri_numa.model.workload import (
     MAX_DEVICE_MENTION_CHARS,
     NO_DEVICE_MENTIONS,
     ContainerUpdate,
-    DeviceNode,
+    DeviceFile,
     QoSClass,
     find_device_mentions,
 )
@@ -55,7 +55,7 @@ def test_what_is_read_is_bounded() -> None:
     claims = [f"{CLAIM_VARIABLE_PREFIX}{number}=x" for number in range(MAX_CONTAINER_DEVICES + 1)]
     variables = [f"PCIDEVICE_{i}=x" for i in range(500)]
     found = find_device_mentions(
-        nodes=[DeviceNode("c", 240, minor) for minor in range(MAX_CONTAINER_DEVICES + 5)],
+        nodes=[DeviceFile("c", 240, minor) for minor in range(MAX_CONTAINER_DEVICES + 5)],
         environment=[*variables, "PCIDEVICE_LONG=" + "x" * MAX_DEVICE_MENTION_CHARS, *claims],
         annotations={
             "cdi.k8s.io/a": ",".join(f"example.com/a={i}" for i in range(100)),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.lease import Lease, own_address
+from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind
 from tests.beds.fake_api_server import LeaseServer, fake
 
@@ -187,4 +187,4 @@ def test_the_address_is_one_that_other_pods_reach(
     address: tuple[str, int] | None, server: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", server)
-    assert own_address(address) == found
+    assert reachable_address(address) == found

@@ -16,8 +16,8 @@ from nri_numa.kubelet.pod_resources import (
     AllocatedMemory,
     ContainerResources,
     DeviceCount,
-    allocated_device_ids,
-    device_counts,
+    query_allocated_device_ids,
+    query_device_counts,
     query_pod,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -78,13 +78,13 @@ def test_an_older_kubelet_is_asked_for_all_pods(directory: Path) -> None:
     with pod_resources(directory, GATED, everything):
         assert query_pod(str(directory), "shop", "web") == WEB
         assert query_pod(str(directory), "shop", "other") == "the kubelet knows no such pod"
-        assert allocated_device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
-        assert allocated_device_ids(str(directory), "a/other") == set()
+        assert query_allocated_device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
+        assert query_allocated_device_ids(str(directory), "a/other") == set()
 
 
 def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
     assert "is not there" in str(query_pod(str(directory), "shop", "web"))
-    assert allocated_device_ids(str(directory), "a/slot") == set()
+    assert query_allocated_device_ids(str(directory), "a/slot") == set()
     (directory / "pod-resources").mkdir()
     (directory / "pod-resources/kubelet.sock").touch()
     assert "no answer at" in str(query_pod(str(directory), "shop", "web"))
@@ -105,7 +105,7 @@ def test_errors_are_sentences(
     fail = failing(code, words)
     with pod_resources(directory, fail, fail):
         assert said in str(query_pod(str(directory), "shop", "web"))
-        assert allocated_device_ids(str(directory), "a/slot") == set()
+        assert query_allocated_device_ids(str(directory), "a/slot") == set()
 
 
 def test_a_kubelet_that_hangs(directory: Path) -> None:
@@ -179,16 +179,16 @@ def machine(request: Any, context: Any) -> Any:
 def test_devices_are_counted_where_they_are(directory: Path) -> None:
     """One of two NUMA nodes counts on both; one without a place, or called memory, nowhere."""
     with pod_resources(directory, answered, everything, machine):
-        assert device_counts(str(directory)) == (
+        assert query_device_counts(str(directory)) == (
             DeviceCount(resource="a/gpu", numa_node=0, allocatable=3, available=2),
             DeviceCount(resource="a/gpu", numa_node=1, allocatable=1, available=0),
         )
 
 
 def test_why_devices_are_not_counted(directory: Path) -> None:
-    assert "is not there" in device_counts(str(directory))
+    assert "is not there" in query_device_counts(str(directory))
     refuses = failing(grpc.StatusCode.UNKNOWN, "not today")
     with pod_resources(directory, answered, refuses, machine):
-        assert device_counts(str(directory)) == "the kubelet refused: UNKNOWN: not today"
+        assert query_device_counts(str(directory)) == "the kubelet refused: UNKNOWN: not today"
     with pod_resources(directory, answered, everything):
-        assert "does not serve this" in device_counts(str(directory))
+        assert "does not serve this" in query_device_counts(str(directory))

@@ -13,7 +13,7 @@ import pytest
 from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import (
     STATE_DECODE_ERRORS,
-    StateFiles,
+    KubeletStateFiles,
     combine_grants,
     decode_cpu_grants,
     decode_memory_grants,
@@ -44,7 +44,7 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
     monkeypatch.setattr(
         state_files, "read_kubelet_file", lambda path: (reads.append(path), whole(path))[1]
     )
-    files = StateFiles(str(tmp_path))
+    files = KubeletStateFiles(str(tmp_path))
     assert not files.refresh_grants(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("", ())
     write(tmp_path, static(a="1-2"))
@@ -62,7 +62,7 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
 
 def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
     """An operator who changes the kubelet's policy removes it."""
-    files = StateFiles(str(tmp_path))
+    files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="1"))
     files.refresh_grants(*MACHINE)
     (tmp_path / "cpu_manager_state").unlink()
@@ -72,7 +72,7 @@ def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"policyName":"dynamic"}', "x" * (2 << 20)])
 def test_a_damaged_file_changes_nothing_and_is_told_once(tmp_path: Path, text: str) -> None:
-    files = StateFiles(str(tmp_path))
+    files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="1"))
     files.refresh_grants(*MACHINE)
     write(tmp_path, text)
@@ -90,7 +90,7 @@ def test_a_damaged_file_changes_nothing_and_is_told_once(tmp_path: Path, text: s
 def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cpu_manager_state")
     (tmp_path / "memory_manager_state").mkdir()
-    files = StateFiles(str(tmp_path))
+    files = KubeletStateFiles(str(tmp_path))
     assert files.refresh_grants(*MACHINE)
     assert len(files.problems) == 2
     assert "is no regular file" in files.problems[0]
@@ -99,7 +99,7 @@ def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_reached_is_told_until_it_can(tmp_path: Path) -> None:
     directory = tmp_path / "kubelet"
     directory.write_text("no directory")
-    files = StateFiles(str(directory))
+    files = KubeletStateFiles(str(directory))
     assert files.refresh_grants(*MACHINE)
     assert "cannot be read: Not a directory" in files.problems[0]
     directory.unlink()
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_reached_is_told_until_it_can(tmp_path: Path) -> N
 
 def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
     """CPUs can be plugged in while the agent runs."""
-    files = StateFiles(str(tmp_path))
+    files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="7"))
     files.refresh_grants(CPUSet.parse("0-3"), NUMASet([0]))
     assert "does not have" in files.problems[0]

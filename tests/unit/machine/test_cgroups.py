@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
-    CRUN_CHILD,
+    CRUN_INNER_CGROUP_NAME,
     NO_CGROUP_OUTCOME,
     CgroupPlace,
     CgroupReader,
@@ -16,8 +16,8 @@ from nri_numa.machine.cgroups import (
     CgroupWriter,
     WriteOutcome,
     blocking_cgroup_text,
+    cgroup_relative_path,
     read_actual_cgroups,
-    relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.cgroup_bed import blocked, real, tree
@@ -56,7 +56,7 @@ def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:
     ],
 )
 def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
-    assert relative_path(told) == path
+    assert cgroup_relative_path(told) == path
     assert CgroupPlace(told).is_systemd_managed is path.endswith((".scope", ".slice"))
 
 
@@ -77,7 +77,7 @@ def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
     ],
 )
 def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
-    assert relative_path(told) == ""
+    assert cgroup_relative_path(told) == ""
 
 
 def test_a_container_without_a_cgroup_or_a_cpuset_that_makes_sense_is_left_out(
@@ -224,7 +224,7 @@ def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
     flag = Path(writer.reader.directory_of(CgroupPlace(POD)), "cpuset.sched_load_balance")
     flag.write_text("1")
     Path(writer.reader.hierarchy, flag.name).write_text(of_root)
-    assert writer.write_one(CgroupWrite(CgroupPlace(POD), "1-2")).changed
+    assert writer.write_cgroup(CgroupWrite(CgroupPlace(POD), "1-2")).changed
     assert flag.read_text() == left
 
 
@@ -347,7 +347,7 @@ def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Pat
     places = [top / below]
     unified = layout in ("v2", "hybrid with v2 cpusets")
     if unified and driver == "systemd" and runtime == "crun":
-        places.append(places[0] / CRUN_CHILD)
+        places.append(places[0] / CRUN_INNER_CGROUP_NAME)
     above = [top / one for one in reversed(Path(below).parents)]
     for directory in (*above, *places):
         if unified:

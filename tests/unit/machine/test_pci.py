@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.machine import write_capture as capture
-from nri_numa.machine.pci import kind_of_class, pci_devices, pcie_roots
+from nri_numa.machine.pci import kind_of_class, list_pci_devices, list_pcie_roots
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from nri_numa.model.machine import PCIDevice
@@ -35,7 +35,7 @@ def machine(root: Path) -> DeviceTree:
 
 def test_cards_are_told_with_their_numa_node_and_bridges_are_not(tmp_path: Path) -> None:
     machine(tmp_path)
-    assert pci_devices(open_tree(tmp_path)) == EXPECTED
+    assert list_pci_devices(open_tree(tmp_path)) == EXPECTED
 
 
 def test_a_captured_machine_carries_them(tmp_path: Path) -> None:
@@ -43,13 +43,13 @@ def test_a_captured_machine_carries_them(tmp_path: Path) -> None:
     machine(tmp_path / "live")
     report = capture(tmp_path / "live", tmp_path / "it.tar.gz")
     assert f"sys/bus/pci/devices/{GPU}/numa_node" in report.files
-    assert pci_devices(open_tree(tmp_path / "it.tar.gz")) == EXPECTED
+    assert list_pci_devices(open_tree(tmp_path / "it.tar.gz")) == EXPECTED
     again = capture(tmp_path / "it.tar.gz", tmp_path / "again.tar.gz")
     assert again.files == report.files
 
 
 def test_without_a_bus_there_are_none(tmp_path: Path) -> None:
-    assert pci_devices(DirectoryTree(tmp_path)) == ()
+    assert list_pci_devices(DirectoryTree(tmp_path)) == ()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_roots_are_told_by_numa_node(tmp_path: Path) -> None:
     (vmd / "numa_node").write_text("0\n")  # a domain of Intel's VMD has five digits
     (tmp_path / "sys/devices/pci0000:3b/power").mkdir()
     (tmp_path / "sys/devices/platform").mkdir()
-    assert pcie_roots(open_tree(tmp_path)) == {
+    assert list_pcie_roots(open_tree(tmp_path)) == {
         0: ("pci0000:00", "pci10000:00"),
         1: ("pci0000:3a", "pci0000:3b", "pci0000:5d"),
     }

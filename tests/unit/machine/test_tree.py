@@ -179,8 +179,8 @@ def test_archives_that_are_too_large_are_refused(
     files = sysfs_files(machines.dual_smt())
     for limit, value, found in (
         ("MAX_ARCHIVE_MEMBERS", 10, "has more than 10 members"),
-        ("MAX_KEPT_BYTES", 100, "describes a machine in more than 0 MiB"),
-        ("MAX_UNPACKED_BYTES", 1 << 20, "unpacks to more than 1 MiB"),
+        ("MAX_ARCHIVE_KEPT_BYTES", 100, "describes a machine in more than 0 MiB"),
+        ("MAX_ARCHIVE_UNPACKED_BYTES", 1 << 20, "unpacks to more than 1 MiB"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(tree, limit, value)
@@ -192,13 +192,15 @@ def test_archives_that_are_too_large_are_refused(
 
 
 def test_a_file_larger_than_any_of_the_kernel_is_cut(tmp_path: Path) -> None:
-    long = "0\n" + "\0" * tree.MAX_FILE_BYTES + "x"
+    long = "0\n" + "\0" * tree.MAX_TREE_FILE_BYTES + "x"
     path = tmp_path / "machine.tar"
     path.write_bytes(_tar({**sysfs_files(machines.one_cpu()), f"{CPU_DIR}/present": long}))
     assert discover_topology(path) == machines.one_cpu()
     root = write_sysfs(tmp_path / "unpacked", machines.one_cpu())
-    (root / CPU_DIR / "present").write_text("0," * tree.MAX_FILE_BYTES)
-    assert len(open_tree(root).read_file(f"{CPU_DIR}/present") or "") <= 2 * tree.MAX_FILE_BYTES
+    (root / CPU_DIR / "present").write_text("0," * tree.MAX_TREE_FILE_BYTES)
+    assert (
+        len(open_tree(root).read_file(f"{CPU_DIR}/present") or "") <= 2 * tree.MAX_TREE_FILE_BYTES
+    )
 
 
 def test_files_longer_than_a_page_are_read_whole(tmp_path: Path) -> None:

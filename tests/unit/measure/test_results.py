@@ -5,24 +5,29 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from nri_numa.cli.measure import measurement_lines
-from nri_numa.measure.plan import Comparison, ImpossibleComparison, Side, Worker
-from nri_numa.measure.results import Measured, noise_sentences, render_results_svg, results_document
+from nri_numa.measure.plan import Comparison, ComparisonSide, ImpossibleComparison, LoopWorker
+from nri_numa.measure.results import (
+    MeasuredComparison,
+    noise_sentences,
+    render_results_svg,
+    results_document,
+)
 
-WORKERS = (Worker(loop="compute", cpu=0),)
+WORKERS = (LoopWorker(loop="compute", cpu=0),)
 
 
 def measured(
     good: tuple[float, ...], bad: tuple[float, ...], *, more_is_better: bool = True
-) -> Measured:
+) -> MeasuredComparison:
     comparison = Comparison(
         name="n",
         title="<Local> & remote",
         unit="GB/s",
         higher_is_better=more_is_better,
-        good_side=Side(placed="CPU 1", workers=WORKERS),
-        bad=Side(placed="CPU 2", workers=WORKERS),
+        good_side=ComparisonSide(placed="CPU 1", workers=WORKERS),
+        bad=ComparisonSide(placed="CPU 2", workers=WORKERS),
     )
-    return Measured(comparison, good, bad)
+    return MeasuredComparison(comparison, good, bad)
 
 
 def test_the_gain_is_of_the_medians_whichever_way_is_better() -> None:

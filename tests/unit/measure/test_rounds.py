@@ -14,32 +14,34 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.measure import rounds, worker
-from nri_numa.measure.plan import Comparison, ImpossibleComparison, Side, Worker
-from nri_numa.measure.results import Measured
+from nri_numa.measure.plan import Comparison, ComparisonSide, ImpossibleComparison, LoopWorker
+from nri_numa.measure.results import MeasuredComparison
 
 REPOSITORY = Path(__file__).parents[3]
 
 CPU = max(os.sched_getaffinity(0))
 
 
-def comparison(*bad: Worker) -> Comparison:
+def comparison(*bad: LoopWorker) -> Comparison:
     return Comparison(
         name="n",
         title="t",
         unit="u",
-        good_side=Side(placed="a", workers=(Worker(loop="busy", cpu=CPU),)),
-        bad=Side(placed="b", workers=bad),
+        good_side=ComparisonSide(placed="a", workers=(LoopWorker(loop="busy", cpu=CPU),)),
+        bad=ComparisonSide(placed="b", workers=bad),
     )
 
 
 @pytest.mark.slow
 def test_a_comparison_gives_a_figure_for_each_round() -> None:
     found = rounds.run_comparison(
-        comparison(Worker(loop="latency", cpu=CPU, size=4096), Worker(loop="busy", cpu=CPU)),
+        comparison(
+            LoopWorker(loop="latency", cpu=CPU, size=4096), LoopWorker(loop="busy", cpu=CPU)
+        ),
         rounds=3,
         seconds=0.01,
     )
-    assert isinstance(found, Measured)
+    assert isinstance(found, MeasuredComparison)
     assert found.good_values == (0, 0, 0), "a busy loop has no figure"
     assert len(found.bad) == 3
     assert all(figure > 0 for figure in found.bad)
@@ -48,14 +50,14 @@ def test_a_comparison_gives_a_figure_for_each_round() -> None:
 @pytest.mark.slow
 def test_what_a_process_cannot_do_is_said_with_its_reason() -> None:
     found = rounds.run_comparison(
-        comparison(Worker(loop="latency", cpu=CPU, numa_node=1000, size=4096)),
+        comparison(LoopWorker(loop="latency", cpu=CPU, numa_node=1000, size=4096)),
         rounds=3,
         seconds=0.01,
     )
     assert isinstance(found, ImpossibleComparison)
     assert "memory cannot be tied to NUMA node 1000" in found.because
     missing = rounds.run_comparison(
-        comparison(Worker(loop="busy", cpu=8000)), rounds=3, seconds=0.01
+        comparison(LoopWorker(loop="busy", cpu=8000)), rounds=3, seconds=0.01
     )
     assert isinstance(missing, ImpossibleComparison)
     assert missing.because
@@ -75,13 +77,13 @@ def test_memory_elsewhere_than_it_should_be_is_noticed() -> None:
 
 
 def test_the_largest_cache_is_found(tmp_path: Path) -> None:
-    assert rounds.l3_bytes(str(tmp_path)) == 0
+    assert rounds.read_last_level_cache_bytes(str(tmp_path)) == 0
     for cpu, level, size in ((0, "3", "512K"), (1, "3", "32M"), (1, "2", "64M"), (2, "3", "odd")):
         index = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index{level}"
         index.mkdir(parents=True)
         (index / "level").write_text(f"{level}\n")
         (index / "size").write_text(f"{size}\n")
-    assert rounds.l3_bytes(str(tmp_path)) == 32 << 20
+    assert rounds.read_last_level_cache_bytes(str(tmp_path)) == 32 << 20
 
 
 @pytest.mark.slow

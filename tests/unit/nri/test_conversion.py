@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.errors import LocalProtocolError
-from nri_numa.model.machine import NO_QUOTA
+from nri_numa.model.machine import NO_CFS_QUOTA
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     NO_DEVICE_MENTIONS,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
-    DeviceNode,
+    DeviceFile,
     QoSClass,
     Resources,
 )
@@ -22,8 +22,8 @@ from nri_numa.nri.conversion import (
     answer_synchronize,
     container_from,
     create_response,
-    device_mentions,
     pod_from,
+    read_device_mentions,
     resources_from,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -194,7 +194,7 @@ def test_an_adjustment_reaches_its_fields() -> None:
         ContainerAdjustment(
             cpus="2-3",
             mems="0",
-            quota=NO_QUOTA,
+            quota=NO_CFS_QUOTA,
             annotations={"numa.kubernetes.io/assigned": "{}"},
             env={"NUMA_CPUS": "2-3", "NUMA_MEMS": "0"},
         )
@@ -282,8 +282,8 @@ def test_device_files_variables_and_cdi_names_are_read() -> None:
         },
         CDI_devices=[pb.CDIDevice(name="example.com/b=1"), pb.CDIDevice(name="example.com/a=1")],
     )
-    found = device_mentions(made)
-    assert found.nodes == (DeviceNode("c", 240, 0),)
+    found = read_device_mentions(made)
+    assert found.nodes == (DeviceFile("c", 240, 0),)
     assert found.variables == {"PCIDEVICE_A": "0000:3b:00.0", "NVIDIA_VISIBLE_DEVICES": "0"}
     assert found.cdi == ("example.com/b=1", "example.com/a=1", "example.com/a=2")
     assert found.unread == 0
@@ -293,7 +293,7 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     for type in ("", "a"):
         made = container(3)
         made.linux.resources.devices.add(allow=True, type=type, access="rwm")
-        assert device_mentions(made) is NO_DEVICE_MENTIONS
+        assert read_device_mentions(made) is NO_DEVICE_MENTIONS
     made = container(3)
     made.linux.resources.devices.add(allow=False, access="rwm")
     made.linux.resources.devices.add(allow=True, type="c", access="m")
@@ -301,15 +301,15 @@ def test_a_privileged_container_has_the_hosts_devices_and_none_of_its_own() -> N
     for some in (rule.major, rule.minor):
         for number in (0, 240):
             some.value = number
-            assert len(device_mentions(made).nodes) == 3
+            assert len(read_device_mentions(made).nodes) == 3
         some.value = -1
-        assert device_mentions(made) is NO_DEVICE_MENTIONS
+        assert read_device_mentions(made) is NO_DEVICE_MENTIONS
 
 
 def test_the_variables_of_a_privileged_container_count() -> None:
     made = container(3, env=["PCIDEVICE_A=0000:3b:00.0"])
     made.linux.resources.devices.add(allow=True, access="rwm")
-    found = device_mentions(made)
+    found = read_device_mentions(made)
     assert (found.nodes, found.variables) == ((), {"PCIDEVICE_A": "0000:3b:00.0"})
 
 

@@ -7,7 +7,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.engine.state import ContainerKind, NodeState
-from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
+from nri_numa.observe.metrics import Metrics, MetricsSnapshot, NUMANodeSample
 from nri_numa.text import escape_unprintable
 from tests.beds.allocations import allocation
 
@@ -44,7 +44,7 @@ def full() -> Metrics:
     metrics.record_decision("refused", "NotEnoughCPUs", "restricted")
     metrics.record_loop_lag(0.002)
     metrics.http_requests.labels("/metrics", "200").inc()
-    metrics.snapshot = lambda: Snapshot(
+    metrics.snapshot = lambda: MetricsSnapshot(
         numa_nodes=[sample(1), sample(0)],
         node_name="worker-7",
         container_counts={("shared", True): 2, ("exclusive", False): 1},
@@ -141,7 +141,7 @@ def test_the_longest_gap_is_kept() -> None:
 
 def test_hostile_names_do_not_break_the_format() -> None:
     metrics = Metrics("0")
-    metrics.snapshot = lambda: Snapshot(state=state(1, HOSTILE))
+    metrics.snapshot = lambda: MetricsSnapshot(state=state(1, HOSTILE))
     families = {f.name: f for f in text_string_to_metric_families(metrics.render_metrics())}
     labels = families["nri_numa_container_info"].samples[0].labels
     assert labels["container_name"] == escape_unprintable(HOSTILE)
@@ -165,7 +165,7 @@ def test_names_follow_the_conventions() -> None:
 def test_a_large_node_is_told_in_short_pieces() -> None:
     """The loop gets its turn: no piece holds more rows than it can make in a millisecond or so."""
     metrics = full()
-    metrics.snapshot = lambda: Snapshot(
+    metrics.snapshot = lambda: MetricsSnapshot(
         numa_nodes=[sample(n) for n in range(64)], state=state(1000)
     )
     pieces = list(metrics.render_chunks())

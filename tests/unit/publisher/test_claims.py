@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.dra.handover import ClaimRequestClient, ClaimRequestServer
+from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
 from nri_numa.kube.api import KubeAPI
 from nri_numa.publisher.claims import ClaimRequestAnswerer
 from tests.beds.fake_api_server import Asked, Said, fake, status
@@ -34,12 +34,12 @@ async def answers(
 
     api = KubeAPI(str(credentials), "test")
     queue = ClaimRequestAnswerer(
-        ClaimRequestServer(str(handover)), api, lambda: told.append("taken")
+        ClaimFileResponder(str(handover)), api, lambda: told.append("taken")
     )
     with fake(credentials, monkeypatch, server):
         await queue.answer_pending()
         await queue.answer_pending()
-        ClaimRequestClient(str(handover)).write_registration_marker()
+        ClaimFileRequester(str(handover)).write_registration_marker()
         await queue.answer_pending()
         await api.close()
     found: dict[str, object] = json.loads(

@@ -13,7 +13,7 @@ from nri_numa.model.machine import topology_document
 from nri_numa.model.offline_capacity import CPU_ID_LIMIT, parse_id_list
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import numatopology
-from nri_numa.publisher.numatopology import build_spec
+from nri_numa.publisher.numatopology import build_numatopology_spec
 from nri_numa.web.responses import Assignment
 from tests.beds.http_view import assignment
 from tests.beds.world import World, container, pod, resources
@@ -36,7 +36,7 @@ def spec(world: World, **changes: Any) -> dict[str, Any]:
     machine = world.agent.machine
     topology = topology_document(machine.topology, reserved=machine.settings.reserved_cpus)
     found = replace(zones_document(machine, world.agent.state, None), **changes)
-    return build_spec(topology, assignments(world), found)
+    return build_numatopology_spec(topology, assignments(world), found)
 
 
 def free(of: dict[str, Any]) -> set[int]:

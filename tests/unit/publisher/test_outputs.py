@@ -16,9 +16,9 @@ from nri_numa.observe.notices import Notice
 from nri_numa.publisher.outbox import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
-    Bucket,
     Output,
     OutputQueue,
+    TokenBucket,
     VersionedQueue,
 )
 from nri_numa.publisher.outputs import (
@@ -476,7 +476,7 @@ def test_events_that_find_no_place_are_counted() -> None:
 
 
 def test_a_bucket_says_when() -> None:
-    bucket = Bucket(2.0, 1, 0.0)
+    bucket = TokenBucket(2.0, 1, 0.0)
     bucket.take_token(0.0)
     assert bucket.seconds_until_token(0.0) == 0.5
     assert bucket.seconds_until_token(0.5) == 0

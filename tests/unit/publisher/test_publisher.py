@@ -300,7 +300,7 @@ async def test_without_an_exporter_all_else_is_written(
 ) -> None:
     """Said once, a metric, and tried again."""
     await world.stop_publisher()
-    monkeypatch.setattr(traces, "RETRY_S", 0.01)
+    monkeypatch.setattr(traces, "SPAN_RETRY_S", 0.01)
     monkeypatch.setitem(sys.modules, traces.EXPORTER_LOGGER_NAME, None)
     world._publish["otlp_endpoint"] = "http://127.0.0.1:1"
     world.start_publisher()

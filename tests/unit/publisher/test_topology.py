@@ -206,7 +206,7 @@ def test_numbers_are_in_order_whatever_the_agent_says() -> None:
 
 def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
     what = build_topology_contents("x.io", FakeView().scheduler_zones_document())
-    silent = topology.stale_document("x.io", what)
+    silent = topology.stale_topology_contents("x.io", what)
     assert silent["zones"] == what["zones"]
     assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
     not_ready = build_topology_contents("x.io", FakeView(ready=False).scheduler_zones_document())

@@ -742,7 +742,7 @@ async def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     made: Extender, server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
-    monkeypatch.setattr("nri_numa.scheduler.extender.TICK_S", 0.01)
+    monkeypatch.setattr("nri_numa.scheduler.extender.TICK_INTERVAL_S", 0.01)
     server.answer = lambda asked: Said(200, asked.body)
     async with working(made.run_ticks(), made.activator.run(made.is_leader)):
         while "wakes_total 1.0" not in made.render_metrics().decode():

@@ -113,7 +113,7 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
 
 def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory of verdicts is full, and that of equal rooms."""
-    monkeypatch.setattr("nri_numa.scheduler.candidates._MAX_CACHED_NODES", 4)
+    monkeypatch.setattr("nri_numa.scheduler.candidates._MAX_CACHED_STALE_ROOMS", 4)
     monkeypatch.setattr("nri_numa.scheduler.nodes._MAX_SHARED_NODES", 4)
     judges, request = index(), READER.read_pod_request(single(7))
     for _ in range(3):

@@ -10,7 +10,7 @@ import yaml
 from nri_numa.demo.stage import examples_directory
 from nri_numa.model.workload import QoSClass
 from nri_numa.simulate.manifests import ManifestError, Manifests, read_files, read_text
-from nri_numa.simulate.pods import Role, Workload
+from nri_numa.simulate.pods import ContainerRole, Workload
 
 POD = """
 apiVersion: v1
@@ -178,9 +178,9 @@ spec:
 """
     ).pods
     assert [(c.name, c.role) for c in pod.containers] == [
-        ("prepare", Role.INIT),
-        ("proxy", Role.SIDECAR),
-        ("app", Role.APP),
+        ("prepare", ContainerRole.INIT),
+        ("proxy", ContainerRole.SIDECAR),
+        ("app", ContainerRole.APP),
     ]
 
 

@@ -13,16 +13,16 @@ from nri_numa.model.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from
 from nri_numa.simulate.pods import (
     ContainerManifest,
+    ContainerRole,
     PodManifest,
     ResourceQuantities,
-    Role,
     cgroup_parent,
     container_of,
     oom_score,
-    pod_amounts,
     pod_sandbox,
     qos_of,
     resources_of,
+    sum_pod_quantities,
 )
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def amounts(cpu: int | None = None, memory: int | None = None) -> ResourceQuanti
 
 def made(
     name: str = "app",
-    role: Role = Role.APP,
+    role: ContainerRole = ContainerRole.APP,
     *,
     requests: ResourceQuantities | None = None,
     limits: ResourceQuantities | None = None,
@@ -72,8 +72,8 @@ FULL = amounts(1000, GIB)
         ([made(requests=amounts(100))], QoSClass.BURSTABLE),
         ([made(limits=FULL), made("b", limits=FULL)], QoSClass.GUARANTEED),
         ([made(limits=FULL), made("b")], QoSClass.BURSTABLE),
-        ([made(limits=FULL), made("i", Role.INIT)], QoSClass.BURSTABLE),
-        ([made(limits=FULL), made("s", Role.SIDECAR, limits=FULL)], QoSClass.GUARANTEED),
+        ([made(limits=FULL), made("i", ContainerRole.INIT)], QoSClass.BURSTABLE),
+        ([made(limits=FULL), made("s", ContainerRole.SIDECAR, limits=FULL)], QoSClass.GUARANTEED),
     ],
 )
 def test_the_qos_class_is_the_kubelets(containers: list[ContainerManifest], qos: QoSClass) -> None:
@@ -128,19 +128,42 @@ def test_linux_resources_are_those_that_the_kubelet_makes(
 @pytest.mark.parametrize(
     ("containers", "cpu"),
     [
-        ([("a", Role.APP, 100), ("b", Role.APP, 200)], 300),
-        ([("a", Role.APP, 100), ("b", Role.APP, None)], 100),
+        ([("a", ContainerRole.APP, 100), ("b", ContainerRole.APP, 200)], 300),
+        ([("a", ContainerRole.APP, 100), ("b", ContainerRole.APP, None)], 100),
         # An init container that needs more than what runs later.
-        ([("i", Role.INIT, 900), ("a", Role.APP, 100)], 900),
-        ([("i", Role.INIT, 50), ("a", Role.APP, 100)], 100),
+        ([("i", ContainerRole.INIT, 900), ("a", ContainerRole.APP, 100)], 900),
+        ([("i", ContainerRole.INIT, 50), ("a", ContainerRole.APP, 100)], 100),
         # Sidecars run beside the init containers after them and beside the others.
-        ([("s", Role.SIDECAR, 100), ("i", Role.INIT, 900), ("a", Role.APP, 100)], 1000),
-        ([("i", Role.INIT, 900), ("s", Role.SIDECAR, 100), ("a", Role.APP, 100)], 900),
-        ([("s", Role.SIDECAR, 100), ("t", Role.SIDECAR, 200), ("a", Role.APP, 300)], 600),
+        (
+            [
+                ("s", ContainerRole.SIDECAR, 100),
+                ("i", ContainerRole.INIT, 900),
+                ("a", ContainerRole.APP, 100),
+            ],
+            1000,
+        ),
+        (
+            [
+                ("i", ContainerRole.INIT, 900),
+                ("s", ContainerRole.SIDECAR, 100),
+                ("a", ContainerRole.APP, 100),
+            ],
+            900,
+        ),
+        (
+            [
+                ("s", ContainerRole.SIDECAR, 100),
+                ("t", ContainerRole.SIDECAR, 200),
+                ("a", ContainerRole.APP, 300),
+            ],
+            600,
+        ),
     ],
 )
-def test_a_pod_needs_its_peak(containers: list[tuple[str, Role, int | None]], cpu: int) -> None:
-    found = pod_amounts(
+def test_a_pod_needs_its_peak(
+    containers: list[tuple[str, ContainerRole, int | None]], cpu: int
+) -> None:
+    found = sum_pod_quantities(
         [made(n, role, limits=amounts(milli)) for n, role, milli in containers], lambda c: c.limits
     )
     assert found.cpu_milli == cpu
@@ -172,7 +195,7 @@ def test_guaranteed_best_effort_and_critical_pods_have_fixed_scores() -> None:
 
 
 def test_a_sidecar_is_not_killed_before_the_least_it_serves() -> None:
-    sidecar = made("s", Role.SIDECAR, requests=amounts(100, GIB))
+    sidecar = made("s", ContainerRole.SIDECAR, requests=amounts(100, GIB))
     large, small = (made(n, requests=amounts(100, m * GIB)) for n, m in (("a", 32), ("b", 16)))
     whole = pod(sidecar, large, small)
     assert oom_score(whole, sidecar, 64 * GIB) == oom_score(whole, small, 64 * GIB) == 750
@@ -231,7 +254,7 @@ def pods(draw: st.DrawFn) -> PodManifest:
             memory=draw(memory),
             hugepages=draw(st.dictionaries(st.sampled_from([2 << 20, GIB]), st.just(GIB))),
         )
-        containers.append(made(f"c{number}", draw(st.sampled_from(Role)), limits=limits))
+        containers.append(made(f"c{number}", draw(st.sampled_from(ContainerRole)), limits=limits))
     return pod(*containers)
 
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.simulate.manifests import ManifestError, read_text
-from nri_numa.simulate.pods import Role
-from nri_numa.simulate.simulator import Action, SimulatedOutcome, Simulation, plan_actions
+from nri_numa.simulate.pods import ContainerRole
+from nri_numa.simulate.simulator import PodAction, SimulatedOutcome, Simulation, plan_actions
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, pod, replicated, run, the
 
@@ -89,7 +89,11 @@ def in_order(wishes: dict[str, str]) -> str:
 def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
     result = run(snc_smt(), in_order({**SINGLE, "scope": "pod"}))
     prepare, proxy, app = result.events[0].outcomes
-    assert (prepare.role, proxy.role, app.role) == (Role.INIT, Role.SIDECAR, Role.APP)
+    assert (prepare.role, proxy.role, app.role) == (
+        ContainerRole.INIT,
+        ContainerRole.SIDECAR,
+        ContainerRole.APP,
+    )
     assert prepare.cpus == app.cpus
     assert {prepare.mems, proxy.mems, app.mems} == {app.mems}
     assert [a.container for a, _ in result.running_containers] == ["proxy", "app"]
@@ -116,7 +120,7 @@ def test_other_resources_are_a_resize_in_place(
     steps = [pod("db", n, f"{n}Gi", SINGLE) for n in sizes]
     result = run(snc_smt(), *steps, keep_going=True)
     event = result.events[-1]
-    assert event.action is Action.RESIZE
+    assert event.action is PodAction.RESIZE
     (outcome,) = event.outcomes
     assert (outcome.previous_cpus, outcome.cpus) == (before, cpus)
     assert (outcome.verdict is SimulatedOutcome.REJECTED) is (not cpus)
@@ -147,12 +151,12 @@ def test_replicas_come_and_go() -> None:
     result = run(snc_smt(), *scaled(1, 3, 0))
     actions = [(e.action, e.pod.name) for e in result.events]
     assert actions == [
-        (Action.CREATE, "db-0"),
-        (Action.CREATE, "db-1"),
-        (Action.CREATE, "db-2"),
-        (Action.REMOVE, "db-2"),
-        (Action.REMOVE, "db-1"),
-        (Action.REMOVE, "db-0"),
+        (PodAction.CREATE, "db-0"),
+        (PodAction.CREATE, "db-1"),
+        (PodAction.CREATE, "db-2"),
+        (PodAction.REMOVE, "db-2"),
+        (PodAction.REMOVE, "db-1"),
+        (PodAction.REMOVE, "db-0"),
     ]
     fresh(result)
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nri_numa.safe_yaml import MAX_YAML_DEPTH, yaml_problem_text
-from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_documents, value_text
+from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, parse_documents, value_text
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_depth_and_number_of_documents_are_bounded() -> None:
     with pytest.raises(yaml.YAMLError, match="levels deep"):
         list(parse_documents("[" * (MAX_YAML_DEPTH + 1)))
     with pytest.raises(yaml.YAMLError, match="documents"):
-        list(parse_documents("--- a\n" * (MAX_DOCUMENTS + 1)))
+        list(parse_documents("--- a\n" * (MAX_MANIFEST_DOCUMENTS + 1)))
 
 
 def levels(count: int, text: str = "{l%d: &a%d [%s]}") -> str:

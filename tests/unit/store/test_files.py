@@ -293,7 +293,7 @@ def test_a_key_that_cannot_be_written_is_said(state: Path) -> None:
 def test_check_names_a_state_directory_that_others_may_write(state: Path) -> None:
     state.chmod(0o777)
     (found,) = preflight.check_state_directory(state)
-    assert found.level is preflight.Level.FAIL
+    assert found.level is preflight.FindingLevel.FAIL
     assert "has mode 0777" in found.message
 
 

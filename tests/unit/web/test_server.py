@@ -278,7 +278,7 @@ async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> N
 
 @in_loop
 async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MAX_STREAMS", 1)
+    monkeypatch.setattr(api, "MAX_EVENT_STREAMS", 1)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/v1/events"))
         await reader.readuntil(b"event: state")
@@ -318,7 +318,7 @@ async def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.Mon
 async def test_the_reserve_is_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sits there and says nothing is gone when the next one comes."""
     monkeypatch.setattr(server_module, "MAX_ORDINARY_CONNECTIONS", 1)
-    monkeypatch.setattr(server_module, "MAX_RESERVE", 1)
+    monkeypatch.setattr(server_module, "MAX_RESERVE_CONNECTIONS", 1)
     async with serving() as (server, address), connected(address) as (_, first):
         first.write(b"GET /hea")
         async with connected(address) as (silent, _):
@@ -446,7 +446,7 @@ async def test_a_request_that_trickles_in_has_one_deadline(
     monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes, trickles: bool
 ) -> None:
     """A byte now and then, of a body too, buys no more time; a second request has no less."""
-    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT_S", 0.3)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(first)
         assert (await read_reply(reader)).status == 200

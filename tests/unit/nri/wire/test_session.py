@@ -32,7 +32,10 @@ def answers_of(session: Any) -> dict[int, ttrpc_pb2.Response]:
 def to_runtime(stream: int, method: str) -> bytes:
     """A request of a plugin."""
     return request_frame(
-        stream, method, service="nri.pkg.api.v1alpha1.Runtime", connection=ttrpc.RUNTIME_CONNECTION
+        stream,
+        method,
+        service="nri.pkg.api.v1alpha1.Runtime",
+        connection=ttrpc.RUNTIME_CONNECTION_ID,
     )
 
 
@@ -352,7 +355,7 @@ def test_an_unreadable_answer_to_an_update_ends_the_session() -> None:
     stream = pair.plugin.update_containers(pb.UpdateContainersRequest())
     body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
     message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, body)
-    pair.plugin.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message))
+    pair.plugin.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION_ID, message))
     with pytest.raises(RemoteProtocolError, match="UpdateContainersResponse"):
         pair.plugin.next_event()
 
@@ -490,7 +493,7 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
     assert len(body) > ttrpc.MAX_MESSAGE_BODY_BYTES
     message = struct.pack(">IIBB", len(body), 3, 1, 0) + body
     plugin = SessionPair().configured().plugin
-    wire = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, message)
+    wire = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION_ID, message)
     seen: list[Any] = []
     for start in range(0, len(wire), 1 << 18):
         plugin.receive_data(wire[start : start + (1 << 18)])
@@ -499,6 +502,6 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
     assert len(event.pods) == 60
 
     runtime = SessionPair().active().runtime
-    runtime.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message[:10]))
+    runtime.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION_ID, message[:10]))
     with pytest.raises(RemoteProtocolError, match="at most 4194304 are allowed"):
         runtime.next_event()

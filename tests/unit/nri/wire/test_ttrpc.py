@@ -130,7 +130,7 @@ def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
     made.reply_error(1, 2, "half a character \ud800 and far too long " + "x" * 100_000)
     ((_, response),) = answers()
     assert response.status.message.startswith("half a character ? and")
-    assert len(response.status.message) == ttrpc.MAX_STATUS_TEXT
+    assert len(response.status.message) == ttrpc.MAX_STATUS_TEXT_CHARS
 
 
 def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
@@ -203,8 +203,8 @@ def test_a_client_has_limits_of_its_own() -> None:
     with pytest.raises(LocalProtocolError, match="open already"):
         client.send_call("S", "M", b"")
     worn = ttrpc.TTRPCClient(ttrpc.Trunk(), 1)
-    worn._next_stream = ttrpc.LAST_STREAM
-    assert worn.send_call("S", "M", b"") == ttrpc.LAST_STREAM
+    worn._next_stream = ttrpc.MAX_STREAM_ID
+    assert worn.send_call("S", "M", b"") == ttrpc.MAX_STREAM_ID
     with pytest.raises(LocalProtocolError, match="no stream id left"):
         worn.send_call("S", "M", b"")
 
@@ -216,7 +216,7 @@ def test_a_status_reads_well_in_a_log() -> None:
 def test_a_large_message_is_not_kept_once_it_was_read() -> None:
     """A Synchronize has megabytes, and the next request may be long in coming."""
     body = bytes(2 << 20)
-    framed = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, ttrpc.encode_message(1, 1, body))
+    framed = ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION_ID, ttrpc.encode_message(1, 1, body))
     trunk, reader = ttrpc.Trunk(), ttrpc.MessageReader()
     lengths = []
     tracemalloc.start()
@@ -272,10 +272,10 @@ def test_a_message_is_one_frame_of_4096_bytes_and_the_rest_in_a_second(
 
 def test_an_oversized_frame_is_refused_before_its_payload_arrives() -> None:
     trunk = ttrpc.Trunk()
-    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD))
+    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD_BYTES))
     assert chunks(trunk) == []
     trunk = ttrpc.Trunk()
-    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD + 1))
+    trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD_BYTES + 1))
     with pytest.raises(LocalProtocolError, match="at most"):
         trunk.next_chunk()
 

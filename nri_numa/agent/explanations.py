@@ -1,8 +1,8 @@
 """Explanations over a restart: what is kept of decisions, in a file beside the checkpoint.
 
 It is no part of what was meant: written when there is time, a copy of the memory of some seconds
-ago, no larger than `MAX_EXPLANATION_BYTES`, and left out as a whole when it cannot be used. No
-request waits for it, and what is lost with it is only how a decision came about.
+ago, no larger than `MAX_EXPLANATIONS_FILE_BYTES`, and left out as a whole when it cannot be used.
+No request waits for it, and what is lost with it is only how a decision came about.
 """
 
 from __future__ import annotations

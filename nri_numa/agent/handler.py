@@ -243,7 +243,7 @@ class AgentHandler:
     def _with_all_devices_and_claims(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[PodTable, list[Container]]:
-        """All pods and containers `_with_devices`; what claims say of a pod adds up."""
+        """All pods and containers `_with_devices_and_claims`; what claims say of a pod adds up."""
         by_id = {pod_id: pods[pod_id] for pod_id in pods.uids}
         found: list[Container] = []
         for container in containers:

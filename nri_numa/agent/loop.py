@@ -38,7 +38,7 @@ these rounds."""
 class CPUBudget:
     """A bucket of CPU time, full at the start.
 
-    What would take longer to pay back than `MAX_PAUSE_S` is forgiven.
+    What would take longer to pay back than `MAX_BUDGET_PAUSE_S` is forgiven.
 
     Attributes:
         hurry: whether there is a reason to now.

@@ -133,7 +133,7 @@ log = get_logger("daemon")
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 HOURLY_LOGGED_CHANGES: Final = frozenset(("memory", "hugepages"))
-"""Of what `nri_numa.machine.hotplug.changed_fields` finds; a balloon moves them all the time."""
+"""Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
 
 
 def report_polling(error: OSError, were_there: bool) -> None:

@@ -1,7 +1,7 @@
 """The command line: ``nri-numa COMMAND``.
 
 A command's module is imported when the command is used, so that ``--help`` and ``run`` start fast.
-Exit codes are the same everywhere: see `EXIT_CODES`.
+Exit codes are the same everywhere: see `EXIT_CODES_HELP_TEXT`.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def kubelet_sentences(
     *,
     only_differences: bool = False,
 ) -> Iterator[str]:
-    """`kubelet_grants` in sentences for each explained container, with what differs of the two."""
+    """`query_kubelet_grants` in sentences for each explained container, and what differs."""
     if grants["problem"]:
         if not only_differences:
             yield f"The kubelet's own word cannot be had: {escape_unprintable(grants['problem'])}."

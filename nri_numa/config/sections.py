@@ -1,8 +1,8 @@
 """What stands in the configuration file: frozen records, one per section.
 
 Everything that is generic follows from these declarations: names of keys, environment names, what a
-single value may be (`with_parser`), what a reload may change (`AT_START`). The text below a key is
-its
+single value may be (`with_parser`), what a reload may change (`RESTART_REQUIRED`). The text below a
+key is its
 reference: the JSON Schema and docs/configuration.md are generated from it
 (`tools.config_schema`).
 

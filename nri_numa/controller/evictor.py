@@ -2,8 +2,9 @@
 
 What the selectors have in common is here: the Eviction API, so that disruption budgets hold, with
 the pod's uid as a precondition; so many a minute; one workload only so often; an Event for each.
-Two selectors empty NUMA nodes, `DrainEvictor` and `StealEvictor`; for pods that their node refuses
-see `nri_numa.controller.stuck_pods`. Each is an output in the sense of `nri_numa.publisher.outbox`.
+Two selectors empty NUMA nodes, `NUMANodeDrainEvictor` and `StealEvictor`; for pods that their node
+refuses see `nri_numa.controller.stuck_pods`. Each is an output in the sense of
+`nri_numa.publisher.outbox`.
 
 Who is on a NUMA node stands in the annotation ``assigned`` of pods (``publish.podAnnotation``); a
 pod that has no pin of ours stays.

@@ -182,7 +182,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     # --- pods in the phase Running ----------------------------------------------------------------
 
     def on_rejection_event(self, event: Mapping[str, Any], now: float) -> None:
-        """Take an Event (``v1``, of `EVENT_SELECTOR`) up; only those of our refusals count."""
+        """Take an Event of `REJECTION_EVENT_SELECTOR` up; only those of our refusals count."""
         found = mapping_or_empty(event.get("involvedObject"))
         pod = str(found.get("namespace", "")), str(found.get("name", ""))
         if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):

@@ -1,7 +1,7 @@
 """How many devices the kubelet can still give on each NUMA node, for schedulers.
 
 The kubelet alone knows. A thread asks it when the figures are read, at most once in
-`REFRESH_AFTER_S`
+`COUNTS_REFRESH_AFTER_S`
 seconds: a reader gets the answer to the question before, and reads again.
 """
 

@@ -145,7 +145,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus, mems: what to write; empty where nothing is to be, or could be.
-        quota: `NO_QUOTA` where another program gave back a quota that was lifted; None leaves it.
+        quota: `NO_CFS_QUOTA` where another program gave back a quota that was lifted; None leaves
+        it.
         desired_cpus, desired_mems: what it should be able to use; empty where it is so.
         actual: what it has.
         blocked_cpus, blocked_mems: why the kernel would refuse these lists.

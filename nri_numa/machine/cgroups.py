@@ -309,7 +309,7 @@ class CgroupReader:
         return blocking_cgroup_text(self.hierarchy, directory, name, wanted) if directory else ""
 
     def read_cfs_quota(self, place: CgroupPlace) -> int | None:
-        """CFS quota of a container in microseconds per period, `NO_QUOTA` for none.
+        """CFS quota of a container in microseconds per period, `NO_CFS_QUOTA` for none.
 
         None when there is nothing to read it from, such as without the cpu controller.
         """
@@ -403,7 +403,7 @@ class CgroupWriter:
 
     Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
     anywhere on the machine: for seconds. So a thread writes, no caller waits longer than
-    `MAX_WRITE_WAIT_SECONDS` for it, and until it is through nothing else is written.
+    `MAX_WRITE_WAIT_S` for it, and until it is through nothing else is written.
 
     Attributes:
         held_up: called when writes take longer, with the ids of those that are not written, and

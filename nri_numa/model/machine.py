@@ -373,7 +373,7 @@ class ActualCgroup(msgspec.Struct, frozen=True, kw_only=True):
         cpus, mems: ``cpuset.cpus`` and ``cpuset.mems`` as written; on cgroup v2 empty means
             whatever the parent has.
         effective_cpus, effective_mems: what it can really use; on cgroup v1 the same.
-        quota: CFS quota in microseconds per period, `NO_QUOTA` for none; None where it was not
+        quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` for none; None where it was not
             read.
         above: which cgroup above leaves less of it, in words; empty when none does, or where
             it was not read.

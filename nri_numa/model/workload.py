@@ -618,7 +618,7 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus, mems: kernel lists; empty leaves what the request says.
-        quota: CFS quota in microseconds per period, `NO_QUOTA` to lift it, None to leave it.
+        quota: CFS quota in microseconds per period, `NO_CFS_QUOTA` to lift it, None to leave it.
         mounts: paths in the container, and what of the host is bound there, read-only.
     """
 
@@ -638,7 +638,7 @@ class ContainerUpdate(NamedTuple):
     quarter of the time of a frozen dataclass.
 
     Attributes:
-        cpu_quota, cpu_period: microseconds; `NO_QUOTA` lifts the quota, None leaves it.
+        cpu_quota, cpu_period: microseconds; `NO_CFS_QUOTA` lifts the quota, None leaves it.
         cpu_shares: cgroup v1 scale, None leaves them.
         memory_limit: bytes, None leaves it.
         ignore_failure: a failure of this one update does not fail the request it rides on.

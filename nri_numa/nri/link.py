@@ -159,7 +159,7 @@ async def push_one_shot(
 ) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
-    It gets the devices of containers only for ``mentions``, see `conversion.synchronize_response`.
+    It gets the devices of containers only for ``mentions``, see `conversion.answer_synchronize`.
     Returns why it failed; empty when the runtime took the answer.
     """
     loop = asyncio.get_running_loop()

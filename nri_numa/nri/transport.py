@@ -44,7 +44,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
     """One connection: feeds a session and hands on its events.
 
     Attributes:
-        ended: resolves once, with the `Ending`, when the socket is closed.
+        ended: resolves once, with the `ConnectionEnding`, when the socket is closed.
     """
 
     def __init__(self, session: Session[EventT], on_event: Callable[[EventT], None]) -> None:

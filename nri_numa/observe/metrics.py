@@ -1,8 +1,8 @@
 """All metrics, their names and their text.
 
 What describes the node's state (per NUMA node, per container) is computed when the metrics are
-scraped, from a `Snapshot`, and written as text by our own code: with 1,000 containers the library's
-exposition would hold the event loop for tens of milliseconds.
+scraped, from a `MetricsSnapshot`, and written as text by our own code: with 1,000 containers the
+library's exposition would hold the event loop for tens of milliseconds.
 
 Names are ``nri_numa_<thing>_<unit>``; labels are bounded, and no gauge carries a pod's name or a
 CPU list. Facts of one container stand in ``nri_numa_container_info`` only.

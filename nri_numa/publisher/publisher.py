@@ -137,7 +137,7 @@ class BoundPods(WatchHandler):
 
 
 class Publisher:
-    """One node's publisher; `settle` is `DEBOUNCE_S` but for tests.
+    """One node's publisher; `settle` is `AGENT_CHANGE_DEBOUNCE_S` but for tests.
 
     Raises:
         ConfigError: there is no socket to read.

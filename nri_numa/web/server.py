@@ -8,8 +8,9 @@ client that has more than its share. A newcomer without a place is in the *reser
 where only probes are answered: a plugin under attack must not be restarted for it.
 
 Who waits in the kernel's queue cannot be told from a probe, so each round of the loop accepts
-whoever waits, up to `MAX_ACCEPTED`, and reads what they have said. A probe is answered at once;
-everything else takes `Turns`: one connection is begun in a round, and one request answered.
+whoever waits, up to `MAX_ACCEPTS_PER_ROUND`, and reads what they have said. A probe is answered at
+once; everything else takes `TurnQueue`: one connection is begun in a round, and one request
+answered.
 """
 
 from __future__ import annotations
@@ -344,7 +345,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept_connection(self, listener: socket.socket) -> None:
-        """Take whoever waits, up to `MAX_ACCEPTED`.
+        """Take whoever waits, up to `MAX_ACCEPTS_PER_ROUND`.
 
         A probe in the reserve has 16 rounds until newcomers end it. Behind TLS it is known after
         the handshake, 2 ms of CPU time: there the next one waits for its round.

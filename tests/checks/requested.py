@@ -225,7 +225,7 @@ def _answer(pod: PodSandbox, found: object) -> str:
         if value not in (None, (), "", [], {}):
             if name == "sources":
                 value = {key: source.text for key, source in value.items()}
-            text = str(value).replace("busy_intervals=", "busy=")
+            text = str(value).replace("busy_intervals=", "busy=").replace("BusySchedule(", "Load(")
             words.append(f"{RECORDED_NAMES.get(name, name)}={_short(text)}")
     return " ".join(words)
 

@@ -13,12 +13,12 @@ from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import Node, until
 
 REST = (
-    "call:nri_numa.observe.decisions:DecisionLog.log_admitted:before",
+    "call:nri_numa.observe.decisions:DecisionReporter.log_admitted:before",
     "call:nri_numa.agent.agent:Agent._pack_trace:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 
-RELEASED = "call:nri_numa.observe.decisions:DecisionLog.log_released:before"
+RELEASED = "call:nri_numa.observe.decisions:DecisionReporter.log_released:before"
 
 
 @pytest.fixture

@@ -107,8 +107,8 @@ class Trunk:
         """Return (connection id, bytes) of the next piece of payload; None when bytes are needed.
 
         Raises:
-            LocalProtocolError: a frame announces more than `MAX_FRAME_PAYLOAD` bytes. The session
-                turns it into the remote error.
+            LocalProtocolError: a frame announces more than `MAX_FRAME_PAYLOAD_BYTES` bytes. The
+                session turns it into the remote error.
         """
         while self._left == 0:
             body = self._start + FRAME_HEADER_BYTES

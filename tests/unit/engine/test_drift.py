@@ -74,6 +74,36 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     assert update.ignore_failure, "a container that exits meanwhile fails nobody else's repair"
 
 
+def test_a_finding_says_what_differs_and_nothing_else() -> None:
+    world = node()
+    observed = {
+        **as_meant(world),
+        "listed-app": seen("1", "1"),
+        "shared-app": seen("0-7", "0"),
+        "owner-app": replace(seen(*world.has("owner-app")), quota=150_000),
+    }
+    corrections = plan_corrections(world.agent.desired, observed)
+    findings = {c.container_id: c.finding for c in corrections}
+    assert findings["listed-app"] == "cpuset.mems is 1, meant 0"
+    assert findings["shared-app"].startswith("cpuset.cpus is 0-7, meant ")
+    assert "mems" not in findings["shared-app"]
+    assert findings["owner-app"] == "the CFS quota is 150000 µs, meant none"
+
+
+def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None:
+    world = node(owner=False)
+    world.place(pod("pinned", qos=QoSClass.BEST_EFFORT), wants=Resources(cpus="5"))
+    desired = world.agent.desired
+    usable = {i: str(desired.usable_cpus_of(world.allocation(i))) for i in world.live}
+    assert usable == {
+        "free-app": "0-7",
+        "listed-app": "1",
+        "shared-app": "0-3",
+        "pinned-app": "5",
+    }
+    assert not any(desired.is_displaced(world.allocation(i)) for i in world.live)
+
+
 def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None:
     world = node()
     owned = world.cpus("owner-app")

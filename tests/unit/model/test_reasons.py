@@ -1,0 +1,37 @@
+"""Reasons of rejections, and the one place that reads one out of what others wrap around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_numa.model.reasons import RejectionReason, RetryCondition, read_rejection
+
+REJECTED = "pod shop/web, container app: cpu: 8 exclusive CPUs needed, 6 free"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"NotEnoughCPUs: {REJECTED}",
+        f"failed to create containerd container: NotEnoughCPUs: {REJECTED}",
+        f'rpc error: code = Unknown desc = "NotEnoughCPUs: {REJECTED}',
+    ],
+)
+def test_a_rejection_is_found_in_what_runtime_and_kubelet_say(text: str) -> None:
+    found = read_rejection(text, "shop/web", "app")
+    assert found == ("NotEnoughCPUs", "cpu: 8 exclusive CPUs needed, 6 free")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "image not found", f"8: {REJECTED}", f"NotEnoughCPUs: {REJECTED}".replace("web", "db")],
+)
+def test_what_is_no_rejection_of_this_container_is_none(text: str) -> None:
+    assert read_rejection(text, "shop/web", "app") is None
+
+
+def test_every_reason_says_what_it_means_and_others_move_for_room_alone() -> None:
+    for reason in RejectionReason:
+        assert reason.meaning.endswith("."), reason
+        assert reason.anchor == reason.lower()
+        assert not reason.allows_moves or reason.retry is RetryCondition.ROOM

@@ -111,7 +111,7 @@ def admit(  # noqa: C901 - not cut yet
     open_to_pod = without_allocations(state, kept)
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
-        requested = check_claim_in_use(open_to_pod, pod, container, requested)
+        requested = check_claim_in_use(open_to_pod, requested)
     requested = with_static_cpus(machine.settings, pod, container, requested)
     if isinstance(requested, Rejection):
         trace = DecisionTrace(

@@ -100,9 +100,7 @@ def keep_or_override_grant(
     if requested.is_unpinned:
         return KeepGrant(reason=grant.reason) if grant.cpus else None
     if grant.cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
-        return _resolve_claim_grant(
-            topology, settings, pod, container, requested, requested.slots, grant
-        )
+        return _resolve_claim_grant(topology, settings, requested, requested.slots, grant)
     if requested.numacpu is None and requested.numamem is None:
         return _resolve_grant_without_list(grant, requested)
     conflicts = [
@@ -115,13 +113,11 @@ def keep_or_override_grant(
     ]
     if not conflicts:
         return _resolve_grant_with_matching_list(grant, requested)
-    return _resolve_list_conflict(settings, pod, container, requested, grant, conflicts)
+    return _resolve_list_conflict(settings, requested, grant, conflicts)
 
 
 def _resolve_list_conflict(
     settings: Settings,
-    pod: PodSandbox,
-    container: Container,
     requested: PlacementOptions,
     grant: _Grant,
     keys: Sequence[str],
@@ -155,8 +151,6 @@ def _resolve_list_conflict(
 def _resolve_claim_grant(
     topology: Topology,
     settings: Settings,
-    pod: PodSandbox,
-    container: Container,
     requested: PlacementOptions,
     slots: Slots,
     grant: _Grant,

@@ -167,7 +167,7 @@ def admit_pod(
     if wrong:
         decided = replace(decided, warnings=(*decided.warnings, wrong))
     if expected is None:
-        found = _reserve_pod_sum(machine, pod, container, decided, reading, now)
+        found = _reserve_pod_sum(machine, pod, decided, reading, now)
     else:
         found = _reserve_expected_containers(
             machine, pod, container, decided, expected, reading, now
@@ -279,7 +279,6 @@ def _reserve_expected_containers(
 def _reserve_pod_sum(
     machine: NodeModel,
     pod: PodSandbox,
-    first: Container,
     decided: Admitted,
     reading: MeasuredFree | None,
     now: float,

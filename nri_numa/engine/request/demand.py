@@ -144,7 +144,7 @@ def compute_demand(
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         # Could not be kept on shared CPUs.
         needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
-        decided = _count_exclusive_cpus(pod, container, requested, demand, notes)
+        decided = _count_exclusive_cpus(pod, requested, demand, notes)
         if isinstance(decided, Rejection):
             return decided
         exclusive_cpus, ignored = decided
@@ -197,7 +197,6 @@ def _cpu_demand(pod: PodSandbox, resources: Resources, others: Charge, notes: li
 
 def _count_exclusive_cpus(
     pod: PodSandbox,
-    container: Container,
     requested: PlacementOptions,
     size: Demand,
     notes: list[str],
@@ -493,7 +492,7 @@ def parse_claims(text: str) -> Slots | None:
 
 
 def check_claim_in_use(
-    state: NodeState, pod: PodSandbox, container: Container, requested: PlacementOptions | Rejection
+    state: NodeState, requested: PlacementOptions | Rejection
 ) -> PlacementOptions | Rejection:
     """Refuse what another container has already: a claim's CPUs are for one container at a time."""
     if isinstance(requested, Rejection) or requested.slots is None:

@@ -707,8 +707,9 @@ class Agent:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
         before = self.desired
         self.machine = machine.with_memory_policies(before.machine.memory_policies)
-        updates = sorted(updates_between(before, self.desired))
-        if before.pool != self.desired.pool:
+        after = self.desired
+        updates = sorted(updates_between(before, after))
+        if before.pool != after.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
         self.notify_listeners()

@@ -77,10 +77,16 @@ def plan_repairs(
     Those that are late are written even where drift may not be repaired (``may_repair``): while the
     runtime cannot be reached. Nothing is with ``observe``.
     """
-    drifted = [d for d in found if d.container_id not in late and d.container_id not in updating]
+    excused = {*late, *updating}
+    drifted = [d for d in found if d.container_id not in excused]
     writable = [d for d in found if not (d.is_report_only or observe)]
     abandoned = [
-        d for d in drifted if d in writable and history.count(d.container_id, now) >= max_repairs
+        d
+        for d in writable
+        if d.container_id not in excused and history.count(d.container_id, now) >= max_repairs
     ]
-    writes = [d for d in writable if d not in abandoned and (may_repair or d.container_id in late)]
+    ids = {d.container_id for d in abandoned}
+    writes = [
+        d for d in writable if d.container_id not in ids and (may_repair or d.container_id in late)
+    ]
     return RepairPlan(drifted, abandoned, writes)

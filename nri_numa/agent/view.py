@@ -228,8 +228,8 @@ class LiveView:
 
     def slots_document(self) -> shown.SlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
-        machine, state, reason = self._agent.machine, self._agent.state, self._unready_reason()
-        offered = slot_capacity(self._agent.desired)
+        desired, reason = self._agent.desired, self._unready_reason()
+        machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.SlotsDocument(
             serial=state.serial,
             ready=not reason,
@@ -322,8 +322,8 @@ class LiveView:
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
-        machine, state = self._agent.machine, self._agent.state
         desired = self._agent.desired
+        machine, state = desired.machine, desired.state
         written = self._agent.checkpoint.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(

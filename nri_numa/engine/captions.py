@@ -16,11 +16,11 @@ from nri_numa.model.reasons import RejectionReason
 _UNPINNED: Final = "not pinned: "
 _RUNNING: Final = ", and it was running already"
 _MISALIGNED: Final = ", wider than ideal"
-_SHORTFALL: Final = ", less than asked for"
+SHORTFALL_TEXT: Final = "less than asked for"
+_SHORTFALL: Final = f", {SHORTFALL_TEXT}"
 _MOVED: Final = "; moved to "
 _UNDECIDED: Final = "no time was left yet"
 
-SHORTFALL_TEXT: Final = _SHORTFALL[2:]
 RESERVATION_CAPTION: Final = "kept for its pod: the container ended"
 PENDING_RESERVATION_CAPTION: Final = "kept for its pod: containers that are still to come"
 UNDECIDED_CAPTION: Final = f"{_UNPINNED}{_UNDECIDED}{_RUNNING}"

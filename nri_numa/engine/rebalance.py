@@ -613,7 +613,8 @@ class _PlanSearch:
         self._most, self._running = most, running
         sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
         self._sizes = sorted(sizes)
-        self._free = self._free_by_node(machine, state, reading)
+        desired = DesiredState(machine, state)
+        self._free = self._free_by_node(desired, reading)
         # By id; and by bytes, then by id.
         self._by_id = self._movers_by_node(movers)
         self._by_bytes = {
@@ -628,14 +629,14 @@ class _PlanSearch:
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
-        max_exclusive = max_exclusive_total(DesiredState(machine, state), SMT.ANY)
+        max_exclusive = max_exclusive_total(desired, SMT.ANY)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
             self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
 
     def _free_by_node(
-        self, machine: NodeModel, state: NodeState, reading: MeasuredFree | None
+        self, desired: DesiredState, reading: MeasuredFree | None
     ) -> dict[int, ResourceVector]:
-        desired = DesiredState(machine, state)
+        machine, state = desired.machine, desired.state
         cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
         pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
         candidates = exclusive_candidate_cpus(desired)

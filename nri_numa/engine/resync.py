@@ -232,8 +232,8 @@ def admit_running(
     registration (nri#63); its start tells of it. For others `rebuild_node_state` had no time. As at
     a synchronisation, it cannot be refused any more.
     """
-    pool = DesiredState(machine, state).pool
-    seen, held = _running_request(machine, state, pool, container)
+    before = DesiredState(machine, state)
+    seen, held = _running_request(machine, state, before.pool, container)
     decision = admit(machine, state, pod, seen, reading, now, held, running=True)
     if not isinstance(decision, Rejected):
         after, change = decision.state, decision.change
@@ -246,7 +246,7 @@ def admit_running(
     allocation, has = after.allocations[container.id], container.resources
     actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
     drift = find_drift(desired, allocation, actual, online_only=False)
-    others = updates_between(DesiredState(machine, state), desired, skip=container.id)
+    others = updates_between(before, desired, skip=container.id)
     updates = others if drift is None else (drift.to_update, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 

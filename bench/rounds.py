@@ -17,7 +17,7 @@ from bench.stats import table, us
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import ContainerScan, MemoryWatch, WaitingWatch
-from nri_numa.config.sections import CPUWaiting, MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
 from nri_numa.engine.decision import NodeModel
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -102,7 +102,7 @@ def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> ContainerScan[A
     if name == "waiting":
         waiting = CPUWaiting(enabled=True)
         return WaitingWatch(agent, waiting, str(root), clock, proc=proc)
-    memory = MemoryLocality(enabled=True)
+    memory = MemoryLocalityRounds(enabled=True)
     return MemoryWatch(agent, memory, str(root), clock, proc=proc)
 
 

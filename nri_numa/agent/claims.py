@@ -31,7 +31,7 @@ from nri_numa.dra.claims import (
     MAX_CLAIM_BYTES,
     MEMORY_CAPACITY,
     Claim,
-    ClaimResult,
+    ClaimedDevice,
     InvalidClaim,
     cdi_device_name,
     cdi_document,
@@ -266,7 +266,7 @@ class ClaimStore:
         named = parse_claim_variables(container.mentions.claims)
         if not named:
             return pod, container
-        results: list[tuple[str, int, ClaimResult]] = []
+        results: list[tuple[str, int, ClaimedDevice]] = []
         problem = ""
         for uid, number in named:
             claim = self.claims.get(uid)
@@ -432,7 +432,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
 
 
 def with_claim_parameters(
-    machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimResult]
+    machine: NodeModel, pod: PodSandbox, container: Container, results: Sequence[ClaimedDevice]
 ) -> PodSandbox:
     """The pod as if its annotations said for this container what its claims say."""
     prefix = machine.settings.prefix

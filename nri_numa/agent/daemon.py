@@ -61,7 +61,7 @@ from nri_numa.config import (
     parse_duration,
     parse_plugin_index,
 )
-from nri_numa.config.sections import MeasuredMode
+from nri_numa.config.sections import StealMode
 from nri_numa.engine.decision import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.configuration import hostname_override
@@ -388,7 +388,7 @@ class Daemon:
             loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
             loops["DRA"] = serve_claims_to_kubelet(config, self._claims)
-        if config.measured_capacity.mode is not MeasuredMode.OFF:
+        if config.measured_capacity.mode is not StealMode.OFF:
             loops["steal"] = self._steal.run(self, self._kubelet)
         return loops
 

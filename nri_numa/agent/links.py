@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nri_numa.devices.counts import CountsOrReason, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
     from nri_numa.model.machine import PCIDevice
-    from nri_numa.web.responses import Link
+    from nri_numa.web.responses import RuntimeLinkStatus
 
 log = get_logger("daemon")
 
@@ -99,12 +99,12 @@ class RuntimeConnection:
         """Send updates that no request asked for."""
         return await self._link.push_updates(updates)
 
-    def link_document(self) -> Link:
+    def link_document(self) -> RuntimeLinkStatus:
         """The link at this moment; any thread may ask."""
-        from nri_numa.web.responses import Link
+        from nri_numa.web.responses import RuntimeLinkStatus
 
         (state, detail), info, since = self.status, self.info, self.down_since
-        return Link(
+        return RuntimeLinkStatus(
             state=state.value,
             detail=detail,
             runtime=info.name if info is not None else "",

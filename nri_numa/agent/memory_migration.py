@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.config.sections import AgentConfig, MemoryLocality
+from nri_numa.config.sections import AgentConfig, MemoryLocalityRounds
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
@@ -87,7 +87,7 @@ class MemoryMigrator:
         """Read again and again where memory is, so that too much far memory comes home."""
         from nri_numa.agent.usage import MemoryWatch
 
-        rounds = MemoryLocality(interval=REMOTE_CHECK_INTERVAL_S)
+        rounds = MemoryLocalityRounds(interval=REMOTE_CHECK_INTERVAL_S)
         self._far_part = config.room.max_remote_memory_fraction
         self._watch = MemoryWatch(self._agent, rounds, config.cgroup_root, self._clock)
         return self._watch.run()

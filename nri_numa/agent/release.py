@@ -173,12 +173,13 @@ def plan_release(
     pool = DesiredState(machine, build_node_state(known, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
     found = [
-        _plan_container(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live
+        _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))
+        for c in live
     ]
     return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
 
 
-def _plan_container(
+def _plan_container_release(
     machine: NodeModel,
     prior: NodeState,
     pool: CPUSet,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import CPUWaiting, MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.errors import TopologyError
@@ -77,7 +77,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
     def __init__(
         self,
         agent: Agent,
-        config: MemoryLocality | CPUWaiting,
+        config: MemoryLocalityRounds | CPUWaiting,
         cgroup_root: str,
         clock: Clock,
         *,

@@ -112,7 +112,7 @@ def explain(
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
         with show_progress("asking the kubelet"):
             document["kubelet"] = query_kubelet_grants(kubelet_root, spaces[0], pod)
-        for sentence in kubelet_sentences(
+        for sentence in kubelet_grant_sentences(
             document["kubelet"], document["explanations"], only_differences=not verbose
         ):
             beside += ["", *wrap_text(sentence)]
@@ -273,7 +273,7 @@ def query_kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[st
     }
 
 
-def kubelet_sentences(
+def kubelet_grant_sentences(
     grants: Mapping[str, Any],
     explanations: list[dict[str, Any]],
     *,

@@ -39,7 +39,7 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
     found = [
         *_check_single_values(config),
         *_check_servers(config),
-        *_check_topology_validity(config),
+        *_check_topology_validity_period(config),
         *_check_prometheus_query(config),
         *_check_scans(config),
         *_check_dra(config),
@@ -137,7 +137,7 @@ def _exposed_server_text(section: str, address: str, key: str) -> str:
 # --- Sections that need one another -------------------------------------------------------------
 
 
-def _check_topology_validity(config: AgentConfig) -> Iterator[str]:
+def _check_topology_validity_period(config: AgentConfig) -> Iterator[str]:
     text = config.publish.node_resource_topology_validity
     validity, resync = (
         _parse_or_none(parse_duration, text),

@@ -31,9 +31,9 @@ from nri_numa.config.values import (
 from nri_numa.model.settings import (
     ANY_KEY,
     CPUOrder,
-    DeniedAction,
     IsolatedCPUs,
     NohzFullCPUs,
+    OnDenied,
     PreferredCores,
 )
 from nri_numa.model.workload import KubeletOverride, QoSClass, Strategy
@@ -100,7 +100,7 @@ class PermissionDocument(Section, frozen=True):
     for."""
     reserved_cpus: bool = False
     """numacpu may name reserved CPUs."""
-    on_denied: DeniedAction = msgspec.field(name="otherwise", default=DeniedAction.REFUSE)
+    on_denied: OnDenied = msgspec.field(name="otherwise", default=OnDenied.REFUSE)
     """What is not permitted is refused, or ignored with a warning: the key is passed over, and who
     does not pay for exclusive CPUs shares."""
 
@@ -382,7 +382,7 @@ class Prometheus(Section, frozen=True):
     """PEM file with the server's authority; the system's when empty."""
 
 
-class Drain(Section, frozen=True):
+class DrainEviction(Section, frozen=True):
     """Moving pods away from NUMA nodes that the annotation ``drained`` names."""
 
     evict: bool = False
@@ -399,7 +399,7 @@ class Drain(Section, frozen=True):
     """Let the API server say what it would do, and do nothing."""
 
 
-class Stuck(Section, frozen=True):
+class StuckEviction(Section, frozen=True):
     """Moving pods that a node refuses again and again to another one that has room."""
 
     evict: bool = False
@@ -418,7 +418,7 @@ class Stuck(Section, frozen=True):
     """Let the API server say what it would do, and do nothing."""
 
 
-class Steal(Section, frozen=True):
+class StealEviction(Section, frozen=True):
     """Moving pods away from NUMA nodes whose CPU time the host takes away."""
 
     evict: bool = False
@@ -487,11 +487,11 @@ class Controller(Section, frozen=True):
     """Time between two changes of one Node's annotation at least."""
     page: PageSection = PageSection()
     """A page of the whole cluster."""
-    drain: Drain = Drain()
+    drain: DrainEviction = DrainEviction()
     """Moving pods away from drained NUMA nodes."""
-    stuck: Stuck = Stuck()
+    stuck: StuckEviction = StuckEviction()
     """Moving pods that their node refuses while another has room."""
-    steal: Steal = Steal()
+    steal: StealEviction = StealEviction()
     """Moving pods away from NUMA nodes that the host takes away."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 10.0
     """Requests to the API server per second at most."""
@@ -633,7 +633,7 @@ class Rebalance(Section, frozen=True):
     """What may move ahead of need."""
 
 
-class MemoryLocality(Section, frozen=True):
+class MemoryLocalityRounds(Section, frozen=True):
     """Where the memory of containers is, read again and again beside the decisions."""
 
     enabled: bool = False
@@ -658,7 +658,7 @@ class CPUWaiting(Section, frozen=True):
     series of each for each container."""
 
 
-class MeasuredMode(StrEnum):
+class StealMode(StrEnum):
     """What is done with steal."""
 
     OFF = "off"
@@ -666,10 +666,10 @@ class MeasuredMode(StrEnum):
     ENFORCE = "act"
 
 
-class MeasuredCapacity(Section, frozen=True):
+class StealCapacity(Section, frozen=True):
     """Steal on each NUMA node, for virtual machines on hosts that promise more than they have."""
 
-    mode: MeasuredMode = MeasuredMode.OFF
+    mode: StealMode = StealMode.OFF
     """off; observe: measure steal of each NUMA node, log and expose the capacity factors that would
     follow; act: give new containers no more than these leave, and what capacityFactor says. What
     runs stays where it is."""
@@ -829,11 +829,11 @@ class AgentConfig(Section, frozen=True):
     """Comparing the real cgroups with what was decided."""
     room: Rebalance = Rebalance()
     """Making room for containers that strict policies would refuse."""
-    memory_locality: Annotated[MemoryLocality, RESTART_REQUIRED] = MemoryLocality()
+    memory_locality: Annotated[MemoryLocalityRounds, RESTART_REQUIRED] = MemoryLocalityRounds()
     """Looking where the memory of containers is."""
     cpu_waiting: Annotated[CPUWaiting, RESTART_REQUIRED] = CPUWaiting()
     """Looking how much containers wait for CPUs."""
-    measured_capacity: Annotated[MeasuredCapacity, RESTART_REQUIRED] = MeasuredCapacity()
+    measured_capacity: Annotated[StealCapacity, RESTART_REQUIRED] = StealCapacity()
     """Capacity factors that follow steal."""
 
 

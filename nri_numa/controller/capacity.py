@@ -325,7 +325,7 @@ class UnknownNode(Exception):
     """There is no Node of that name."""
 
 
-class OfflineCapacityOutput(Output):
+class OfflineCapacityAnnotationOutput(Output):
     """The annotation ``offline-capacity`` of every Node that has less than everything.
 
     It is written as a merge patch of that one key, so that no other fields are touched.

@@ -20,11 +20,11 @@ from yarl import URL
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
-from nri_numa.config.sections import Drain, Steal, Stuck
+from nri_numa.config.sections import DrainEviction, StealEviction, StuckEviction
 from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import (
     CapacityReport,
-    OfflineCapacityOutput,
+    OfflineCapacityAnnotationOutput,
     UnknownNode,
     parse_capacity_put,
 )
@@ -169,7 +169,7 @@ class ControllerService:
         self._section, self._clock = section, clock
         self._metrics = ControllerMetrics(__version__)
         self._api = KubeAPI(section.credentials, "nri-numa-controller")
-        self.capacity = OfflineCapacityOutput(
+        self.capacity = OfflineCapacityAnnotationOutput(
             prefix,
             capacity.CapacityRules(
                 validity=parse_duration(section.validity),
@@ -352,7 +352,7 @@ class ControllerService:
             raise
         self._metrics.offers.labels(source, "accepted").inc()
 
-    def capacity_document(self, node: str) -> dict[str, Any]:
+    def effective_capacity_document(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
         self.capacity.require_node(node)
         now = self._clock()
@@ -403,7 +403,7 @@ class ControllerService:
         with _translate_api_errors(), self._count_report_outcome(PUT_SOURCE):
             measured = parse_capacity_put(node, document, longest=MAX_CAPACITY_VALIDITY_S)
             warning = self.capacity.record_report(PUT_SOURCE, measured, self._clock())
-        return _json_response({"warning": warning, **self.capacity_document(node)})
+        return _json_response({"warning": warning, **self.effective_capacity_document(node)})
 
     def _withdraw_capacity(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
@@ -414,7 +414,7 @@ class ControllerService:
 
     def _get_capacity(self, request: HTTPRequest) -> Response:
         with _translate_api_errors():
-            return _json_response(self.capacity_document(request.segments[2]))
+            return _json_response(self.effective_capacity_document(request.segments[2]))
 
     def unready_reason(self) -> str:
         """Why this replica can neither take what is PUT nor take over; empty when it can."""
@@ -513,12 +513,14 @@ def _not_ready_error(problem: str) -> APIError:
     return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 
-def _eviction_rules(section: Drain | Stuck | Steal) -> evictor.EvictionRules:
+def _eviction_rules(
+    section: DrainEviction | StuckEviction | StealEviction,
+) -> evictor.EvictionRules:
     return evictor.EvictionRules(
         delay_s=parse_duration(section.delay),
         per_minute=section.per_minute,
         dry_run=section.dry_run,
-        per_workload=0 if isinstance(section, Drain) else section.per_workload,
+        per_workload=0 if isinstance(section, DrainEviction) else section.per_workload,
     )
 
 

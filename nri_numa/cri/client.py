@@ -144,7 +144,7 @@ class CRIClient:
             raise self._error_from_rpc(method, error) from error
         return answer
 
-    async def _call_optional(
+    async def _call_or_none_if_unknown(
         self, method: str, request: Message, response: type[_Response]
     ) -> _Response | None:
         """A call about a thing; None when the runtime does not know it."""
@@ -172,7 +172,7 @@ class CRIClient:
     async def pod_sandbox(self, pod_sandbox_id: str) -> PodSandbox | None:
         """One pod sandbox; None when the runtime does not know it."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
-        answer = await self._call_optional(
+        answer = await self._call_or_none_if_unknown(
             "PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse
         )
         return None if answer is None else pod_from(answer)
@@ -187,7 +187,7 @@ class CRIClient:
     async def container_status(self, container_id: str) -> cri_pb2.ContainerStatusResponse | None:
         """A verbose status, for `container_from`; None when the runtime does not know it."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return await self._call_optional(
+        return await self._call_or_none_if_unknown(
             "ContainerStatus", request, cri_pb2.ContainerStatusResponse
         )
 
@@ -307,14 +307,14 @@ class _Linux(_OCI, frozen=True):
     namespaces: tuple[_Namespace, ...] = ()
 
 
-class _Process(_OCI, frozen=True):
+class _OCIProcess(_OCI, frozen=True):
     env: tuple[str, ...] = ()
     oom_score_adj: _Int64 | None = None
 
 
 class _RuntimeSpec(_OCI, frozen=True):
     annotations: dict[str, str] = {}
-    process: _Process = _Process()
+    process: _OCIProcess = _OCIProcess()
     linux: _Linux = _Linux()
 
 

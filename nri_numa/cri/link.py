@@ -373,7 +373,7 @@ class CRIConnection:
         self._send_all(updates or ())
         return len(pods), len(containers)
 
-    async def follow_events(self) -> None:
+    async def follow_runtime_until_failure(self) -> None:
         """Watch until the runtime cannot be reached any more.
 
         Raises:
@@ -739,7 +739,7 @@ class CRILink(RuntimeLink):
         try:
             while True:
                 began = loop.time()
-                detail = await self._serve_connection()
+                detail = await self._follow_runtime_until_lost()
                 if loop.time() - began >= STABLE_LINK_S:
                     delays = self._delays()
                 self._set_link_state(LinkState.DISCONNECTED, detail)
@@ -762,7 +762,7 @@ class CRILink(RuntimeLink):
         """Nothing to do: listings show what runs."""
         return ""
 
-    async def _serve_connection(self) -> str:
+    async def _follow_runtime_until_lost(self) -> str:
         """Serve one connection until it ends; why it did."""
         try:
             async with CRIClient(self._socket_path) as client:
@@ -781,7 +781,7 @@ class CRILink(RuntimeLink):
                         "when it "
                         "was made, over CRI",
                     )
-                    await connection.follow_events()
+                    await connection.follow_runtime_until_failure()
                 finally:
                     self._connection = None
                     await connection.close()

@@ -53,7 +53,7 @@ class InvalidClaim(AgentError):
     """A claim that is not prepared; the message says which, why, and what was expected."""
 
 
-class ClaimResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device that a claim got.
 
     Attributes:
@@ -88,7 +88,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     pods: frozenset[str]
-    results: tuple[ClaimResult, ...]
+    results: tuple[ClaimedDevice, ...]
     pod_claim: str = ""
 
     @property
@@ -178,7 +178,7 @@ def _parse_result(
     configs: Sequence[Mapping[str, Any]],
     driver: str,
     pool: str,
-) -> ClaimResult:
+) -> ClaimedDevice:
     name = _require_text(result.get("request"), "request")
     request = name.partition("/")[0]
     try:
@@ -187,7 +187,7 @@ def _parse_result(
         parameters = dict(_request_parameters({name, request}, configs, driver))
     except InvalidClaim as error:
         raise InvalidClaim(f"{who}, request {request}: {error}") from None
-    return ClaimResult(
+    return ClaimedDevice(
         request=request,
         numa_node=numa_node,
         cpus=capacity[CPU_CAPACITY],
@@ -344,7 +344,7 @@ def metadata_path(driver: str, claim: Claim, request: str) -> str:
 
 
 def metadata_document(
-    driver: str, pool: str, claim: Claim, one: ClaimResult, cpus: Iterable[int], generation: int
+    driver: str, pool: str, claim: Claim, one: ClaimedDevice, cpus: Iterable[int], generation: int
 ) -> str:
     """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
     numa = {NUMA_NODE_ATTRIBUTE: {"int": one.numa_node}}

@@ -27,7 +27,7 @@ import msgspec
 from nri_numa.dra.claims import MAX_CLAIM_BYTES, InvalidClaim
 
 REGISTRATION_MARKER_FILE: Final = "registered.json"
-_FILE_PREFIXES: Final = ("ask", "answer")
+_ASK_ANSWER_PREFIXES: Final = ("ask", "answer")
 _REQUEST_FILE_PATTERN: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _POLL_INTERVAL_S: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
@@ -62,7 +62,7 @@ class ClaimFileRequester:
         """
         number, who = secrets.token_hex(8), f"claim {namespace}/{name}"
         ask, answered = (
-            os.path.join(self._directory, f"{one}-{number}.json") for one in _FILE_PREFIXES
+            os.path.join(self._directory, f"{one}-{number}.json") for one in _ASK_ANSWER_PREFIXES
         )
         end = time.monotonic() + self._patience
         text = None
@@ -129,7 +129,7 @@ class ClaimFileResponder:
             OSError: it cannot be written.
         """
         asked, answered = (
-            os.path.join(self._directory, f"{one}-{id}.json") for one in _FILE_PREFIXES
+            os.path.join(self._directory, f"{one}-{id}.json") for one in _ASK_ANSWER_PREFIXES
         )
         if os.path.exists(asked):
             write_file_atomically(answered, json.dumps(answer))

@@ -136,7 +136,7 @@ class MeasuredFree(msgspec.Struct, frozen=True, kw_only=True):
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
     devices: Mapping[int, int] = msgspec.field(default_factory=dict)
 
-    def with_allocation(self, allocation: Allocation, sign: int = 1) -> MeasuredFree:
+    def with_own_charges_added(self, allocation: Allocation, sign: int = 1) -> MeasuredFree:
         """Free memory for a container that runs: what it was promised is its own.
 
         It uses some of that already, so only what it gets in addition has to be free. With

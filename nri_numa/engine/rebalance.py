@@ -621,7 +621,7 @@ class _PlanSearch:
             i: sorted(items, key=lambda m: m.bytes) for i, items in self._by_id.items()
         }
         self._max_released = {
-            i: self._release_limits(items) for i, items in self._by_id.items() if items
+            i: self._max_released_by_count(items) for i, items in self._by_id.items() if items
         }
         self._used = 0
         self._serial = count()
@@ -657,7 +657,7 @@ class _PlanSearch:
             items_by_node[item.current_node].append(item)
         return items_by_node
 
-    def _release_limits(self, items: Collection[_MoveItem]) -> list[ResourceVector]:
+    def _max_released_by_count(self, items: Collection[_MoveItem]) -> list[ResourceVector]:
         """Most that 0, 1, … of these movers give back."""
         amounts = zip(*(m.released for m in items), strict=True)
         columns = [nlargest(self._most, column) for column in amounts]
@@ -883,14 +883,14 @@ def _verify_plan(
         if running and i not in a.numa_nodes:
             base = base.with_allocation(_migrating_memory_allocation(a))
         elif reading is not None:
-            reading = reading.with_allocation(a)
+            reading = reading.with_own_charges_added(a)
     trace = refused.trace
     decision = admit_pod(machine, base, trace.pod, trace.container, reading, now, trace.requested)
     if not isinstance(decision, Admitted):
         return None
     after, moves, placed = decision.state, [], decision.allocation
     for a, i in movers:
-        reading = None if reading is None else reading.with_allocation(placed, -1)
+        reading = None if reading is None else reading.with_own_charges_added(placed, -1)
         moved = _place_mover(machine, after, a, i, reading)
         if moved is None:
             return None

@@ -98,7 +98,7 @@ def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement
     otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
     allocated there.
     """
-    reading = None if case.reading is None else case.reading.with_allocation(allocation)
+    reading = None if case.reading is None else case.reading.with_own_charges_added(allocation)
     change = _Resize(replace(case, reading=reading), allocation)
     if allocation.kind in (ContainerKind.LISTED, ContainerKind.UNPINNED):
         return change.resize_listed()

@@ -17,7 +17,7 @@ from nri_numa.model.workload import BUILT_IN_PERMISSION_NAME, KubeletOverride, Q
 ANY_KEY: Final = "*"
 
 
-class DeniedAction(StrEnum):
+class OnDenied(StrEnum):
     """What happens to an annotation that is not permitted."""
 
     REFUSE = "refuse"
@@ -43,7 +43,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     unpaid_cpus: bool = False
     reserved_cpus: bool = False
-    on_denied: DeniedAction = DeniedAction.REFUSE
+    on_denied: OnDenied = OnDenied.REFUSE
 
 
 DEFAULT_PERMISSION: Final = Permission(name=BUILT_IN_PERMISSION_NAME)

@@ -437,7 +437,7 @@ class OptionSource(msgspec.Struct, frozen=True):
 
 DEFAULT_SOURCE: Final = OptionSource(SourceKind.DEFAULT)
 KUBELET_GRANT_SOURCE: Final = OptionSource(SourceKind.KUBELET_GRANT, "the kubelet's grant")
-STATIC_CPUS_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "staticCPUs")
+STATIC_CPUS_SETTING_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "staticCPUs")
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,7 +77,7 @@ class Binder:
 
     async def _bind_pod(self, binding: BindingArgs) -> str:
         deadline = asyncio.get_running_loop().time() + self._timeout
-        request = await self._read_request(binding, deadline)
+        request = await self._load_pod_request(binding, deadline)
         if isinstance(request, str):
             return request
         annotations: dict[str, str] = {}
@@ -104,7 +104,7 @@ class Binder:
             log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
         return problem
 
-    async def _read_request(self, binding: BindingArgs, deadline: float) -> PodRequest | str:
+    async def _load_pod_request(self, binding: BindingArgs, deadline: float) -> PodRequest | str:
         """What the pod asks for, once its node's pods are read; or why it cannot be bound."""
         try:
             async with asyncio.timeout_at(deadline):

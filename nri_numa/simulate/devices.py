@@ -142,7 +142,7 @@ def _parse_inventory_entry(
         for one in _devices_with_pci_ids(place["pci"], value["pci"], pci):
             yield from _device_from_pci(place["pci"], one, there)
     elif set(value) == {"id", "numaNodes"}:
-        id = _parse_word(value["id"])  # ids of many plugins are numbers
+        id = _scalar_text(value["id"])  # ids of many plugins are numbers
         if not _DEVICE_ID_PATTERN.fullmatch(id):
             place["id"].add_expectation_problem(
                 "a name without white space, at most 256 characters"
@@ -160,7 +160,7 @@ def _devices_with_pci_ids(
     place: DocumentNode, value: object, pci: Mapping[str, PCIDevice]
 ) -> list[PCIDevice]:
     """Devices of a vendor, or of a vendor and device."""
-    number = _parse_word(value, "04d").lower()  # YAML takes 8086 for a number
+    number = _scalar_text(value, "04d").lower()  # YAML takes 8086 for a number
     vendor, _, device = number.partition(":")
     if not _PCI_VENDOR_DEVICE_PATTERN.fullmatch(number):
         place.add_expectation_problem(
@@ -173,7 +173,7 @@ def _devices_with_pci_ids(
     return devices
 
 
-def _parse_word(value: object, form: str = "") -> str:
+def _scalar_text(value: object, form: str = "") -> str:
     """A word, or a whole number written as one; empty for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return format(value, form)
@@ -196,7 +196,7 @@ def _device_from_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Ite
 
 
 def _parse_numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
-    text = _parse_word(at.value)
+    text = _scalar_text(at.value)
     if text == NO_NUMA_NODE:
         return NUMASet()
     try:

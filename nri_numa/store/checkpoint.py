@@ -89,7 +89,9 @@ def _check_usable(path: str, found: JournalContents) -> CheckpointError | None:
     return None
 
 
-_MEMORY_ONLY_TEXT: Final = "running on with the state in memory only, every record tries again"
+_STATE_IN_MEMORY_ONLY_TEXT: Final = (
+    "running on with the state in memory only, every record tries again"
+)
 _STATE_DIR_HINT: Final = "choose another directory with --state-dir"
 _REMEDY_BY_ERRNO: Final[Mapping[int, str]] = {
     errno.EACCES: f"let this user write there, or {_STATE_DIR_HINT}",
@@ -184,7 +186,7 @@ class CheckpointStore:
         except StateDirectoryBusy:
             raise
         except CheckpointError as error:
-            problems.append(f"{error}; {_MEMORY_ONLY_TEXT}")
+            problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
         loaded = self._read_journal()
         problems += loaded.problems
         self._entries = {key: loaded.raw[key] for key in loaded.entries}
@@ -192,7 +194,7 @@ class CheckpointStore:
             try:
                 problems += self._rewrite_journal()
             except CheckpointError as error:
-                problems.append(f"{error}; {_MEMORY_ONLY_TEXT}")
+                problems.append(f"{error}; {_STATE_IN_MEMORY_ONLY_TEXT}")
         loaded.problems = problems
         return loaded
 

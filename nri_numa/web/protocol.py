@@ -267,7 +267,7 @@ class HTTPConnection:
         if self._h11.they_are_waiting_for_100_continue:
             if not largest:
                 raise error
-            self._write_events(h11.InformationalResponse(status_code=100, headers=[]))
+            self._write_h11_events(h11.InformationalResponse(status_code=100, headers=[]))
         body = bytearray()
         async for piece in self._read_body_pieces():
             body += piece
@@ -326,9 +326,9 @@ class HTTPConnection:
         start = h11.Response(status_code=response.status, headers=raw)
         if isinstance(body, bytes):
             whole = () if head or not body else (h11.Data(data=body),)
-            self._write_events(start, *whole, h11.EndOfMessage())
+            self._write_h11_events(start, *whole, h11.EndOfMessage())
         else:
-            self._write_events(start)
+            self._write_h11_events(start)
             try:
                 if not head:
                     await self._send_pieces(
@@ -336,13 +336,13 @@ class HTTPConnection:
                     )
             finally:
                 await body.aclose()  # type: ignore[attr-defined]  # ours are generators
-            self._write_events(h11.EndOfMessage())
+            self._write_h11_events(h11.EndOfMessage())
         await self._drain_writer()
 
     async def _send_pieces(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
         async for piece in body:
             if piece:
-                self._write_events(h11.Data(data=piece))
+                self._write_h11_events(h11.Data(data=piece))
             if flush and self._reader.at_eof():
                 raise EOFError
             await self._drain_writer()
@@ -362,7 +362,7 @@ class HTTPConnection:
         self._h11.start_next_cycle()
         return True
 
-    def _write_events(self, *events: h11.Event) -> None:
+    def _write_h11_events(self, *events: h11.Event) -> None:
         if data := b"".join(self._h11.send(event) or b"" for event in events):
             self._writer.write(data)
 

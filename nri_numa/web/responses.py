@@ -316,7 +316,7 @@ class Explanations(Document, frozen=True, kw_only=True):
     explanations: tuple[Explanation, ...]
 
 
-class Link(Document, frozen=True, kw_only=True):
+class RuntimeLinkStatus(Document, frozen=True, kw_only=True):
     """The link to the container runtime."""
 
     state: str
@@ -368,7 +368,7 @@ class Status(Document, frozen=True, kw_only=True):
     kubelet_conflicts: Annotated[
         int, "Containers whose cpuset the kubelet writes too; see /v1/kubelet."
     ] = field(name="contested", default=0)
-    link: Link
+    link: RuntimeLinkStatus
     checkpoint: Checkpoint
 
 

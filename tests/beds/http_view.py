@@ -105,7 +105,7 @@ class FakeView:
             containers={"shared": len(self.containers)},
             drifted=sum(one.actual is not None for one in self.containers),
             on_exclusive_cpus=sum(one.actual is not None for one in self.containers),
-            link=shown.Link(
+            link=shown.RuntimeLinkStatus(
                 state="active",
                 detail="",
                 runtime="containerd",

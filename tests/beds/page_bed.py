@@ -16,7 +16,7 @@ from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer
-from nri_numa.web.responses import Link
+from nri_numa.web.responses import RuntimeLinkStatus
 from tests.beds import world
 from tests.beds.loop_thread import LoopThread
 from tests.beds.views import live_view
@@ -36,13 +36,15 @@ class PageBed(LoopThread):
         self.clock = StillClock(time.time)
         self.agent = agent_of(NodeModel(topology=topology, settings=settings), clock=self.clock)
         self.agent.synchronized = True
-        self.link = Link(state="active", detail="", runtime="containerd", runtime_version="v2.1.9")
+        self.link = RuntimeLinkStatus(
+            state="active", detail="", runtime="containerd", runtime_version="v2.1.9"
+        )
         self._section = HTTP(address="127.0.0.1:0", token_file=token_file)
         super().__init__()
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
 
-    def link_document(self) -> Link:
+    def link_document(self) -> RuntimeLinkStatus:
         return self.link
 
     def counted(self) -> None:

@@ -10,16 +10,16 @@ from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import UsageWatches
 from nri_numa.agent.view import LiveView
 from nri_numa.engine.decision import MeasuredFree
-from nri_numa.web.responses import Link
+from nri_numa.web.responses import RuntimeLinkStatus
 from tests.beds.world import StillClock
 
-ACTIVE = Link(state="active", detail="", runtime="", runtime_version="")
+ACTIVE = RuntimeLinkStatus(state="active", detail="", runtime="", runtime_version="")
 
 
 class Linked:
     """A runtime, and where the link to it stands."""
 
-    def link_document(self) -> Link:
+    def link_document(self) -> RuntimeLinkStatus:
         return ACTIVE
 
 

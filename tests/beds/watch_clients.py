@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, PageSection, Scheduling, Stuck
+from nri_numa.config.sections import Controller, PageSection, Scheduling, StuckEviction
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.publisher.publisher import BoundPods
@@ -34,7 +34,7 @@ def watch_of(name: str, credentials: str) -> Watch:
     section = Controller(
         credentials=credentials,
         page=PageSection(enabled=True),
-        stuck=Stuck(evict=True, partly_running=True),
+        stuck=StuckEviction(evict=True, partly_running=True),
     )
     watches = ControllerService(AgentConfig(controller=section))._watches
     return next(one for one in watches if one._path.endswith(f"/{kind}"))

@@ -14,7 +14,7 @@ from typing import Final
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.settings import DeniedAction, Permission, Rule, Settings
+from nri_numa.model.settings import OnDenied, Permission, Rule, Settings
 from nri_numa.model.workload import (
     Container,
     PlacementOptions,
@@ -91,7 +91,7 @@ def _settings(random: Random, kind: str) -> Settings:
             namespaces=("shop",),
             keys=tuple(random.sample(OPTION_KEYS, 6)),
             values={"smt": ("any", "full-core"), "numacpu": ("0-3", "6"), "numamem": ("0",)},
-            on_denied=random.choice(list(DeniedAction)),
+            on_denied=random.choice(list(OnDenied)),
             unpaid_cpus=random.random() < 0.5,
         ),
         Permission(name="permissions[1]", labels={"a": "b"}, unpaid_cpus=True, reserved_cpus=True),

@@ -15,8 +15,8 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
-    DeniedAction,
     Limits,
+    OnDenied,
     Permission,
     Quota,
     Rule,
@@ -87,7 +87,7 @@ def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> Non
         refused = world.refuse(of, each)
         assert refused.reason == "InvalidAnnotation"
         assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
-    lenient = Permission(name="permissions[1]", keys=(), on_denied=DeniedAction.IGNORE)
+    lenient = Permission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
     assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
 
 

@@ -15,10 +15,10 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
-    DeniedAction,
     IsolatedCPUs,
     Limits,
     NamespaceQuota,
+    OnDenied,
     Permission,
     Quota,
     Rule,
@@ -116,7 +116,7 @@ def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
-    permission = Permission(name="permissions[0]", on_denied=DeniedAction.IGNORE)
+    permission = Permission(name="permissions[0]", on_denied=OnDenied.IGNORE)
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
@@ -189,7 +189,7 @@ def test_nothing_at_all_may_be_permitted() -> None:
 def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lenient = replace(STRICT, on_denied=DeniedAction.IGNORE)
+    lenient = replace(STRICT, on_denied=OnDenied.IGNORE)
     rules = (Rule(values={"smt": "any"}),)
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
     world.place(*want("web", {**SINGLE, "cpus": "exclusive", "smt": "isolate"}, resources(1.5)))

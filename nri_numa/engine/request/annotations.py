@@ -42,7 +42,7 @@ from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ANY_KEY,
     DEFAULT_PERMISSION,
-    DeniedAction,
+    OnDenied,
     Permission,
     Rule,
     Settings,
@@ -617,7 +617,7 @@ def _read_annotations(
         elif target is not None and target != container.name:
             continue
         elif (refused := _permission_rejection(permission, key, value, list_limit)) is not None:
-            if permission.on_denied is DeniedAction.IGNORE:
+            if permission.on_denied is OnDenied.IGNORE:
                 ignored.append(
                     f"{key} {quote_value(value)} ({source.text}) is ignored: expected {refused}"
                 )
@@ -714,7 +714,7 @@ def _build_placement_options(
         ignored=tuple(ignored),
         unrequested_cpus=permission.unpaid_cpus,
         reserved_cpus=permission.reserved_cpus,
-        ignores_denied=permission.on_denied is DeniedAction.IGNORE,
+        ignores_denied=permission.on_denied is OnDenied.IGNORE,
         permission=permission.name,
         listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
         listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,

@@ -33,7 +33,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     DEFAULT_SOURCE,
     SMT,
-    STATIC_CPUS_SOURCE,
+    STATIC_CPUS_SETTING_SOURCE,
     Bind,
     Container,
     CPUMode,
@@ -675,5 +675,5 @@ def with_static_cpus(
         requested,
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU if is_unpinned else requested.bind,
-        sources={**requested.sources, "cpus": STATIC_CPUS_SOURCE},
+        sources={**requested.sources, "cpus": STATIC_CPUS_SETTING_SOURCE},
     )

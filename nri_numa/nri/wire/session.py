@@ -294,7 +294,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
 
     _serves = PLUGIN_CONNECTION_ID
     _calls = RUNTIME_CONNECTION_ID
-    _max_request = ttrpc.MAX_PLUGIN_REQUEST_BYTES
+    _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN_BYTES
 
     # What one Synchronize may bring over all slices before the peer is called broken, far above a
     # node: 110 pods is the usual maximum, a container with its environment, mounts and devices

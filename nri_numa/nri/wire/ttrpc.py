@@ -152,7 +152,7 @@ MESSAGE_HEADER_BYTES: Final = 10
 MAX_MESSAGE_BODY_BYTES: Final = 4 << 20
 """Of one message, by PROTOCOL.md; never exceeded when sending."""
 
-MAX_PLUGIN_REQUEST_BYTES: Final = 16 << 20
+MAX_REQUEST_TO_PLUGIN_BYTES: Final = 16 << 20
 """Of one request a plugin takes. ttrpc before 1.2.6 does not check what it sends, and NRI before
 0.7 cannot slice, so containerd up to 1.7.25 describes a large node in one message above 4 MiB."""
 

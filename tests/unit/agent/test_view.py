@@ -18,7 +18,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, QoSClass
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web.responses import Assignment, Link
+from nri_numa.web.responses import Assignment, RuntimeLinkStatus
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
@@ -35,7 +35,9 @@ class Bed:
         self.clock = StillClock(lambda: self.now)
         self.now = NOW
         self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
-        self.link = Link(state="active", detail="", runtime="containerd", runtime_version="")
+        self.link = RuntimeLinkStatus(
+            state="active", detail="", runtime="containerd", runtime_version=""
+        )
         self.start_delays: dict[str, float] = {}
         self.unmatched: dict[str, list[str]] = {}
         self.view = self.shown()
@@ -48,7 +50,7 @@ class Bed:
         more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
-    def link_document(self) -> Link:
+    def link_document(self) -> RuntimeLinkStatus:
         return self.link
 
     def problem_sentences(self, uid: str) -> list[str]:

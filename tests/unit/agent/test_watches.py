@@ -20,7 +20,7 @@ from nri_numa.agent.usage import (
     WaitingWatch,
 )
 from nri_numa.cli import explain, status
-from nri_numa.config.sections import CPUWaiting, MemoryLocality
+from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
 from nri_numa.engine.decision import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
@@ -46,7 +46,7 @@ class Bed:
         self.clock = StillClock(lambda: NOW, lambda: self.seconds)
         machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
         self.agent = agent_of(machine, metrics=self.metrics, clock=self.clock)
-        locality = MemoryLocality(enabled=True, metric=metric)
+        locality = MemoryLocalityRounds(enabled=True, metric=metric)
         self.memory = MemoryWatch(self.agent, locality, str(root), self.clock, proc=str(root))
         waiting, proc = CPUWaiting(enabled=True, metric=metric), str(root / "proc")
         self.waiting = WaitingWatch(self.agent, waiting, str(root), self.clock, proc=proc)

@@ -15,7 +15,7 @@ from nri_numa.config.sections import Controller
 from nri_numa.controller.capacity import (
     CapacityReport,
     CapacityRules,
-    OfflineCapacityOutput,
+    OfflineCapacityAnnotationOutput,
     UnknownNode,
 )
 from nri_numa.controller.service import ControllerService
@@ -34,7 +34,7 @@ class Cluster:
     """
 
     def __init__(self, *names: str, **rules: Any) -> None:
-        self.output = OfflineCapacityOutput(
+        self.output = OfflineCapacityAnnotationOutput(
             "numa.kubernetes.io", CapacityRules(**{"validity": 60.0, **rules})
         )
         self.now, self.result = 0.0, OutcomeKind.SUCCEEDED

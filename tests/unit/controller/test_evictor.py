@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, Drain
+from nri_numa.config.sections import Controller, DrainEviction
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
     EvictionRules,
@@ -114,7 +114,7 @@ def test_who_is_there_goes_in_turn_after_a_while() -> None:
 
 async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) -> None:
     """Of other evictions a workload has a number in a while; as the controller is configured."""
-    section = Controller(credentials=str(tmp_path), drain=Drain(evict=True))
+    section = Controller(credentials=str(tmp_path), drain=DrainEviction(evict=True))
     cluster = Cluster(*(pod(name, "4", workload="web") for name in "abc"))
     cluster.output = ControllerService(AgentConfig(controller=section), clock=lambda: 0.0).drained  # type: ignore[assignment]
     cluster.see(ONE)

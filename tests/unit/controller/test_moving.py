@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.config.sections import Steal, Stuck
+from nri_numa.config.sections import StealEviction, StuckEviction
 from tests.unit.controller import test_evictor as stolen
 from tests.unit.controller import test_stuck_pods as stuck
 from tests.unit.controller.replica import Cluster, node, started, until
@@ -31,8 +31,8 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         cluster.topologies.append(stolen.topology("n", "0.6", None))
         cluster.running = [stolen.pod("slow", "0-1")]
 
-    moved = Stuck(evict=True, delay=0, dry_run=dry)
-    slow = Steal(evict=True, delay=0, max_fraction=1.0, dry_run=dry)
+    moved = StuckEviction(evict=True, delay=0, dry_run=dry)
+    slow = StealEviction(evict=True, delay=0, max_fraction=1.0, dry_run=dry)
     async with started(tmp_path, monkeypatch, prepare, stuck=moved, steal=slow) as world:
         await until(lambda: len(world.cluster.events) == 2)
         metrics = (await world.ask("GET", "/metrics"))[1]
@@ -57,7 +57,7 @@ async def test_a_pod_of_which_a_container_runs_goes_where_that_is_wanted(
         said = f"Error: failed to create: {stuck.SAID.format('half')}"
         cluster.told = [{"metadata": {"uid": "e"}, "involvedObject": about, "message": said}]
 
-    evicting = Stuck(evict=True, delay=0, per_minute=600.0, partly_running=on)
+    evicting = StuckEviction(evict=True, delay=0, per_minute=600.0, partly_running=on)
     wanted = ["half", "web"] if on else ["web"]
     async with started(tmp_path, monkeypatch, prepare, stuck=evicting) as world:
         await until(lambda: len(world.cluster.events) == len(wanted))
@@ -74,7 +74,7 @@ async def test_a_tainted_node_is_no_way_out(
         taint = {"key": "a", "value": "b", "effect": "NoSchedule"}
         stuck_pods(cluster, stuck.pod("a-web"), bears, taints=[taint])
 
-    evicting = Stuck(evict=True, delay=0)
+    evicting = StuckEviction(evict=True, delay=0)
     async with started(tmp_path, monkeypatch, prepare, stuck=evicting) as world:
         await until(lambda: world.cluster.events)
         assert "nri_numa_controller_stuck_pods 1.0" in (await world.ask("GET", "/metrics"))[1]

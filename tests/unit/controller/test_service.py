@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, PageSection, Stuck
+from nri_numa.config.sections import Controller, PageSection, StuckEviction
 from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
@@ -73,7 +73,7 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     [
         ({}, False),
         ({"page": PageSection(enabled=True, node_url="http://{address}:9890")}, True),
-        ({"stuck": Stuck(evict=True)}, True),
+        ({"stuck": StuckEviction(evict=True)}, True),
     ],
     indirect=["world"],
 )

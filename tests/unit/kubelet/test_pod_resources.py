@@ -131,7 +131,7 @@ def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
         word = explain.query_kubelet_grants(str(directory), "shop", "web")
 
     def told(*ours: dict[str, Any]) -> list[str]:
-        return list(explain.kubelet_sentences(word, [*ours]))
+        return list(explain.kubelet_grant_sentences(word, [*ours]))
 
     main = explained("main", cpus="4-5", slots="slot-0")
     assert told(main, explained("helper"), explained("init")) == [
@@ -150,14 +150,16 @@ def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
 
 def test_no_word_is_one_sentence(directory: Path) -> None:
     word = explain.query_kubelet_grants(str(directory), "shop", "web")
-    (sentence,) = explain.kubelet_sentences(word, [explained("main")])
+    (sentence,) = explain.kubelet_grant_sentences(word, [explained("main")])
     assert sentence.startswith("The kubelet's own word cannot be had: ")
 
 
 def test_many_ids_are_cut_short_and_hostile_names_are_harmless() -> None:
     devices = [{"resource": "a/x\x1b[31m", "ids": [f"i{n}" for n in range(20)], "numaNodes": ""}]
     one = {"container": "m", "cpus": "", "memory": [], "devices": devices, "claims": []}
-    (sentence,) = explain.kubelet_sentences({"problem": "", "containers": [one]}, [explained("m")])
+    (sentence,) = explain.kubelet_grant_sentences(
+        {"problem": "", "containers": [one]}, [explained("m")]
+    )
     assert "i7 and 12 more" in sentence
     assert sentence.isprintable()
 

@@ -9,7 +9,7 @@ import re
 
 from nri_numa.observe.metrics import (
     ContainerSeries,
-    LateStartMetrics,
+    LatePinningMetrics,
     Metrics,
     MetricsSnapshot,
     NUMANodeSample,
@@ -51,7 +51,7 @@ def text() -> str:
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
     StealGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
-    LateStartMetrics(metrics)
+    LatePinningMetrics(metrics)
     labels = {
         str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")
     }

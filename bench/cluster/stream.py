@@ -308,7 +308,7 @@ class Published:
         agent = self._made[node]
         found = zones_document(agent.machine, agent.state, MeasuredFree())
         what = topology.build_topology_contents(PREFIX, found)
-        what = what if ready else topology.stale_topology_contents(PREFIX, what)
+        what = what if ready else topology.contents_with_agent_not_ready(PREFIX, what)
         return topology.build_topology_object(node, self._uids[node], {}, what)
 
     def write(self, node: str, written: JsonObject) -> None:

@@ -78,11 +78,11 @@ if TYPE_CHECKING:
 SYNCHRONIZE_BUDGET_S: Final = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
 less (``plugin_request_timeout``), and then drops the plugin."""
-START_TIMEOUT_S: Final = 120.0
+RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 TASK_BATCH: Final = 25
 """Deferred tasks done, or cgroups widened, in one go: one to two milliseconds."""
-MAX_LOGGED_UNTRUSTED: Final = 10
+MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 MAX_NAMED_CONTAINERS: Final = 5
 """Containers that one line names; a node may have hundreds."""
@@ -90,7 +90,7 @@ _MAX_REJECTIONS: Final = 256
 """Refusals that are kept."""
 _MAX_ENDED_IDS: Final = 256
 """Ended containers whose ids are kept; the news of their start can only be moments late."""
-_NO_CGROUP_PLACE: Final = CgroupPlace()
+_UNKNOWN_CGROUP_PLACE: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
 
@@ -125,7 +125,7 @@ def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
     return pod.namespace, pod.name, container.name, refused.reason
 
 
-class ContainerStart(msgspec.Struct):
+class StartingCpuset(msgspec.Struct):
     """A container on its way from creation to the end of its start.
 
     A runtime takes down an update of such a container and applies it to no cgroup: containerd
@@ -225,7 +225,7 @@ class Agent:
         self.checkpoint = store
         self.cgroup_places: dict[str, CgroupPlace] = {}
         self.write_counts = Counter[str]()
-        self.starting: dict[str, ContainerStart] = {}
+        self.starting: dict[str, StartingCpuset] = {}
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.unconfirmed_ids: set[str] = set()
         self.widening: dict[str, None] = {}
@@ -288,7 +288,7 @@ class Agent:
         self._schedule_overlap_report(decision.allocation)
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
-        self.starting[container.id] = ContainerStart(decision.adjustment.cpus, mems)
+        self.starting[container.id] = StartingCpuset(decision.adjustment.cpus, mems)
         if self.observe:
             return None
         updates = decision.updates
@@ -314,7 +314,7 @@ class Agent:
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
 
-    def is_still_refused(self, refused: Rejected) -> bool:
+    def is_retry_expected(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
         record = self.state.pods.get(uid)
@@ -390,7 +390,9 @@ class Agent:
     def _cgroup_write_problems(self) -> dict[str, str]:
         """Movable containers whose cgroups cannot be written, and why."""
         found = {
-            i: self._cgroups.write_problem(self.cgroup_places.get(i, _NO_CGROUP_PLACE))
+            i: self._cgroups.unwritable_cpuset_reason(
+                self.cgroup_places.get(i, _UNKNOWN_CGROUP_PLACE)
+            )
             for i, a in self.state.allocations.items()
             if a.movable
         }
@@ -512,7 +514,13 @@ class Agent:
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
         if requested.cpus and kept:
             self._tasks.add(
-                partial(self._decision_log.log_overridden, pod, container, requested.cpus, kept)
+                partial(
+                    self._decision_log.log_requested_cpuset_overridden,
+                    pod,
+                    container,
+                    requested.cpus,
+                    kept,
+                )
             )
         if self.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
@@ -556,7 +564,7 @@ class Agent:
         over = [a for a in every if a.reserved_at or a.container_id in self.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
 
-    def release_reservations(self) -> None:
+    def release_expired_reservations(self) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
         A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
@@ -578,7 +586,7 @@ class Agent:
             uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
         }
         latest = self._now() - seconds
-        latest_start = self._now() - max(seconds, START_TIMEOUT_S)
+        latest_start = self._now() - max(seconds, RELEASE_UNSTARTED_AFTER_S)
         late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
         self._release_reservations(
             [a for a in kept if a.reserved_at <= latest or a.pod_uid in gone] + late
@@ -615,15 +623,17 @@ class Agent:
         end = self._clock.monotonic() + self._synchronize_seconds
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self._filter_refusals(lambda one: one.pod_id in pods.uids)
-        unmarked = [c.id for c in containers if self._assignment_mark_name not in c.annotations]
-        containers = [self._with_assignment_mark(c) for c in containers]
+        unmarked = [
+            c.id for c in containers if self._assignment_annotation_key not in c.annotations
+        ]
+        containers = [self._with_annotation_from_cgroup(c) for c in containers]
         began = self._now()
         outcome = rebuild_node_state(
             self.machine, self.state, pods, containers, self._readings.memory, began,
             in_time=lambda: self._clock.monotonic() < end,
         )  # fmt: skip
         before = self.state
-        self._replace_state(self._with_sandboxes(outcome.state, pods), outcome.change)
+        self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
         self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         # Whose creation was decided and whose start we never saw: our answer may not have arrived.
         unsure = frozenset(self.starting)
@@ -636,7 +646,9 @@ class Agent:
         self.unconfirmed_ids, self.widening = set(), {}
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.narrowed_at = began
-        updates, outcome = self._write_all(reclassify_unanswered_containers(outcome, unsure))
+        updates, outcome = self._write_synchronized_cgroups(
+            reclassify_unanswered_containers(outcome, unsure)
+        )
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
         self._tasks.add(
             lambda: self._decision_log.log_invariant_violations(
@@ -703,7 +715,7 @@ class Agent:
         """Start from a remembered state, before the runtime has said anything."""
         self.state = state
 
-    def update_topology(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
+    def apply_node_model(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
         before = self.desired
         self.machine = machine.with_memory_policies(before.machine.memory_policies)
@@ -789,8 +801,8 @@ class Agent:
             return ()
         waits = [u for u in updates if u.container_id not in self.starting]
         # What cannot be written goes with the reply; one stands for all.
-        if waits and self._cgroups.write_problem(
-            self.cgroup_places.get(waits[0].container_id, _NO_CGROUP_PLACE)
+        if waits and self._cgroups.unwritable_cpuset_reason(
+            self.cgroup_places.get(waits[0].container_id, _UNKNOWN_CGROUP_PLACE)
         ):
             return self._write_updates(updates)
         idle = not self.widening
@@ -814,7 +826,9 @@ class Agent:
         if self.widening:
             self._tasks.add(self._return_cpus_batch)
 
-    def _write_all(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
+    def _write_synchronized_cgroups(
+        self, outcome: Resynced
+    ) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
         """Write the cgroups of all that run; the updates left to the runtime, and what differed.
 
         What the runtime remembers of those that follow the shared pool is older than their cgroups.
@@ -917,7 +931,11 @@ class Agent:
         self._forget_container(container_id)
         self._schedule_overlap_report(allocation)
         self._tasks.add(
-            partial(self._decision_log.log_released, allocation, partial(self._cpus_in, self.state))
+            partial(
+                self._decision_log.log_released,
+                allocation,
+                partial(self._allocation_cpus_in_state, self.state),
+            )
         )
         return released.updates
 
@@ -927,7 +945,7 @@ class Agent:
         """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
         if pod is not None and after.may_reserve_for_pod(pod.uid):
-            after = self._with_sandbox(after, pod)
+            after = self._with_sandbox_cgroup(after, pod)
         broken = check_step_invariants(before, after, self.machine.topology, self.machine.settings)
         if broken:
             self._decision_log.log_invariant_violations(broken)
@@ -942,7 +960,7 @@ class Agent:
             self._correct_all_starting()
         self.notify_listeners()
 
-    def _with_sandbox(self, state: NodeState, pod: PodSandbox) -> NodeState:
+    def _with_sandbox_cgroup(self, state: NodeState, pod: PodSandbox) -> NodeState:
         """Remember where the cgroup of a pod's sandbox is, if it is there.
 
         Not every runtime makes one for each sandbox: that one is not there proves something only
@@ -955,8 +973,8 @@ class Agent:
             return state
         return state.with_pod(replace(record, sandbox_cgroup=path))
 
-    def _with_sandboxes(self, state: NodeState, pods: PodTable) -> NodeState:
-        """`_with_sandbox` for sandboxes that are new to us."""
+    def _with_sandbox_cgroups(self, state: NodeState, pods: PodTable) -> NodeState:
+        """`_with_sandbox_cgroup` for sandboxes that are new to us."""
         known = self.state.pods if self.synchronized else {}
         keep = {
             a.pod_uid
@@ -965,7 +983,7 @@ class Agent:
         }
         for pod_id, uid in pods.uids.items():
             if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
-                state = self._with_sandbox(state, pods[pod_id])
+                state = self._with_sandbox_cgroup(state, pods[pod_id])
         return state
 
     def _schedule_overlap_report(self, allocation: Allocation | None) -> None:
@@ -1008,7 +1026,7 @@ class Agent:
         if not (new_cpus or new_mems):
             return
         wanted = CgroupWrite(
-            self.cgroup_places.get(container_id, _NO_CGROUP_PLACE), new_cpus, new_mems
+            self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE), new_cpus, new_mems
         )
         written = self.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
@@ -1017,25 +1035,28 @@ class Agent:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:
             self._tasks.add(
-                partial(self._decision_log.log_corrected, allocation, cpus, written.problem)
+                partial(self._decision_log.log_start_correction, allocation, cpus, written.problem)
             )
 
     def _track_unreported_start(self, container: Container) -> None:
         """One that was created without us; it may be anywhere in its start."""
         has = container.resources
-        self.starting[container.id] = ContainerStart(has.cpus, has.mems)
+        self.starting[container.id] = StartingCpuset(has.cpus, has.mems)
         self._begun[container.id] = None
 
     @property
-    def _assignment_mark_name(self) -> str:
+    def _assignment_annotation_key(self) -> str:
         return f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
 
-    def _with_assignment_mark(self, container: Container) -> Container:
+    def _with_annotation_from_cgroup(self, container: Container) -> Container:
         """With what its cgroup carries, as if its annotations did: it was created without us.
 
         Or it moved since, and the runtime knows only where it was.
         """
-        key, place = self._assignment_mark_name, CgroupPlace(container.cgroups_path, container.pid)
+        key, place = (
+            self._assignment_annotation_key,
+            CgroupPlace(container.cgroups_path, container.pid),
+        )
         if container.id in self.state.allocations:
             return container
         text, resources = self._cgroups.reader.read_mark(place, key), container.resources
@@ -1051,10 +1072,10 @@ class Agent:
     def _write_assignment_mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""
         allocation = self.state.allocations.get(container_id)
-        place = self.cgroup_places.get(container_id, _NO_CGROUP_PLACE)
+        place = self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE)
         if allocation is not None and not self.observe:
             text = encode_assignment(allocation, self.cpus_of(allocation), self.machine.key)
-            self._cgroups.write_mark(place, self._assignment_mark_name, text)
+            self._cgroups.write_mark(place, self._assignment_annotation_key, text)
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
@@ -1095,12 +1116,15 @@ class Agent:
     def _on_admitted(self, decision: Admitted, *, gap: bool = False) -> None:
         self._hold_trace(decision.allocation, decision.trace)
         if decision.trace.ignored:
-            self._tasks.add(partial(self._decision_log.log_ignored, decision.trace))
+            self._tasks.add(partial(self._decision_log.log_ignored_annotations, decision.trace))
         tell = partial(self._decision_log.log_admitted, decision, self.machine.topology, gap)
         if gap or not decision.allocation.aligned:
             allocation, observed = decision.allocation, self.observe
             notice = partial(
-                self._decision_log.notice_placed, allocation, gap=gap, observed=observed
+                self._decision_log.notice_imperfect_placement,
+                allocation,
+                gap=gap,
+                observed=observed,
             )
             self._tasks.add(tell, notice)
         else:
@@ -1153,12 +1177,14 @@ class Agent:
         self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
     ) -> None:
         self._hold_trace(allocation, trace)
-        cpus = self._cpus_in(self.state, allocation)
+        cpus = self._allocation_cpus_in_state(self.state, allocation)
         self._tasks.add(partial(self._decision_log.log_resized, allocation, cpus, before))
 
     def _on_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
         if outcome.unpinned:
-            cpus = self._cpus_in(outcome.state, outcome.unpinned[0])  # the same for all of them
+            cpus = self._allocation_cpus_in_state(
+                outcome.state, outcome.unpinned[0]
+            )  # the same for all of them
             self._tasks.add(
                 *(partial(self._decision_log.log_placed, one, cpus, 0) for one in outcome.unpinned)
             )
@@ -1176,7 +1202,7 @@ class Agent:
         self._tasks.add(self._report_foreign_overlaps)
         self._decision_log.log_synchronized(outcome)
 
-    def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
+    def _allocation_cpus_in_state(self, state: NodeState, allocation: Allocation) -> str:
         return str(DesiredState(self.machine, state).cpuset_of(allocation))
 
 
@@ -1215,10 +1241,10 @@ class ForeignPinReporter:
         disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
         self._metrics.claims_disbelieved.inc(len(disbelieved))
         self._metrics.unexplained_pins.inc(len(unexplained))
-        for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED]:
+        for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
             log.warning("annotation not believed", problem=sentence)
-        if len(disbelieved) > MAX_LOGGED_UNTRUSTED:
-            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED
+        if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
+            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
             log.warning("more annotations not believed", containers=more)
         if unexplained:
             log.warning(

@@ -105,7 +105,7 @@ class AssignedFiles:
         self._written[allocation.container_id] = texts
 
 
-def remove_all(state_dir: str) -> None:
+def remove_assigned_files(state_dir: str) -> None:
     """Take the files away; directories stay, which are mounted in containers that run."""
     for folder, _, names in os.walk(os.path.join(state_dir, ASSIGNED_DIRECTORY)):
         for name in names:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import apply_config
+from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.config.sections import StealCapacity, StealMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpu_wait import (
-    CPUTimes,
+    CPUStealAndWaitTimes,
     SmoothedStealFactors,
-    parse_cpu_times,
+    parse_steal_and_wait_times,
     read_frequency_by_node,
     runqueue_by_node,
     steal_by_node,
@@ -87,7 +87,7 @@ class CapacityMonitor(ABC):
         if await asyncio.to_thread(self.refresh_capacity, daemon.agent.machine.topology):
             self._in_force = False
         if not self._in_force:
-            self._in_force = await apply_config(daemon, source)
+            self._in_force = await apply_recomputed_settings(daemon, source)
 
 
 class ExternalCapacity(CapacityMonitor):
@@ -195,7 +195,7 @@ class StealWatch(CapacityMonitor):
         self._smoothed = SmoothedStealFactors(
             half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
         )
-        self._last: tuple[float, Topology, CPUTimes] | None = None
+        self._last: tuple[float, Topology, CPUStealAndWaitTimes] | None = None
         self._problem = ""
 
     def enforced_factors(self) -> Mapping[int, float]:
@@ -207,7 +207,7 @@ class StealWatch(CapacityMonitor):
         now = self._clock.monotonic()
         try:
             tree = open_tree(self._root)
-            times = parse_cpu_times(
+            times = parse_steal_and_wait_times(
                 tree.read_file("proc/stat") or "", tree.read_file("proc/schedstat") or ""
             )
         except (TopologyError, OSError) as error:
@@ -257,7 +257,7 @@ class CapacityFactors(NamedTuple):
     outside: ExternalCapacity
     measured: StealWatch
 
-    def apply_to(self, settings: Settings, topology: Topology) -> Settings:
+    def apply_to_settings(self, settings: Settings, topology: Topology) -> Settings:
         """As measured where that is lower, but where a factor comes from outside, times that one.
 
         Any thread may ask.

@@ -162,7 +162,7 @@ class Daemon:
         capacity = CapacityFactors(self._outside, self._steal)
         self._kubelet = KubeletConfigWatch(config.kubelet_root, capacity)
         self._kubelet.read_config(config)
-        settings = self._kubelet.effective_settings(config, topology)
+        settings = self._kubelet.settings_with_kubelet_config(config, topology)
         self._kubelet.report_config()
 
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
@@ -365,7 +365,7 @@ class Daemon:
         agent, config, reread = self.agent, self.config, self._rereading
         loops: dict[str, Coroutine[Any, Any, None]] = {
             "every second": self._run_periodic(),
-            "reconcile": self.reconciler.run_rounds(self),
+            "reconcile": self.reconciler.run_periodic_rounds(self),
             "looks": self.reconciler.run_checks(self),
             "systemd": self.reconciler.run_systemd_sync(),
             "mover": self._mover.run(),
@@ -419,7 +419,7 @@ class Daemon:
                 refused = agent.refused
                 await self._rereading.read_memory(agent)
                 await self._rereading.read_machine(agent)
-                agent.release_reservations()
+                agent.release_expired_reservations()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
                 self._mover.request_proactive_check()
             self._beside.check_grants()
@@ -538,7 +538,7 @@ class Daemon:
         logs.set_level(config.log.level.value)
         self._lock_runtime()
         self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
-        self.agent.update_topology(new.machine)
+        self.agent.apply_node_model(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 
 

@@ -32,9 +32,9 @@ SCAN_INTERVAL_S: Final = 30
 HOST_IRQ_DIRECTORY: Final = "/host/proc/irq"
 """Where a container has the host's, if it has it: its own ``/proc/irq`` is read-only."""
 IRQBALANCE_SOCKETS: Final = "/run/irqbalance/irqbalance*.sock"
-_INTERRUPTS_FILE_NAME: Final = "interrupts"
+_SAVED_AFFINITY_FILE_NAME: Final = "interrupts"
 _MAX_SAVED_AFFINITY_BYTES: Final = 4 << 20
-_MAX_BAN_LIST_BYTES: Final = 480
+_MAX_SENT_BAN_LIST_BYTES: Final = 480
 """Bytes of a list for irqbalance, which reads 500 of a message."""
 _CLEAR_BAN_LIST_WORD: Final = "NULL"
 _IRQBALANCE_TIMEOUT_S: Final = 2.0
@@ -58,7 +58,7 @@ class InterruptSteering:
     def __init__(
         self, state_dir: str, root: str = "/", balancers: str = IRQBALANCE_SOCKETS
     ) -> None:
-        self._file = os.path.join(state_dir, _INTERRUPTS_FILE_NAME)
+        self._file = os.path.join(state_dir, _SAVED_AFFINITY_FILE_NAME)
         host = os.path.join(root, HOST_IRQ_DIRECTORY[1:])
         self._irqs = host if os.path.isdir(host) else os.path.join(root, "proc/irq")
         self._balancers = balancers
@@ -139,9 +139,9 @@ class InterruptSteering:
             if exclusive
             else _CLEAR_BAN_LIST_WORD
         )
-        if len(text) > _MAX_BAN_LIST_BYTES:
+        if len(text) > _MAX_SENT_BAN_LIST_BYTES:
             raise ValueError(
-                f"takes no list of {len(text)} bytes, expected at most {_MAX_BAN_LIST_BYTES}"
+                f"takes no list of {len(text)} bytes, expected at most {_MAX_SENT_BAN_LIST_BYTES}"
             )
         _query_irqbalance(path, f"settings cpus {text}")
         if not exclusive:

@@ -19,7 +19,7 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import apply_config
+from nri_numa.agent.reload import apply_recomputed_settings
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
@@ -237,7 +237,7 @@ class KubeletConfigWatch:
         self.discovered = found
         return found.signature != before.signature
 
-    def effective_settings(self, config: AgentConfig, topology: Topology) -> Settings:
+    def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         """Ours, with what the kubelet's configuration adds; any thread may ask."""
         ours = configuration.derive_settings(config)
         facts = self.discovered.facts
@@ -249,7 +249,11 @@ class KubeletConfigWatch:
             )
         )
         settings = ours if self.adopted is None else self.adopted.settings
-        return settings if self._capacity is None else self._capacity.apply_to(settings, topology)
+        return (
+            settings
+            if self._capacity is None
+            else self._capacity.apply_to_settings(settings, topology)
+        )
 
     def report_config(self) -> None:
         """Log once what became ours, what differs, and what cannot be read."""
@@ -273,6 +277,6 @@ class KubeletConfigWatch:
     async def refresh_config(self, daemon: Daemon) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
         if await asyncio.to_thread(self.read_config, daemon.config):
-            if not await apply_config(daemon, self):
+            if not await apply_recomputed_settings(daemon, self):
                 self.discovered = DiscoveredConfig()  # once more
             self.report_config()

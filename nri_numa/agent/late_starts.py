@@ -21,7 +21,7 @@ from nri_numa.agent.reconcile import observe_cgroups
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LateStartMetrics, Metrics
+from nri_numa.observe.metrics import LatePinningMetrics, Metrics
 from nri_numa.observe.notices import NoticeKind, NoticeReason
 
 log = get_logger("late")
@@ -38,7 +38,7 @@ class LateStarts:
 
     def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
-        self._counts = LateStartMetrics(metrics)
+        self._counts = LatePinningMetrics(metrics)
         self._reader = reader
         self._clock = clock
         self._known: dict[str, float] = {}

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
-from nri_numa.config import AgentConfig, LinkKind
+from nri_numa.config import AgentConfig, RuntimeLinkKind
 from nri_numa.model.workload import (
     MIN_KERNEL_VERSIONS,
     MIN_RUNTIMES_TEXT,
@@ -37,7 +37,7 @@ log = get_logger("daemon")
 
 def is_reached_over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
     """Whether the runtime is reached over CRI; never where it launched us over NRI itself."""
-    if config.runtime.link is not LinkKind.CRI:
+    if config.runtime.link is not RuntimeLinkKind.CRI:
         return False
     if launched:
         log.warning("runtime.link: cri is not used", because="the runtime launched us over NRI")
@@ -148,7 +148,7 @@ def _link_down_text(since: float, detail: str) -> str:
 
 # --- Memory policies that this node's runtime and kernel can set ---
 
-_FALLBACK_MEMORY_POLICIES: Final = {
+_OLDER_MEMORY_POLICY_ALTERNATIVES: Final = {
     MemoryPolicy.PREFERRED_MANY: MemoryPolicy.PREFERRED,
     MemoryPolicy.WEIGHTED_INTERLEAVE: MemoryPolicy.INTERLEAVE,
 }
@@ -171,7 +171,7 @@ def supported_memory_policies(
     return MemoryPolicies(
         {
             mode: f"Linux {kernel} does not have it; expected Linux {since[0]}.{since[1]} or "
-            f"newer, or {_FALLBACK_MEMORY_POLICIES[mode]}"
+            f"newer, or {_OLDER_MEMORY_POLICY_ALTERNATIVES[mode]}"
             for mode, since in MIN_KERNEL_VERSIONS.items()
             if release is not None and release[:2] < since
         },
@@ -214,12 +214,12 @@ class NodeDevices:
             own = config.device_plugin.resource_name
             self._counts = DeviceCounts(config.kubelet_root, own)
         if config.devices.enabled or config.dra.enabled:
-            from nri_numa.machine.pci import list_pci_devices, list_pcie_roots
+            from nri_numa.machine.pci import list_pci_devices, list_pcie_roots_by_node
             from nri_numa.machine.tree import open_tree
 
             tree = open_tree(config.sysfs_root)
             self.pci = list_pci_devices(tree) if config.devices.enabled else None
-            self.roots = list_pcie_roots(tree) if config.dra.enabled else {}
+            self.roots = list_pcie_roots_by_node(tree) if config.dra.enabled else {}
 
     def device_counts(self) -> CountsOrReason | None:
         """How many devices the kubelet can give, or why that is not known, from memory."""

@@ -37,7 +37,7 @@ MAX_MIGRATION_BYTES_PER_S: Final = 1 << 30
 """Bytes in a second at most; half of what one core copies."""
 MAX_MIGRATION_PASSES: Final = 2
 """The second finds what was touched meanwhile."""
-SMALL_MIGRATION_BYTES: Final = 64 << 20
+TOLERATED_REMOTE_BYTES: Final = 64 << 20
 """Bytes that are left to the kernel, which moves them when ``cpuset.mems`` is written; and so few
 that are far stay far."""
 MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
@@ -117,7 +117,7 @@ class MemoryMigrator:
             self._creations, self._busy = agent.creations, now
         return now - self._busy >= NODE_IDLE_AFTER_S
 
-    def _migrating_allocation(self, container_id: str) -> Allocation | None:
+    def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
         agent = self._agent
         a = agent.state.allocations.get(container_id)
         moves = agent.synchronized and agent.is_cgroup_settled(container_id) and not agent.observe
@@ -158,16 +158,16 @@ class MemoryMigrator:
                         return _MigrationResult(done, left, why, is_cancelled=True)
         except OSError as error:
             return _MigrationResult(
-                done, SMALL_MIGRATION_BYTES + 1, error.strerror or str(error), is_cancelled=False
+                done, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error), is_cancelled=False
             )
         finally:
             moving.pop(container_id, None)
-        if left > SMALL_MIGRATION_BYTES:
+        if left > TOLERATED_REMOTE_BYTES:
             why = f"{human_bytes(left)} would not move ({why or 'pinned'})"
         return _MigrationResult(done, left, why, is_cancelled=False)
 
     async def _migrate_container(self, container_id: str) -> None:
-        a = self._migrating_allocation(container_id)
+        a = self._allocation_if_migrating(container_id)
         if a is None:
             return
         ahead = a.moved_proactively
@@ -180,18 +180,18 @@ class MemoryMigrator:
         where = f"from {numa_text(a.migrating_from)} to {target}"
 
         def goes_on() -> bool:
-            return self._migrating_allocation(container_id) is not None and (
+            return self._allocation_if_migrating(container_id) is not None and (
                 not ahead or self._is_node_idle()
             )
 
         moved = await self._migrate_pages(container_id, a.migrating_from, target, goes_on, rate)
-        a = self._migrating_allocation(container_id)
+        a = self._allocation_if_migrating(container_id)
         if a is None:
             return
         if moved.is_cancelled:
             self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
-        if moved.unmigrated_bytes > SMALL_MIGRATION_BYTES:
+        if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
             self._try_later(container_id, UNMOVED_RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
             self._agent.notices.add_for_allocation(
@@ -269,7 +269,7 @@ class MemoryMigrator:
         away = {i: size for i, size in places.items() if i not in a.mems and size}
         for sources, part in ((NUMASet(away) & short, 0.0), (NUMASet(away), self._far_part)):
             far = sum(away[i] for i in sources)
-            if far > max(SMALL_MIGRATION_BYTES, part * sum(places.values())):
+            if far > max(TOLERATED_REMOTE_BYTES, part * sum(places.values())):
                 return far, a.container_id, sources
         return None
 

@@ -25,7 +25,13 @@ import msgspec
 from nri_numa.agent.interrupts import HOST_IRQ_DIRECTORY, IRQBALANCE_SOCKETS
 from nri_numa.agent.links import runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
-from nri_numa.config import AgentConfig, LinkKind, derive_settings, split_address, validate_config
+from nri_numa.config import (
+    AgentConfig,
+    RuntimeLinkKind,
+    derive_settings,
+    split_address,
+    validate_config,
+)
 from nri_numa.config.sections import config_keys
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.decision import NodeModel
@@ -214,7 +220,7 @@ def check_privileges() -> Iterator[Finding]:
     """Whether we may do what the agent does."""
     if os.geteuid() == 0:
         yield _passed_finding("privileges", "running as root")
-        yield from check_installation()
+        yield from check_installation_ownership()
     else:
         yield _warning_finding(
             "privileges",
@@ -223,7 +229,9 @@ def check_privileges() -> Iterator[Finding]:
         )
 
 
-def check_installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[Finding]:
+def check_installation_ownership(
+    paths: Iterable[str] = (sys.executable, __file__),
+) -> Iterator[Finding]:
     """Whether only root can write what root runs here: interpreter and package."""
     for path in paths:
         real = Path(os.path.realpath(path))
@@ -297,7 +305,7 @@ def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
     if protection.lower() not in _SYSTEMD_FALSE:
         problem = f"{SYSTEMD_UNIT} has ProtectControlGroups={protection}"
     elif os.geteuid() == 0:
-        problem = CgroupWriter(CgroupReader(str(mount))).write_problem()
+        problem = CgroupWriter(CgroupReader(str(mount))).unwritable_cpuset_reason()
     if problem:
         yield _warning_finding(
             "cgroups",
@@ -317,7 +325,7 @@ def check_host_processes(config: AgentConfig, topology: Topology) -> Iterator[Fi
 
     known = KubeletConfigWatch(config.kubelet_root)
     known.read_config(config)
-    reserved = known.effective_settings(config, topology).reserved_cpus & topology.online
+    reserved = known.settings_with_kubelet_config(config, topology).reserved_cpus & topology.online
     if not reserved:
         yield _warning_finding(
             _HOST_PROCESSES_SUBJECT,
@@ -366,7 +374,7 @@ def _read_effective_cpus(directory: Path) -> CPUSet:
 
 def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the runtime serves NRI, or CRI where that is the link."""
-    if config.runtime.link is LinkKind.CRI:
+    if config.runtime.link is RuntimeLinkKind.CRI:
         path = config.runtime.cri_socket.removeprefix("unix://")
         remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
         yield from _check_runtime_socket("CRI", path, remedy, "runtime.criSocket")
@@ -837,7 +845,7 @@ def check_kubelet(
             "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
         )
     yield from _check_kubelet_policies(files, found.facts, config)
-    yield from _check_kubelet_differences(config, topology, found)
+    yield from _check_settings_against_kubelet(config, topology, found)
 
 
 def _check_kubelet_policies(
@@ -888,7 +896,7 @@ def _check_next_kubelet_start(
             )
 
 
-def _check_kubelet_differences(
+def _check_settings_against_kubelet(
     config: AgentConfig, topology: Topology | None, found: DiscoveredConfig
 ) -> Iterator[Finding]:
     if topology is None or found.facts is None:

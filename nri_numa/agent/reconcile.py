@@ -71,7 +71,7 @@ READ_BATCH: Final = 25
 """Containers read without a pause: about a millisecond."""
 THREAD_PAUSE_S: Final = 0.002
 """Seconds in which the thread wants nothing, so that the loop gets its turn."""
-SCHEDULE_INTERVAL_S: Final = 1.0
+LOOP_POLL_INTERVAL_S: Final = 1.0
 """Seconds after which it is seen that a round is due, that the kernel takes writes again, and what
 to give to systemd: what changes again meanwhile is given once."""
 PUSH_DELAY_S: Final = 1.0
@@ -82,7 +82,7 @@ READ_BACK_DELAY_S: Final = 0.2
 """Seconds between a push and reading back what became of it."""
 PUSH_BATCH: Final = 32
 """Corrections of one push. Each push may cost the runtime a picture of the whole node."""
-NO_CGROUP_ROUNDS: Final = 3
+BLIND_ROUNDS_BEFORE_REPORT: Final = 3
 """Rounds without any cgroup after which that is said; one may fall between create and start."""
 UPDATE_WITHOUT_EFFECT_TEXT: Final = "the runtime took the update, and the cgroup is as before"
 
@@ -103,7 +103,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: tuple[str, ...] = ()
 
 
-class Observation(msgspec.Struct, frozen=True):
+class CgroupCheckResult(msgspec.Struct, frozen=True):
     """What a look at some containers showed.
 
     Attributes:
@@ -149,7 +149,7 @@ class Reconciler:
         self._blind = 0
         agent.reconciler = self
         writer.held_up = self._on_slow_write
-        if problem := writer.write_problem():
+        if problem := writer.unwritable_cpuset_reason():
             log.warning(
                 "cgroups cannot be written: the runtime is asked, and no container moves",
                 problem=problem,
@@ -199,7 +199,7 @@ class Reconciler:
                     )
                     self._report_watch_problem(watch.problem)
                     if self._writer.is_blocked:  # what is read now may be written over in a moment
-                        await self._clock.sleep(SCHEDULE_INTERVAL_S)
+                        await self._clock.sleep(LOOP_POLL_INTERVAL_S)
                         self._wake.set()
                         continue
                     written, self._written = self._written, set()
@@ -216,7 +216,7 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._wake.set()
 
-    async def run_rounds(self, daemon: Daemon) -> None:
+    async def run_periodic_rounds(self, daemon: Daemon) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
         waited = step = 0.0
         while True:
@@ -229,7 +229,9 @@ class Reconciler:
                 waited = 0.0
                 await self._run_round(daemon, None)
             step = (
-                min(SCHEDULE_INTERVAL_S, interval - waited) if interval > 0 else SCHEDULE_INTERVAL_S
+                min(LOOP_POLL_INTERVAL_S, interval - waited)
+                if interval > 0
+                else LOOP_POLL_INTERVAL_S
             )
 
     async def _run_round(self, daemon: Daemon, only: Collection[str] | None) -> None:
@@ -314,7 +316,7 @@ class Reconciler:
             lambda c: {"repairable": not c.is_report_only, "observed": observed},
         )
         right += await self._push_corrections(left)
-        self._report_late([c for c in right if c.container_id in late], late)
+        self._report_late_repairs([c for c in right if c.container_id in late], late)
         repaired = [c for c in right if c in drifted]
         self._report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
@@ -330,7 +332,7 @@ class Reconciler:
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def _report_late(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
+    def _report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
         self._metrics.late_repairs.inc(len(right))
         for correction in right:
             known = self._agent.state.allocations.get(correction.container_id)
@@ -412,11 +414,11 @@ class Reconciler:
     def _running_cgroups(self, ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
         return [(i, self._agent.cgroup_places[i]) for i in ids if self._agent.is_cgroup_settled(i)]
 
-    async def _observe_cgroups(self, ids: Iterable[str]) -> Observation | None:
+    async def _observe_cgroups(self, ids: Iterable[str]) -> CgroupCheckResult | None:
         """Read and compare in a thread; None when nothing can be read."""
         agent, places = self._agent, self._running_cgroups(ids)
         if not places:
-            return Observation(0, ())
+            return CgroupCheckResult(0, ())
         look = partial(observe_cgroups, self._writer.reader, agent.desired, places)
         try:
             return await asyncio.to_thread(look)
@@ -444,7 +446,7 @@ class Reconciler:
         self._blind = self._blind + 1 if places and not seen else 0
         if not self._blind:
             self._report_unreadable("")
-        elif self._blind >= NO_CGROUP_ROUNDS:
+        elif self._blind >= BLIND_ROUNDS_BEFORE_REPORT:
             hierarchy = self._writer.reader.hierarchy
             self._report_unreadable(f"none of {places} containers has a cgroup below {hierarchy}")
 
@@ -533,7 +535,7 @@ class Reconciler:
         """Give systemd what cgroups have, until cancelled: no request waits for it."""
         while True:
             await self._tell.wait()
-            await self._clock.sleep(SCHEDULE_INTERVAL_S)
+            await self._clock.sleep(LOOP_POLL_INTERVAL_S)
             self._tell.clear()
             await self.sync_systemd()
 
@@ -629,7 +631,7 @@ def observe_cgroups(
     desired: DesiredState,
     places: Sequence[tuple[str, CgroupPlace]],
     pause: Callable[[float], object] = time.sleep,
-) -> Observation:
+) -> CgroupCheckResult:
     """Read cgroups and compare them with one state; runs in a thread.
 
     The interpreter is held for a batch at a time only.
@@ -646,12 +648,12 @@ def observe_cgroups(
         some = observe_cgroup_batch(reader, desired, places[start : start + READ_BATCH])
         seen += some.cgroup_count
         found += some.corrections
-    return Observation(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
+    return CgroupCheckResult(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
 
 
 def observe_cgroup_batch(
     reader: CgroupReader, desired: DesiredState, places: Sequence[tuple[str, CgroupPlace]]
-) -> Observation:
+) -> CgroupCheckResult:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
     where, observed = dict(places), read_actual_cgroups(reader, places)
     for container_id, real in observed.items():
@@ -666,7 +668,7 @@ def observe_cgroup_batch(
                 way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems))
             )
         )
-    return Observation(len(observed), tuple(found))
+    return CgroupCheckResult(len(observed), tuple(found))
 
 
 # --- What containers really have ---

@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
-from nri_numa.agent.assigned_files import remove_all
+from nri_numa.agent.assigned_files import remove_assigned_files
 from nri_numa.agent.explanations import EXPLANATIONS_FILE_NAME
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
@@ -327,7 +327,7 @@ async def release_all_containers(
         if dry_run:
             return ReleaseReport(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(InterruptSteering(config.state_dir).restore_affinity)
-        remove_all(config.state_dir)
+        remove_assigned_files(config.state_dir)
         done = await _await_released_cgroups(reader, planned)
         report = ReleaseReport(containers=done, problems=tuple(problems))
         if store is not None and report.is_complete:

@@ -80,7 +80,7 @@ def prepare_config(
         live=live,
         restart=restart,
         machine=build_tables(
-            replace(machine, settings=source.effective_settings(config, machine.topology))
+            replace(machine, settings=source.settings_with_kubelet_config(config, machine.topology))
         ),
     )
 
@@ -100,18 +100,20 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_config(daemon: Daemon, source: KubeletConfigWatch) -> bool:
+async def apply_recomputed_settings(daemon: Daemon, source: KubeletConfigWatch) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
     """
     agent, before = daemon.agent, daemon.agent.machine
-    made = await asyncio.to_thread(source.effective_settings, daemon.config, before.topology)
+    made = await asyncio.to_thread(
+        source.settings_with_kubelet_config, daemon.config, before.topology
+    )
     if made != before.settings:
         machine = await asyncio.to_thread(build_tables, replace(before, settings=made))
         if agent.machine is not before:
             return False
-        agent.update_topology(machine)
+        agent.apply_node_model(machine)
     return True
 
 
@@ -132,7 +134,7 @@ log = get_logger("daemon")
 
 MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
-HOURLY_LOGGED_CHANGES: Final = frozenset(("memory", "hugepages"))
+FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
 """Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
 
 
@@ -193,7 +195,7 @@ class MachineReloader:
             machine = await asyncio.to_thread(build_tables, replace(before, topology=topology))
             if agent.machine is not before:
                 return
-            agent.update_topology(machine)
+            agent.apply_node_model(machine)
         self._log_changes(self._logged_topology or known, topology)
 
     def _log_changes(self, before: Topology, now: Topology) -> None:
@@ -203,7 +205,7 @@ class MachineReloader:
         at = self._clock.monotonic()
         if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-        elif found.keys() - HOURLY_LOGGED_CHANGES:
+        elif found.keys() - FIELDS_LOGGED_HOURLY:
             log.warning("machine changed", **found)
         elif found and at >= self._logged_at + MIN_LINE_INTERVAL_S:
             log.info("machine changed", **found)

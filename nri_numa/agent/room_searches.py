@@ -39,24 +39,24 @@ class RoomSearches:
         idle = not self._waiting
         self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
         if len(self._waiting) > MAX_WAITING_SEARCHES:
-            self._end_search()
+            self._drop_current_search()
         if idle:
             self._later(self._do_piece)
 
-    def _end_search(self) -> None:
+    def _drop_current_search(self) -> None:
         del self._waiting[next(iter(self._waiting))]
         self._search, self._beginnings = None, 0
 
     def _do_piece(self) -> None:
         """Do one piece; the next one follows by itself."""
         refused = next(iter(self._waiting.values()))
-        found, ends = None, not self._agent.is_still_refused(refused)
+        found, ends = None, not self._agent.is_retry_expected(refused)
         if not ends:
             search = self._current_search(refused)
             found = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
             ends = search is None or found is not None or search.used >= MAX_DEFERRED_SEARCH_WORK
         if ends:
-            self._end_search()
+            self._drop_current_search()
         if self._waiting:
             self._later(self._do_piece)
         if found is not None:

@@ -171,7 +171,7 @@ class HTTPThread:
                 self._metrics,
                 version=self._about.version,
                 busy_for=self._watch.current_gap,
-                crowded=self._on_crowded,
+                crowded=self._hurry_when_crowded,
             )
             self._metrics.snapshot = view.metrics_snapshot
             await server.run()
@@ -179,5 +179,5 @@ class HTTPThread:
             for task in tasks:
                 task.cancel()
 
-    def _on_crowded(self, crowded: bool) -> None:
+    def _hurry_when_crowded(self, crowded: bool) -> None:
         self._share.hurry = crowded

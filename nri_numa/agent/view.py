@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 
 
-class Listing(NamedTuple):
+class AssignmentListing(NamedTuple):
     """The assignments of one moment; made one by one, and valid while the state moves on."""
 
     head: shown.NodeUse
@@ -139,13 +139,15 @@ class LiveView:
             ),
         )
 
-    def list_assignments(self) -> Listing:
+    def list_assignments(self) -> AssignmentListing:
         """Every container and what it has, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
         uses = numa_node_uses(moment.desired, self._more.readings.memory)
         head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
-        return Listing(head, (moment.assignment_document(a) for a in _sorted_allocations(state)))
+        return AssignmentListing(
+            head, (moment.assignment_document(a) for a in _sorted_allocations(state))
+        )
 
     def explain_pod(
         self, namespace: str, pod: str, container: str | None
@@ -691,11 +693,11 @@ def zones_document(
         ),
         devices_problem=devices if devices is None or isinstance(devices, str) else "",
         pods=tuple(
-            shown.ZonePod(namespace=namespace, name=name, qos=qos)
+            shown.NodePod(namespace=namespace, name=name, qos=qos)
             for (namespace, name), qos in sorted(pods.items())
         ),
         counted_containers=tuple(
-            shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)
+            shown.CountedContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)
         ),
     )
 

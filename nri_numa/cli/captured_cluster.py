@@ -190,9 +190,10 @@ def _add_captured_pod(
         and one.container in request.movable
         and not one.is_init
         if len(placed.get(one.container, ())) == 1
-        if (its := room.charge_pod(replace(request, containers=(one,)), placed)) is not None
+        if (its := room.charge_of_placed_pod(replace(request, containers=(one,)), placed))
+        is not None
     ]
-    charge = room.charge_pod(request, placed)
+    charge = room.charge_of_placed_pod(request, placed)
     moves = would_be_recreated(document), tuple(movers)
     return None if charge is None else RunningPod(name, node, charge, request, *moves)
 

@@ -129,7 +129,7 @@ config_option = click.option(
     envvar="NRI_NUMA_CONFIG",
     help=f"Configuration file.  [default: {DEFAULT_CONFIG_PATH}, where it exists]",
 )
-_SYSFS_OPTION_ATTRIBUTES: Final[dict[str, Any]] = {
+_SYSFS_CLICK_OPTION_KWARGS: Final[dict[str, Any]] = {
     "metavar": "DIR",
     "type": click.Path(),
     "help": "Directory that holds a sys/ tree, or an archive of one.  [default: /]",
@@ -141,10 +141,10 @@ machine_option = click.option(
     help="A captured machine (archive or folder), or synthetic:KEY=VALUE,... as simulate has it.",
 )
 sysfs_option = click.option(
-    "--sysfs-root", callback=require_nonempty_name, **_SYSFS_OPTION_ATTRIBUTES
+    "--sysfs-root", callback=require_nonempty_name, **_SYSFS_CLICK_OPTION_KWARGS
 )
 sysfs_setting = setting_option(
-    "sysfsRoot", "--sysfs-root", check=require_nonempty_name, **_SYSFS_OPTION_ATTRIBUTES
+    "sysfsRoot", "--sysfs-root", check=require_nonempty_name, **_SYSFS_CLICK_OPTION_KWARGS
 )
 nri_socket_setting = setting_option(
     "runtime.nriSocket",

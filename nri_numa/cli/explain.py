@@ -18,7 +18,7 @@ from nri_numa.cli.agent_client import (
     quote_path_segment,
 )
 from nri_numa.cli.common import api_options, config_option, output_option, show_progress
-from nri_numa.cli.output import terminal_width, wrap_text, write_output
+from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lines
 from nri_numa.cli.status import actual_cpuset_text
 from nri_numa.engine.explain import sentences
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
@@ -117,7 +117,7 @@ def explain(
         ):
             beside += ["", *wrap_text(sentence)]
     texts = explanation_lines(document["explanations"], time.time(), verbose=verbose)
-    write_output(document, output, [*texts, *beside])
+    write_document_or_lines(document, output, [*texts, *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 

@@ -35,7 +35,7 @@ from nri_numa.cli.output import (
     table_width,
     wrap_list,
     wrap_text,
-    write_output,
+    write_document_or_lines,
 )
 from nri_numa.machine.pci import list_pci_devices
 from nri_numa.machine.sysfs import discover_topology, discover_tree
@@ -75,12 +75,12 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
     out, however long the lines get.
     """
-    given = machine_argument(machine, sysfs_root)
+    given = choose_machine_source(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
         devices = () if tree is None else list_pci_devices(tree)
     width = table_width()
-    write_output(
+    write_document_or_lines(
         topology_document(found, devices=devices),
         output,
         topology_lines(found, devices=devices, width=width and max(width, DEFAULT_WIDTH_COLUMNS)),
@@ -103,7 +103,7 @@ def topology_lines(
         sockets = [
             (s.id, str(s.numa_nodes) or "-", s.cpus) for _, s in sorted(topology.sockets.items())
         ]
-        blocks.append(_cpu_table("SOCKET", sockets, width))
+        blocks.append(_cpu_group_table("SOCKET", sockets, width))
     blocks.append(_l3_table(topology, width))
     blocks.append(_device_table(devices, width))
     if topology.warnings:
@@ -179,7 +179,7 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
         rows.append(["none", "-", "-", len(homeless), homeless])
     if not hugepages:
         head, rows = head[:2], [[*row[:2], *row[3:]] for row in rows]
-    return _table_lines([*head, *_CPU_COLUMNS], rows, width)
+    return _table_lines([*head, *_CPU_COUNT_AND_LIST_COLUMNS], rows, width)
 
 
 def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
@@ -243,7 +243,7 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
         first += f"; the first {_MAX_LISTED_L3_GROUPS} (-o json shows all):"
     return [
         *wrap_text(first, width=width or DEFAULT_WIDTH_COLUMNS),
-        *_cpu_table("L3 GROUP", rows, width),
+        *_cpu_group_table("L3 GROUP", rows, width),
     ]
 
 
@@ -252,13 +252,15 @@ def _hanging_indent_lines(head: str, text: str, width: int | None) -> list[str]:
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 
 
-_CPU_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", ColumnKind.LIST))
+_CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", ColumnKind.LIST))
 
 
-def _cpu_table(of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None) -> list[str]:
+def _cpu_group_table(
+    of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | None
+) -> list[str]:
     """What has a number, NUMA nodes and CPUs."""
     return _table_lines(
-        [Column(of), Column("NUMA NODES", ColumnKind.LIST), *_CPU_COLUMNS],
+        [Column(of), Column("NUMA NODES", ColumnKind.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
         [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
         width,
     )
@@ -299,7 +301,7 @@ def capture(target: str, sysfs_root: str | None) -> None:
 
 
 _NUMBER_PATTERN = re.compile(r"\d+", re.ASCII)
-_SYNTHETIC_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
+_CAPTURED_FILE_TEXT_PATTERN = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
 """What the files on the list consist of; anything else is not what we took it for."""
 
 
@@ -354,7 +356,9 @@ def build_capture(root: Path) -> CaptureReport:
             info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
         elif not CAPTURED_PATHS.fullmatch(name):
             left_out[_NUMBER_PATTERN.sub("*", name)] += 1
-        elif (text := tree.read_file(name)) is None or not _SYNTHETIC_TEXT_PATTERN.fullmatch(text):
+        elif (text := tree.read_file(name)) is None or not _CAPTURED_FILE_TEXT_PATTERN.fullmatch(
+            text
+        ):
             unreadable.append(name)
         else:
             members[name] = f"{text}\n".encode()
@@ -390,7 +394,7 @@ MAX_SYNTHETIC_CPUS: Final = 4096
 """More CPUs than this take seconds to build and belong to no machine."""
 
 
-def machine_argument(machine: str | None, sysfs_root: str | None) -> str | None:
+def choose_machine_source(machine: str | None, sysfs_root: str | None) -> str | None:
     """What ``--machine`` or ``--sysfs-root`` names; None for the machine that this runs on."""
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
@@ -480,7 +484,7 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
-def _parse_gib(text: str) -> float:
+def _parse_memory_to_gib(text: str) -> float:
     """Memory as a quantity; a bare number below a million is GiB."""
     amount = whole_bytes(text)
     if text.isdigit() and amount < 1_000_000:
@@ -489,7 +493,7 @@ def _parse_gib(text: str) -> float:
 
 
 def _parse_gib_list(text: str) -> list[float]:
-    return [_parse_gib(part) for part in text.split("+")]
+    return [_parse_memory_to_gib(part) for part in text.split("+")]
 
 
 def _parse_cpus(text: str) -> CPUSet:
@@ -511,7 +515,7 @@ SYNTHETIC_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "sockets-per-numa": ("sockets_per_numa", _parse_count),
     "cores": ("cores_per_numa", _parse_count),
     "threads": ("threads", _parse_count),
-    "memory": ("memory_gib", _parse_gib),
+    "memory": ("memory_gib", _parse_memory_to_gib),
     "memory-only": ("memory_only_gib", _parse_gib_list),
     "efficient-cores": ("efficient_cores_per_numa", _parse_count),
     "l3-cores": ("cores_per_l3", _parse_count),

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from nri_numa.cli.common import Failure, output_option, show_progress, translate_errors
-from nri_numa.cli.output import Column, render_table, wrap_text, write_output
+from nri_numa.cli.output import Column, render_table, wrap_text, write_document_or_lines
 
 
 @click.command()
@@ -57,10 +57,10 @@ def measure(
     if importlib.util.find_spec("numpy") is None:
         raise Failure(
             "measure needs numpy, which is not installed here; expected it after: "
-            f"{_install_command()}"
+            f"{_numpy_install_command()}"
         )
     document = _measure_comparisons(rounds, seconds, only)
-    write_output(document, output, measurement_lines(document))
+    write_document_or_lines(document, output, measurement_lines(document))
     if plot is not None:
         from nri_numa.measure.results import render_results_svg
 
@@ -71,7 +71,7 @@ def measure(
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
 
 
-def _install_command() -> str:
+def _numpy_install_command() -> str:
     """The command that installs numpy where this interpreter finds it; a bundle has no pip."""
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install numpy"

@@ -38,7 +38,7 @@ from nri_numa.cli.output import (
     render_table,
     wrap_text,
     write_document,
-    write_output,
+    write_document_or_lines,
 )
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
 from nri_numa.model.machine import count_text
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.preflight import Finding
     from nri_numa.agent.release import ReleasedContainer, ReleaseReport
 
-_CONTAINER_NAME_COLUMNS: Final = ("NAMESPACE", "POD", "CONTAINER")
+_CONTAINER_NAME_HEADINGS: Final = ("NAMESPACE", "POD", "CONTAINER")
 _CPUSET_COLUMNS: Final = (Column("CPUS", ColumnKind.LIST), Column("MEMS", ColumnKind.LIST))
 
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -126,7 +126,7 @@ def check(
         click.echo(f"# Effective configuration ({source}, environment and flags):")
         write_document(effective, "yaml")
         click.echo()
-    write_output(document, output, [*_finding_lines(found), "", _summary_line(found)])
+    write_document_or_lines(document, output, [*_finding_lines(found), "", _summary_line(found)])
     if not ready:
         wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
         ctx.exit(2 if wrong else 1)
@@ -173,7 +173,7 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
             raise Unreachable(f"{file}: there is no such file; {expected}")
     with show_progress(f"reading {path}"):
         document = _read_checkpoint(path)
-    write_output(document, output, _checkpoint_lines(path, document))
+    write_document_or_lines(document, output, _checkpoint_lines(path, document))
     problems = document["problems"]
     for problem in problems:
         click.echo(f"nri-numa: {escape_unprintable(problem)}", err=True)
@@ -232,7 +232,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
         return
     cpus, mems = Column("CPUS OR NODES", ColumnKind.LIST), _CPUSET_COLUMNS[1]
     yield from render_table(
-        (*_CONTAINER_NAME_COLUMNS, Column("KIND"), cpus, mems, Column("AGE")),
+        (*_CONTAINER_NAME_HEADINGS, Column("KIND"), cpus, mems, Column("AGE")),
         [
             (
                 *(c[key] for key in ("namespace", "pod", "container", "kind")),
@@ -299,7 +299,9 @@ def release(
                 waiting=lambda: at("waiting for the runtime, which first lets containers end"),
             )
         )
-    write_output(_release_document(report, dry_run), output, _release_lines(report, dry_run))
+    write_document_or_lines(
+        _release_document(report, dry_run), output, _release_lines(report, dry_run)
+    )
     for c in report.containers:
         if c.note and output in TABLE_FORMATS:
             name = escape_unprintable(f"{c.namespace}/{c.pod}/{c.container}")
@@ -342,7 +344,7 @@ def _release_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
 
     changed = [c for c in report.containers if c.has_changes]
     if changed:
-        head = (*_CONTAINER_NAME_COLUMNS, *_CPUSET_COLUMNS, Column("LIMIT"), Column("RESULT"))
+        head = (*_CONTAINER_NAME_HEADINGS, *_CPUSET_COLUMNS, Column("LIMIT"), Column("RESULT"))
         yield from render_table(head, [_container_row(c) for c in changed])
         yield ""
     count = Counter(c.result for c in report.containers)

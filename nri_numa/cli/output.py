@@ -38,7 +38,7 @@ def is_coloured() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def write_output(document: object, output: str, lines: Iterable[str]) -> None:
+def write_document_or_lines(document: object, output: str, lines: Iterable[str]) -> None:
     """Write an answer in the form that ``-o`` says: the document, or the lines of a table."""
     if output in TABLE_FORMATS:
         click.echo("\n".join(lines), color=is_coloured())

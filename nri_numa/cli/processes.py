@@ -219,7 +219,7 @@ def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
     """
     import asyncio
 
-    from nri_numa.publisher.withdraw import withdraw as withdraw_from_nodes
+    from nri_numa.publisher.withdraw import withdraw_from_all_nodes as withdraw_from_nodes
 
     def run(config: AgentConfig) -> int:
         return 1 if asyncio.run(withdraw_from_nodes(config, frozenset(what))) else 0

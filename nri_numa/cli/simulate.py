@@ -21,7 +21,7 @@ from nri_numa.cli.common import (
     translate_errors,
 )
 from nri_numa.cli.common import find_config_path as default_path
-from nri_numa.cli.output import write_output
+from nri_numa.cli.output import write_document_or_lines
 from nri_numa.errors import ConfigError
 from nri_numa.model.machine import count_text
 
@@ -124,16 +124,20 @@ def simulate(
             )
         ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
-    from nri_numa.cli.machine import machine_argument, read_machine
+    from nri_numa.cli.machine import choose_machine_source, read_machine
     from nri_numa.simulate.manifests import read_files
     from nri_numa.simulate.pods import ineffective_annotation_sentences
     from nri_numa.simulate.simulator import plan_actions
     from nri_numa.simulate.simulator import simulate_plan as run
 
-    given = machine_argument(machine, sysfs_root)
+    given = choose_machine_source(machine, sysfs_root)
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         topology, tree = read_machine(given)
-        reading = _read_measured_free(given, topology) if live_memory and tree is not None else None
+        reading = (
+            _read_free_memory_and_hugepages(given, topology)
+            if live_memory and tree is not None
+            else None
+        )
     # The configuration of this node says nothing about other machines.
     path = config_path if given else default_path(config_path)
     values = [_parse_settings("--set", settings)]
@@ -160,7 +164,7 @@ def simulate(
     refused = any(one.first_refused is not None for one in runs)
     mistaken = ineffective_annotation_sentences(manifests.workloads, first.settings.prefix)
     notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
-    notes += [*_collect_warnings(result), *_memory_policy_notes(result)]
+    notes += [*_outcome_warnings(result), *_memory_policy_notes(result)]
     if devices is not None and not hinted:
         notes.append(
             "devices.enabled is off in the configuration. This simulation takes it to be on, "
@@ -178,7 +182,9 @@ def simulate(
         lines = view.report_lines(described, result, notes, verbose=verbose)
     else:
         lines = view.comparison_lines(described, result, other, compare, notes)
-    write_output(view.simulation_document(described, result, other, compare, notes), output, lines)
+    write_document_or_lines(
+        view.simulation_document(described, result, other, compare, notes), output, lines
+    )
     if mistaken or refused:
         ctx.exit(2 if mistaken else 1)
 
@@ -200,7 +206,7 @@ def _require_pods(manifests: Manifests) -> None:
         raise InputError(problems_text(manifests.notes, "the manifests: none of them makes pods"))
 
 
-def _collect_warnings(result: Simulation) -> list[str]:
+def _outcome_warnings(result: Simulation) -> list[str]:
     """What is probably not meant, once for each container."""
     return [
         f"{event.pod.full_name}, container {outcome.container}: {warning}"
@@ -259,7 +265,7 @@ def _simulate_cluster(
     )
 
 
-def _read_measured_free(given: str | None, topology: Topology) -> MeasuredFree:
+def _read_free_memory_and_hugepages(given: str | None, topology: Topology) -> MeasuredFree:
     """What the machine's kernel has left."""
     from nri_numa.engine.decision import MeasuredFree
     from nri_numa.machine.sysfs import read_memory

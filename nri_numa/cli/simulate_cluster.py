@@ -22,7 +22,7 @@ from nri_numa.cli.captured_cluster import (
     parse_capture,
 )
 from nri_numa.cli.common import InputError, Unreachable, show_progress
-from nri_numa.cli.output import terminal_width, wrap_text, write_output
+from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lines
 from nri_numa.model.machine import count_text
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
@@ -109,7 +109,7 @@ def simulate_cluster(
             NUMA_ONLY_NOTE,
         ],
     }
-    write_output(document, output, report_lines(document))
+    write_document_or_lines(document, output, report_lines(document))
     return 2 if mistaken else int(not all(one["fits"] for one in judged))
 
 

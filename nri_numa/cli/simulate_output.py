@@ -67,7 +67,7 @@ def report_lines(
     machine: str, result: Simulation, notes: Sequence[str], *, verbose: bool = False
 ) -> Iterator[str]:
     """Everything that happened, in lines that fit the terminal."""
-    yield from _summary_lines(machine, result.machine.topology)
+    yield from _machine_summary_lines(machine, result.machine.topology)
     yield ""
     several = _several_namespaces(result)
     rows = [row for event in result.events for row in _event_rows(event, several=several)]
@@ -101,7 +101,7 @@ def comparison_lines(
     notes: Sequence[str],
 ) -> Iterator[str]:
     """Two runs side by side."""
-    yield from _summary_lines(machine, first.machine.topology)
+    yield from _machine_summary_lines(machine, first.machine.topology)
     yield ""
     yield "A: as configured"
     yield from wrap_text(f"B: {', '.join(changed)}")
@@ -147,7 +147,7 @@ def simulation_document(
 # --- parts of the story ---------------------------------------------------------------------------
 
 
-def _summary_lines(machine: str, topology: Topology) -> Iterator[str]:
+def _machine_summary_lines(machine: str, topology: Topology) -> Iterator[str]:
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
     yield from wrap_text(f"Machine: {machine}")
     allowed = "" if topology.allowed == topology.online else f" ({len(topology.allowed)} usable)"
@@ -247,14 +247,14 @@ def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
         idle = f" (+{after.idle_siblings} idle)" if after.idle_siblings else ""
         yield [
             i,
-            *_blank_if_absent(
+            *_dashes_if_no_total(
                 after.cpus,
                 str(after.cpus),
                 human_cpus(before.cpu_allocated_milli),
                 human_cpus(after.cpu_allocated_milli) + idle,
                 human_cpus(after.cpu_free_milli),
             ),
-            *_blank_if_absent(
+            *_dashes_if_no_total(
                 after.memory_bytes,
                 human_bytes(after.memory_bytes),
                 human_bytes(after.memory_allocated_bytes),
@@ -266,10 +266,10 @@ def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
 def _usage_cells(room: NUMANodeFill) -> Sequence[str]:
     cpus = human_cpus(room.cpu_allocated_milli), human_cpus(room.cpu_free_milli)
     memory = human_bytes(room.memory_free_bytes, free=True)
-    return [*_blank_if_absent(room.cpus, *cpus), *_blank_if_absent(room.memory_bytes, memory)]
+    return [*_dashes_if_no_total(room.cpus, *cpus), *_dashes_if_no_total(room.memory_bytes, memory)]
 
 
-def _blank_if_absent(total: int, *texts: str) -> Sequence[str]:
+def _dashes_if_no_total(total: int, *texts: str) -> Sequence[str]:
     """Nothing is free, and nothing used up, of what a NUMA node never had."""
     return texts if total else ["-"] * len(texts)
 

@@ -110,7 +110,7 @@ def status(
     if watch:
         # In ASCII nothing in a document ends a line.
         form = json.dumps if output == "json" else render_status
-        _watch_text(
+        _reprint_text_on_change(
             lambda: form(fetch_status_document(agent, namespace, pod)),
             interval,
             documents=output == "json",
@@ -150,7 +150,9 @@ def fetch_status_document(
     return document
 
 
-def _watch_text(look: Callable[[], str], interval: float, *, documents: bool) -> NoReturn:
+def _reprint_text_on_change(
+    look: Callable[[], str], interval: float, *, documents: bool
+) -> NoReturn:
     """Show the text whenever it changes; what reads documents expects one a line, nothing else."""
     shown = ""
     try:
@@ -276,7 +278,7 @@ def _percent_text(percent: float | None) -> str:
     return "?" if percent is None else f"{percent:g} %"
 
 
-def _start_delay_text(container: Object) -> str:
+def _late_pinning_text(container: Object) -> str:
     """By how much it started before its CPUs were set; over CRI only."""
     late = container.get("late")
     return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
@@ -312,7 +314,7 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
     _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
-    _StatusColumn(Column("LATE"), lambda c, _: _start_delay_text(c), _any_row_has("late")),
+    _StatusColumn(Column("LATE"), lambda c, _: _late_pinning_text(c), _any_row_has("late")),
     _StatusColumn(
         Column("LOCAL MEMORY"),
         lambda c, _: _percent_text(c.get("memory", {}).get("localPercent")),

@@ -14,7 +14,7 @@ from nri_numa.config.sections import (
     AgentConfig,
     DevicePluginSection,
     InternalErrorAnswer,
-    LinkKind,
+    RuntimeLinkKind,
 )
 from nri_numa.config.values import is_loopback, parse_duration, parse_plugin_index, split_address
 
@@ -23,7 +23,7 @@ __all__ = [
     "AgentConfig",
     "DevicePluginSection",
     "InternalErrorAnswer",
-    "LinkKind",
+    "RuntimeLinkKind",
     "changed_paths",
     "derive_settings",
     "driver_sockets",

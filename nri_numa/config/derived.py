@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import asdict
 
-from nri_numa.config.sections import AgentConfig, NamespaceQuotaDocument, Quantity, Quotas
+from nri_numa.config.sections import (
+    AgentConfig,
+    NamespaceQuotaDocument,
+    Quantity,
+    WithheldCPUQuotas,
+)
 from nri_numa.config.values import (
     page_bytes_of_type,
-    parse_cpu_amount,
+    parse_cpu_count_or_percent,
     parse_cpus,
     parse_duration,
     parse_memory_bytes,
@@ -18,10 +23,10 @@ from nri_numa.config.values import (
     parse_pool_floor,
 )
 from nri_numa.model.settings import (
-    Limits,
     NamespaceQuota,
     Permission,
     Quota,
+    QuotasAndPoolFloor,
     Rule,
     Settings,
 )
@@ -58,19 +63,20 @@ def driver_sockets(kubelet_root: str, driver: str) -> tuple[str, str]:
     )
 
 
-def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+def reserved_memory_by_type(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Quantity]:
     """What ``reservedMemory`` says of one NUMA node, by type; one quantity is of ``memory``."""
     return value if isinstance(value, Mapping) else {"memory": value}
 
 
 def derive_settings(config: AgentConfig) -> Settings:
     """What the engine sees of a configuration."""
-    reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
+    reserved = {i: reserved_memory_by_type(value) for i, value in config.reserved_memory.items()}
     parsed = {
         "prefix": config.annotation_prefix,
-        "defaults": annotation_texts(config.defaults),
+        "defaults": annotation_values_as_text(config.defaults),
         "rules": tuple(
-            Rule(**asdict(one.match), values=annotation_texts(one.keys)) for one in config.rules
+            Rule(**asdict(one.match), values=annotation_values_as_text(one.keys))
+            for one in config.rules
         ),
         "reserved_cpus": parse_cpus(config.reserved_cpus),
         "reserved_memory": {i: parse_memory_bytes(q.get("memory", 0)) for i, q in reserved.items()},
@@ -100,7 +106,7 @@ def derive_settings(config: AgentConfig) -> Settings:
             )
             for number, one in enumerate(config.permissions)
         ),
-        "limits": _derive_limits(config),
+        "limits": _derive_quota_and_pool_limits(config),
         "reservation_seconds": parse_duration(config.keep_exclusive_cpus),
         "cpu_overcommit": config.oversale,
         "disable_cfs_quota": config.lift_quota,
@@ -120,16 +126,16 @@ def derive_settings(config: AgentConfig) -> Settings:
     return Settings(**{name: getattr(config, name) for name in same} | parsed)
 
 
-def annotation_texts(values: Mapping[str, str | int]) -> dict[str, str]:
+def annotation_values_as_text(values: Mapping[str, str | int]) -> dict[str, str]:
     """Values of annotations as a pod would write them."""
     return {key: str(value) for key, value in values.items()}
 
 
-def _derive_limits(config: AgentConfig) -> Limits:
+def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
     quotas, pool = config.quotas, config.shared_pool
-    return Limits(
+    return QuotasAndPoolFloor(
         quota=_derive_quota(quotas),
-        idle_siblings=parse_cpu_amount(quotas.idle_cpus),
+        idle_siblings=parse_cpu_count_or_percent(quotas.idle_cpus),
         namespaces=tuple(
             NamespaceQuota(
                 name=f"quotas.namespaces[{number}]",
@@ -139,11 +145,12 @@ def _derive_limits(config: AgentConfig) -> Limits:
             for number, one in enumerate(quotas.namespaces)
         ),
         pool=parse_pool_floor(pool.cpus),
-        numa_pool=parse_cpu_amount(pool.numa_node_cpus),
+        numa_pool=parse_cpu_count_or_percent(pool.numa_node_cpus),
     )
 
 
-def _derive_quota(of: Quotas | NamespaceQuotaDocument) -> Quota:
+def _derive_quota(of: WithheldCPUQuotas | NamespaceQuotaDocument) -> Quota:
     return Quota(
-        exclusive=parse_cpu_amount(of.exclusive_cpus), listed=parse_cpu_amount(of.listed_cpus)
+        exclusive=parse_cpu_count_or_percent(of.exclusive_cpus),
+        listed=parse_cpu_count_or_percent(of.listed_cpus),
     )

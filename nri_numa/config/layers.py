@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 1 << 20
 """A configuration is a few KiB; more is the wrong file."""
 
 # The environment names that match flags of ``nri-numa run`` beside the ones made from key paths.
-_CONFIG_PATH_BY_SHORT_NAME = {
+_CONFIG_PATH_BY_FLAG_VARIABLE = {
     "NRI_NUMA_NRI_SOCKET": "runtime.nriSocket",
     "NRI_NUMA_PLUGIN_NAME": "runtime.pluginName",
     "NRI_NUMA_PLUGIN_INDEX": "runtime.pluginIndex",
@@ -36,7 +36,9 @@ _CONFIG_PATH_BY_SHORT_NAME = {
 }
 _DOCUMENT_TYPE_KEYS = frozenset({"apiVersion", "kind"})
 # Read by the command line itself, not part of the document.
-_COMMAND_LINE_NAMES = frozenset({"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"})
+_COMMAND_LINE_ENVIRONMENT_NAMES = frozenset(
+    {"NRI_NUMA_CONFIG", "NRI_NUMA_API", "NRI_NUMA_TOKEN_FILE"}
+)
 # Kubernetes puts these into every pod beside a Service called nri-numa, or nri-numa-controller.
 _SERVICE_LINK_NAME_PATTERN = re.compile(
     r"NRI_NUMA_(?:CONTROLLER_)?(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]*)?"
@@ -50,7 +52,7 @@ def config_path_by_environment_name() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
     return {
         _environment_name(path): path for path in config_keys() if path not in _DOCUMENT_TYPE_KEYS
-    } | _CONFIG_PATH_BY_SHORT_NAME
+    } | _CONFIG_PATH_BY_FLAG_VARIABLE
 
 
 def _environment_name(path: str) -> str:
@@ -165,8 +167,8 @@ def read_config_file(path: str) -> Document:
 def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
     names = config_path_by_environment_name()
     # Short names are laid first, so that the full name of a key wins over its short one.
-    for name in sorted(env, key=lambda n: (n not in _CONFIG_PATH_BY_SHORT_NAME, n)):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_NAMES:
+    for name in sorted(env, key=lambda n: (n not in _CONFIG_PATH_BY_FLAG_VARIABLE, n)):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in _COMMAND_LINE_ENVIRONMENT_NAMES:
             continue
         path = names.get(name)
         if path is None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from nri_numa.config.derived import annotation_texts, driver_sockets, reserved_types
-from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, config_keys
+from nri_numa.config.derived import (
+    annotation_values_as_text,
+    driver_sockets,
+    reserved_memory_by_type,
+)
+from nri_numa.config.sections import AgentConfig, PodMatch, RuntimeLinkKind, config_keys
 from nri_numa.config.values import (
     DAY_S,
     MAX_SOCKET_PATH_BYTES,
     is_loopback,
     page_bytes_of_type,
-    parse_cpu_amount,
+    parse_cpu_count_or_percent,
     parse_cpus,
     parse_duration,
     parse_memory_bytes,
@@ -28,7 +32,7 @@ from nri_numa.config.values import (
 from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level, check_value
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
-from nri_numa.model.settings import ANY_KEY, CPUOrder
+from nri_numa.model.settings import ANY_ANNOTATION_KEY, CPUOrder
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -41,15 +45,15 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
         *_check_servers(config),
         *_check_topology_validity_period(config),
         *_check_prometheus_query(config),
-        *_check_scans(config),
+        *_check_measurement_rounds_readable(config),
         *_check_dra(config),
         *_check_annotation_values(config),
         *_check_annotation_permissions(config),
         *_check_namespace_quotas(config),
-        *_check_reserved_resources(config),
-        *_kubelet_option_problems(config),
+        *_check_reserved_resource_syntax(config),
+        *_check_kubelet_option_conflicts(config),
     ]
-    return found if topology is None else found + list(_against_machine(config, topology))
+    return found if topology is None else found + list(_check_against_machine(config, topology))
 
 
 def _check_single_values(config: AgentConfig) -> Iterator[str]:
@@ -157,7 +161,7 @@ def _check_prometheus_query(config: AgentConfig) -> Iterator[str]:
         yield f"controller.prometheus.{missing}: is empty, but {given} is set; it takes both"
 
 
-def _check_scans(config: AgentConfig) -> Iterator[str]:
+def _check_measurement_rounds_readable(config: AgentConfig) -> Iterator[str]:
     """Rounds over containers whose results only the API shows."""
     for name, rounds in (
         ("memoryLocality", config.memory_locality),
@@ -175,7 +179,7 @@ def _check_scans(config: AgentConfig) -> Iterator[str]:
 def _check_dra(config: AgentConfig) -> Iterator[str]:
     if not config.dra.enabled:
         return
-    if config.runtime.link is LinkKind.CRI:
+    if config.runtime.link is RuntimeLinkKind.CRI:
         yield (
             "dra.enabled: is on, and runtime.link is cri, which does not show a container's "
             "claims; expected link nri"
@@ -197,7 +201,7 @@ def _check_annotation_values(config: AgentConfig) -> Iterator[str]:
         if not rule.keys:
             yield f"rules[{number}].set: is empty, expected at least one annotation key"
     for path, values in _annotation_levels(config):
-        for problem in check_option_level(annotation_texts(values)):
+        for problem in check_option_level(annotation_values_as_text(values)):
             yield f"{path}.{problem}"
 
 
@@ -212,13 +216,13 @@ def _check_annotation_permissions(config: AgentConfig) -> Iterator[str]:
     for number, one in enumerate(config.permissions):
         path = f"permissions[{number}]"
         for key in one.keys:
-            if key != ANY_KEY and key not in OPTION_KEYS:
+            if key != ANY_ANNOTATION_KEY and key not in OPTION_KEYS:
                 yield f"{path}.keys: {check_value(key, '')}"
         for key, values in one.values.items():
             if key not in OPTION_KEYS:
                 yield f"{path}.values: {check_value(key, '')}"
                 continue
-            if ANY_KEY not in one.keys and key not in one.keys:
+            if ANY_ANNOTATION_KEY not in one.keys and key not in one.keys:
                 yield f"{path}.values.{key}: has values, but {path}.keys does not allow the key"
             if not values:
                 yield f"{path}.values.{key}: is empty, expected at least one value"
@@ -235,14 +239,16 @@ def _check_namespace_quotas(config: AgentConfig) -> Iterator[str]:
         path = f"quotas.namespaces[{number}]"
         if not one.namespaces:
             yield f"{path}.namespaces: is empty, expected at least one namespace"
-        yield from _check_value(f"{path}.exclusiveCPUs", parse_cpu_amount, one.exclusive_cpus)
-        yield from _check_value(f"{path}.listedCPUs", parse_cpu_amount, one.listed_cpus)
+        yield from _check_value(
+            f"{path}.exclusiveCPUs", parse_cpu_count_or_percent, one.exclusive_cpus
+        )
+        yield from _check_value(f"{path}.listedCPUs", parse_cpu_count_or_percent, one.listed_cpus)
 
 
 # --- What is reserved ---------------------------------------------------------------------------
 
 
-def _check_reserved_resources(config: AgentConfig) -> Iterator[str]:
+def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
     for section, mapping in _sections_by_numa_node(config):
         for numa_node in mapping:
             if not 0 <= numa_node < NUMASet.LIMIT:
@@ -266,7 +272,7 @@ def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, st
     """Path, NUMA node, type and quantity of everything that ``reservedMemory`` says."""
     for numa_node, value in config.reserved_memory.items():
         path = f"reservedMemory.{numa_node}"
-        for resource, quantity in reserved_types(value).items():
+        for resource, quantity in reserved_memory_by_type(value).items():
             at = f"{path}.{resource}" if isinstance(value, Mapping) else path
             yield at, numa_node, resource, quantity
 
@@ -276,7 +282,7 @@ def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, st
 # the kubelet.
 
 
-def _kubelet_option_problems(config: AgentConfig) -> Iterator[str]:
+def _check_kubelet_option_conflicts(config: AgentConfig) -> Iterator[str]:
     if config.align_by_socket:
         for path in _paths_with_value(config, "policy", "single-numa-node"):
             yield (
@@ -311,7 +317,7 @@ def _paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str
 # --- The machine --------------------------------------------------------------------------------
 
 
-def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
+def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """What the machine does not have; values that cannot be read are reported already."""
     floor, cpus = _parse_or_none(parse_pool_floor, config.shared_pool.cpus), len(topology.allowed)
     if floor is not None and floor.cpus_of_total(cpus) >= cpus:
@@ -336,7 +342,7 @@ def _against_machine(config: AgentConfig, topology: Topology) -> Iterator[str]:
             f"alignBySocket: this machine has {sockets} sockets and {numa_nodes} NUMA nodes with "
             "CPUs, expected no more sockets than NUMA nodes"
         )
-    yield from _check_memory_nodes(config, topology)
+    yield from _check_cpuless_nodes_and_tiers(config, topology)
 
 
 def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[str]:
@@ -354,7 +360,7 @@ def _check_reserved_memory(config: AgentConfig, topology: Topology) -> Iterator[
             yield f"{path}: {quantity} is more than the {capacity} bytes of NUMA node {i}{kind}"
 
 
-def _check_memory_nodes(config: AgentConfig, topology: Topology) -> Iterator[str]:
+def _check_cpuless_nodes_and_tiers(config: AgentConfig, topology: Topology) -> Iterator[str]:
     """NUMA nodes without CPUs, and their memory tiers."""
     for numa_node in _parse_or_none(parse_numa_nodes, config.memory_only_nodes) or ():
         known = topology.numa_nodes.get(numa_node)

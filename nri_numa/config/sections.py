@@ -29,7 +29,7 @@ from nri_numa.config.values import (
     build_duration_check,
 )
 from nri_numa.model.settings import (
-    ANY_KEY,
+    ANY_ANNOTATION_KEY,
     CPUOrder,
     IsolatedCPUs,
     NohzFullCPUs,
@@ -65,12 +65,12 @@ CONFIG_KIND: Final = "AgentConfig"
 Text = Annotated[str, Meta(min_length=1)]
 AnnotationValue = str | int
 Quantity = str | int
-Amount = Annotated[str | int, with_parser(values.parse_cpu_amount)]
+Amount = Annotated[str | int, with_parser(values.parse_cpu_count_or_percent)]
 CPUList = Annotated[str | int, with_parser(values.parse_cpus)]
 NUMAList = Annotated[str | int, with_parser(values.parse_numa_nodes)]
 Duration = Annotated[str | float, with_parser(values.parse_duration)]
 Interval = Annotated[str | float, with_parser(build_duration_check(1, DAY_S))]
-Address = Annotated[Text, with_parser(values.split_address)]
+HostPortOrOff = Annotated[Text, with_parser(values.split_address)]
 
 
 class PodMatch(Section, frozen=True):
@@ -89,7 +89,7 @@ class PermissionDocument(Section, frozen=True):
 
     match: PodMatch = PodMatch()
     """Which pods; without it, all of them."""
-    keys: tuple[Text, ...] = (ANY_KEY,)
+    keys: tuple[Text, ...] = (ANY_ANNOTATION_KEY,)
     """Annotation keys, without the prefix, that may be used; * is all of them, an empty list
     none."""
     values: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class NamespaceQuotaDocument(Section, frozen=True):
     """The same of its own shared lists."""
 
 
-class Quotas(Section, frozen=True):
+class WithheldCPUQuotas(Section, frozen=True):
     """How many CPUs may be withheld from others, as numbers or parts of the machine's CPUs."""
 
     exclusive_cpus: Amount = "100%"
@@ -160,7 +160,7 @@ class RuleDocument(Section, frozen=True):
     """Which containers; without it, all of them."""
 
 
-class LinkKind(StrEnum):
+class RuntimeLinkKind(StrEnum):
     """The interface of the runtime that is used."""
 
     NRI = "nri"
@@ -170,7 +170,7 @@ class LinkKind(StrEnum):
 class Runtime(Section, frozen=True):
     """How the container runtime is reached."""
 
-    link: LinkKind = LinkKind.NRI
+    link: RuntimeLinkKind = RuntimeLinkKind.NRI
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
     start, and refusals stop nothing (docs/install.md)."""
@@ -178,7 +178,7 @@ class Runtime(Section, frozen=True):
         "/var/run/nri/nri.sock"
     )
     """Unix socket on which the runtime serves NRI."""
-    cri_socket: Annotated[Text, with_parser(values.check_socket_address)] = (
+    cri_socket: Annotated[Text, with_parser(values.check_unix_socket_address)] = (
         "/run/containerd/containerd.sock"
     )
     """Unix socket on which the runtime serves CRI; for link: cri."""
@@ -209,7 +209,7 @@ class KubeletSection(Section, frozen=True):
 class HTTP(Section, frozen=True):
     """Metrics, health, the API and the page."""
 
-    address: Address = "127.0.0.1:9891"
+    address: HostPortOrOff = "127.0.0.1:9891"
     """host:port to listen on, or off. Loopback by default; anything wider needs tokenFile, or
     allowAnonymous."""
     socket: Annotated[
@@ -349,11 +349,11 @@ class Publish(Section, frozen=True):
     more."""
     credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Directory with token and ca.crt; both are read again when they change."""
-    address: Address = "127.0.0.1:9892"
+    address: HostPortOrOff = "127.0.0.1:9892"
     """host:port on loopback for its metrics and probes, or off."""
 
 
-class OfflineCapacitySection(Section, frozen=True):
+class NodeCapacityAnnotationsSection(Section, frozen=True):
     """How annotations of the Node about its capacity get to the agent."""
 
     file: Annotated[str, with_parser(build_absolute_path_check(empty=True))] = ""
@@ -449,7 +449,7 @@ class PageSection(Section, frozen=True):
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
     which capacity is PUT. Needed wider than loopback."""
-    node_url: Annotated[str, with_parser(values.check_page_url)] = ""
+    node_url: Annotated[str, with_parser(values.check_node_page_url_template)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
 
@@ -457,7 +457,7 @@ class PageSection(Section, frozen=True):
 class Controller(Section, frozen=True):
     """``nri-numa controller``; the agent reads none of it."""
 
-    address: Address = "127.0.0.1:9893"
+    address: HostPortOrOff = "127.0.0.1:9893"
     """host:port for its metrics, its probes and PUT of capacity, or off. Wider than loopback PUT
     needs tokenFile and TLS."""
     token_file: str = ""
@@ -513,7 +513,7 @@ MAX_BIND_TIMEOUT_S: Final = 4.0
 class Scheduling(Section, frozen=True):
     """The extender of kube-scheduler; the agent itself reads none of it."""
 
-    address: Address = "127.0.0.1:9894"
+    address: HostPortOrOff = "127.0.0.1:9894"
     """host:port where kube-scheduler asks, with /metrics, /healthz and /readyz."""
     tls_cert: str = ""
     """Certificate chain in PEM; read again when it changes."""
@@ -718,7 +718,9 @@ class AgentConfig(Section, frozen=True):
     """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
     publish: Annotated[Publish, RESTART_REQUIRED] = Publish()
     """What nri-numa publish writes to the API server."""
-    offline_capacity: Annotated[OfflineCapacitySection, RESTART_REQUIRED] = OfflineCapacitySection()
+    offline_capacity: Annotated[NodeCapacityAnnotationsSection, RESTART_REQUIRED] = (
+        NodeCapacityAnnotationsSection()
+    )
     """How annotations of the Node about its capacity get to the agent."""
     controller: Annotated[Controller, RESTART_REQUIRED] = Controller()
     """nri-numa controller, one for the cluster."""
@@ -743,7 +745,7 @@ class AgentConfig(Section, frozen=True):
     """What the annotations of pods may ask for. The first entry that matches a pod counts; a pod
     that none matches may use every key, gets exclusive CPUs only as far as its CPU request pays for
     them, and lists no reserved CPUs. Rules and defaults need no permission."""
-    quotas: Quotas = Quotas()
+    quotas: WithheldCPUQuotas = WithheldCPUQuotas()
     """How many CPUs may be withheld from others."""
     shared_pool: SharedPool = SharedPool()
     """What stays for containers without exclusive CPUs."""

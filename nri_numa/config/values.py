@@ -56,7 +56,7 @@ def page_bytes_of_type(resource: str) -> int:
         ) from error
 
 
-def parse_cpu_amount(value: str | int) -> CPUAmount:
+def parse_cpu_count_or_percent(value: str | int) -> CPUAmount:
     """A number of CPUs, or a percentage of them."""
     text = str(value)
     match = _PERCENT_PATTERN.fullmatch(text)
@@ -69,7 +69,7 @@ def parse_cpu_amount(value: str | int) -> CPUAmount:
 
 def parse_pool_floor(value: str | int) -> CPUAmount | None:
     """The floor of the shared pool; None for ``auto``."""
-    return None if value == AUTO else parse_cpu_amount(value)
+    return None if value == AUTO else parse_cpu_count_or_percent(value)
 
 
 def parse_duration(value: str | float) -> float:
@@ -147,7 +147,7 @@ def check_absolute_paths(paths: Sequence[str]) -> None:
         build_absolute_path_check()(path)
 
 
-def check_socket_address(value: str) -> None:
+def check_unix_socket_address(value: str) -> None:
     """The address of a unix socket as CRI's clients write it, with or without ``unix://``."""
     build_absolute_path_check(MAX_SOCKET_PATH_BYTES, why=", with or without unix:// in front")(
         value.removeprefix("unix://")
@@ -188,7 +188,7 @@ def check_prometheus_url(url: str) -> None:
         raise ValueError(f"{url[:80]!r}, expected http:// or https://")
 
 
-def check_page_url(url: str) -> None:
+def check_node_page_url_template(url: str) -> None:
     """The address of a node's page, with the node in it, or none."""
     check_prometheus_url(url)
     if url and "{node}" not in url and "{address}" not in url:

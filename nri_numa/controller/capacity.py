@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, annotations_of
 from nri_numa.model.offline_capacity import (
-    NUMA_IDS_KEY,
+    NUMA_IDS_ANNOTATION,
     OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
@@ -333,7 +333,10 @@ class OfflineCapacityAnnotationOutput(Output):
 
     def __init__(self, prefix: str, rules: CapacityRules) -> None:
         super().__init__("offline-capacity")
-        self._key, self._ids_key = f"{prefix}/{OFFLINE_CAPACITY_KEY}", f"{prefix}/{NUMA_IDS_KEY}"
+        self._key, self._ids_key = (
+            f"{prefix}/{OFFLINE_CAPACITY_KEY}",
+            f"{prefix}/{NUMA_IDS_ANNOTATION}",
+        )
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}
         self._capacity: dict[str, NodeCapacity] = {}

@@ -30,7 +30,7 @@ from nri_numa.kube.requests import (
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
     DRAINED_ANNOTATION,
-    NUMA_IDS_KEY,
+    NUMA_IDS_ANNOTATION,
     NUMA_NODE_ID_LIMIT,
     BadCapacity,
     format_id_list,
@@ -46,7 +46,7 @@ POD_LIST_INTERVAL_S: Final = 20.0
 RECOVERED_FACTOR: Final = 0.9
 """A measured factor of this or more is well again."""
 DRY_RUN_TEXT: Final = "would be evicted (dry run)"
-EVICTION_BATCH: Final = 4
+MAX_CANDIDATES_PER_TURN: Final = 4
 """Pods that are considered in one turn."""
 MAX_EVICTION_RECORDS: Final = 65536
 """Evicted pods, and workloads; far more than are evicted in the time that is looked back on."""
@@ -210,7 +210,7 @@ class Evictor(Output, Generic[CandidateT]):
             (one for one in self.pods.values() if one.retry_at <= now),
             key=lambda one: (one.retry_at, one.namespace, one.name, one.uid),
         )
-        for pod in ready[:EVICTION_BATCH]:
+        for pod in ready[:MAX_CANDIDATES_PER_TURN]:
             if (at := self._move_allowed_at(pod.workload, now)) > now:
                 pod.retry_at = at
             elif self._may_evict(pod, now):
@@ -344,12 +344,12 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
-        ids = _parse_numa_nodes(annotations.get(f"{self._prefix}/{NUMA_IDS_KEY}", ""))
+        ids = _parse_ids_or_empty(annotations.get(f"{self._prefix}/{NUMA_IDS_ANNOTATION}", ""))
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
         self._cpus[name] = {}
         if len(ids) == len(fields):
             each = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: _parse_numa_nodes(cpus, CPU_ID_LIMIT) for i, cpus in each}
+            self._cpus[name] = {i: _parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in each}
 
     def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
@@ -410,7 +410,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         self._replace_pods(name, found)
 
 
-def _parse_numa_nodes(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
+def _parse_ids_or_empty(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
     """A list of ids; none where it cannot be read."""
     try:
         return parse_id_list(text, most)
@@ -435,7 +435,7 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; a list that cannot be read drains nothing."""
         super().on_node_updated(name, document, now)
-        named = _parse_numa_nodes(
+        named = _parse_ids_or_empty(
             annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
         )
         self._set_draining(name, named, now + self._rules.delay_s)

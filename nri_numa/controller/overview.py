@@ -83,14 +83,16 @@ class NodeCell(Struct, frozen=True, omit_defaults=True):
     is_feasible: bool | None = field(default=None, name="fits")
 
 
-NODE_STATES: Final = ("unknown", "not-ready", "drained", "lowered")
+NODE_PROBLEM_STATES: Final = ("unknown", "not-ready", "drained", "lowered")
 """What is not well about a node, the worst first: nothing is published, its agent does not place
 containers, NUMA nodes are drained, or their capacity factor is below 1."""
 CELL_SORT_KEYS: Final[Mapping[str, Callable[[NodeCell], float]]] = {
     "name": lambda _: 0,
     "free": lambda cell: -cell.free_exclusive_cpus,
     "fragmented": lambda cell: -cell.fragmentation,
-    "problems": lambda cell: NODE_STATES.index(cell.state) if cell.state else len(NODE_STATES),
+    "problems": lambda cell: (
+        NODE_PROBLEM_STATES.index(cell.state) if cell.state else len(NODE_PROBLEM_STATES)
+    ),
 }
 """By what nodes are sorted, the smallest first; equal ones by fit, then by name."""
 
@@ -168,7 +170,7 @@ def parse_query(given: Mapping[str, str]) -> OverviewQuery:
         policy=parse_choice("policy", DEFAULT_QUERY_POLICY, POLICY_NAMES),
         fitting_only=parse_switch("only"),
         name=parse_name("name"),
-        state=parse_choice("state", "", NODE_STATES),
+        state=parse_choice("state", "", NODE_PROBLEM_STATES),
         sort_key=parse_choice("sort", "name", tuple(CELL_SORT_KEYS)),
         grid=parse_switch("grid"),
         node=parse_name("node"),
@@ -282,7 +284,7 @@ class Overview:
                 "largestExclusiveRequest": max((max(t.exclusive.free) for t in rooms), default=0),
                 "fragmentation": fragmentation_ratio(
                     sum(max(one.exclusive.free) for one in rooms),
-                    sum(map(_max_exclusive_cpus, rooms)),
+                    sum(map(_max_unfragmented_request, rooms)),
                 ),
                 "drainedNumaNodes": sum(map(len, self._drained.values())),
                 "states": {s: n for s, n in Counter(states.values()).items() if s},
@@ -316,7 +318,7 @@ class Overview:
             cpus=sum(room.exclusive.capacity),
             free_exclusive_cpus=sum(free),
             max_exclusive_request=max(free),
-            fragmentation=fragmentation_ratio(max(free), _max_exclusive_cpus(room)),
+            fragmentation=fragmentation_ratio(max(free), _max_unfragmented_request(room)),
             state=state,
             is_feasible=fits,
         )
@@ -385,7 +387,7 @@ class Overview:
             zones=zones,
             largest_exclusive_request=max((z.free_exclusive_cpus for z in zones), default=0),
             fragmentation=(
-                fragmentation_ratio(max(room.exclusive.free), _max_exclusive_cpus(room))
+                fragmentation_ratio(max(room.exclusive.free), _max_unfragmented_request(room))
                 if isinstance(room, NodeResources)
                 else 0.0
             ),
@@ -403,5 +405,5 @@ def fragmentation_ratio(largest: int, at_best: int) -> float:
     return round(1 - largest / at_best, 3) if at_best > 0 else 0.0
 
 
-def _max_exclusive_cpus(room: NodeResources) -> int:
+def _max_unfragmented_request(room: NodeResources) -> int:
     return min(sum(room.exclusive.free), max(room.exclusive.capacity))

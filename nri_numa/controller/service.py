@@ -46,7 +46,7 @@ from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
 from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate, TokenFile
-from nri_numa.web.server import RouteServer
+from nri_numa.web.server import MetricsAndProbeServer
 
 log = get_logger("controller")
 
@@ -231,7 +231,7 @@ class ControllerService:
             if section.tls_cert
             else None
         )
-        self.server = RouteServer(
+        self.server = MetricsAndProbeServer(
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.render_metrics,
@@ -492,7 +492,7 @@ async def forward_to_replica(
     Raises:
         aiohttp.ClientError, OSError, ValueError: it cannot be asked.
     """
-    expected = aiohttp.Fingerprint(certificate.fingerprint()) if certificate else True
+    expected = aiohttp.Fingerprint(certificate.certificate_sha256()) if certificate else True
     url = f"{'https' if certificate else 'http'}://{address}{request.path}"
     token = request.header_value(b"authorization").decode("latin-1")
     async with (

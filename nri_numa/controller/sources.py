@@ -100,9 +100,9 @@ class FileSource(CapacitySource):
         self._last: tuple[list[CapacityReport], list[str]] = [], []
 
     async def _read_capacity_reports(self) -> tuple[list[CapacityReport], list[str]]:
-        return await asyncio.to_thread(self._read_if_changed)
+        return await asyncio.to_thread(self._reparse_reports_if_changed)
 
-    def _read_if_changed(self) -> tuple[list[CapacityReport], list[str]]:
+    def _reparse_reports_if_changed(self) -> tuple[list[CapacityReport], list[str]]:
         seen, self._seen = self._seen, ()
         with open(self.location, "rb") as file:
             status = os.fstat(file.fileno())

@@ -589,7 +589,7 @@ class CRIConnection:
             return
         for update in updates or ():
             self._enqueue_update(update).add_done_callback(
-                lambda done: self._report_failed_update(done.result())
+                lambda done: self._log_failed_update(done.result())
             )
 
     async def _on_container_started(
@@ -601,7 +601,7 @@ class CRIConnection:
         self._callbacks.on_start(container_id, started, one.updated)
         one.state = RUNNING_STATE
         if one.last_update is not None:
-            self._report_failed_update(await self._enqueue_update(one.last_update, urgent=True))
+            self._log_failed_update(await self._enqueue_update(one.last_update, urgent=True))
         if container_id in self._live:
             self._call_handler(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
@@ -655,7 +655,7 @@ class CRIConnection:
             if failed is None:
                 one.updated = time.time()
             else:
-                self._report_failed_update(failed)
+                self._log_failed_update(failed)
 
     def _report_removed(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
@@ -696,10 +696,10 @@ class CRIConnection:
     def _send_all(self, updates: Sequence[ContainerUpdate]) -> None:
         for update in updates:
             self.send_update(update).add_done_callback(
-                lambda done: self._report_failed_update(done.result())
+                lambda done: self._log_failed_update(done.result())
             )
 
-    def _report_failed_update(self, failed: UpdateFailure | None) -> None:
+    def _log_failed_update(self, failed: UpdateFailure | None) -> None:
         """Say that an update failed; what the container really has is looked at anyway."""
         if failed is not None and not failed.unknown:
             log.info(

@@ -31,10 +31,10 @@ from nri_numa.demo.stage import (
     MACHINE_MODEL,
     DemoFailure,
     Stage,
-    cpus_of,
     examples_directory,
     read_assigned_annotation,
     read_example_pods,
+    union_of_container_cpus,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
@@ -60,7 +60,7 @@ def main(keep: bool, serve: bool) -> None:
     pods, and shows what each gets and why: lists, shared and exclusive CPUs, a refusal, CPUs given
     back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
     """
-    directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
+    directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_temp_parent()))
     kept = keep
     try:
         asyncio.run(play_demo(directory, serve=serve))
@@ -76,7 +76,7 @@ def main(keep: bool, serve: bool) -> None:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _short_directory() -> str | None:
+def _short_temp_parent() -> str | None:
     """Where a unix socket's path stays below the kernel's 108 bytes; None for the usual place."""
     usual = Path(tempfile.gettempdir())
     return None if len(bytes(usual)) < 72 else "/tmp"  # noqa: S108  # a private directory in it
@@ -312,7 +312,7 @@ class _DemoScript:
             for c in stage.running_containers()
             if f"{ANNOTATION_PREFIX}assigned" in c.message.annotations
         )
-        exclusive = cpus_of(
+        exclusive = union_of_container_cpus(
             c for c in running if read_assigned_annotation(c)["kind"] == "exclusive"
         )
         (engine,) = await stage.run_pod(pod)
@@ -323,7 +323,7 @@ class _DemoScript:
         self._check_exclusive(own, engine)
         print_detail(
             "knows",
-            f"{stage.pod_name(engine)} starts again, alone on {cpus_text(own)}",
+            f"{stage.pod_and_container_name(engine)} starts again, alone on {cpus_text(own)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------
@@ -374,8 +374,8 @@ class _DemoScript:
     # --- checks -----------------------------------------------------------------------------------
 
     def _require_one_numa_node(self, containers: Sequence[DemoContainer]) -> CPUSet:
-        cpus = cpus_of(containers)
-        names = ", ".join(self._stage.pod_name(c) for c in containers)
+        cpus = union_of_container_cpus(containers)
+        names = ", ".join(self._stage.pod_and_container_name(c) for c in containers)
         numa_nodes = self._machine.numa_of(cpus)
         require_expectation(
             len(numa_nodes) == 1, f"{names} must be on one NUMA node, and has {cpus_text(cpus)}"
@@ -391,7 +391,7 @@ class _DemoScript:
         for other in self._stage.running_containers():
             if other is not owner:
                 both = CPUSet.parse(other.cpus) & cpus
-                name = self._stage.pod_name(other)
+                name = self._stage.pod_and_container_name(other)
                 require_expectation(
                     not both,
                     f"{cpus_text(both, 'is', 'are')} exclusive to others, and {name} may run there",

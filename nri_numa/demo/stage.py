@@ -183,7 +183,7 @@ class Stage:
         """Stop a pod and remove it."""
         await self.runtime.remove_pod(pod_sandbox(pod).id)
 
-    def pod_name(self, container: DemoContainer) -> str:
+    def pod_and_container_name(self, container: DemoContainer) -> str:
         """``pod/container``."""
         return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name}"
 
@@ -195,7 +195,7 @@ class Stage:
 
     def assignments_by_container(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""
-        return {self.pod_name(c): (c.cpus, c.mems) for c in self.running_containers()}
+        return {self.pod_and_container_name(c): (c.cpus, c.mems) for c in self.running_containers()}
 
 
 def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
     return document
 
 
-def cpus_of(containers: Iterable[DemoContainer]) -> CPUSet:
+def union_of_container_cpus(containers: Iterable[DemoContainer]) -> CPUSet:
     """The CPUs that any of these may run on."""
     bits = 0
     for container in containers:

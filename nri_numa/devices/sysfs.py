@@ -5,8 +5,8 @@ its disk, a queue below its card, a card below the port that knows. -1 is *unkno
 
 What has been found is remembered. A device costs a few small files of sysfs once, which the kernel
 answers from memory, and nothing afterwards. Whether all of it is still so is read by
-`SysfsDevices.refresh_links`, in a thread: until then a device that was removed leads to a hint that
-is out of date, and never to more than a hint.
+`SysfsDevices.reresolve_cached_links`, in a thread: until then a device that was removed leads to a
+hint that is out of date, and never to more than a hint.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NVME_SUBSYSTEM_NAME: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
 _MAX_CACHED_LINKS: Final = 512
 """Links that are remembered, and looked at again with every sandbox."""
-_MAX_BRIDGE_DEPTH: Final = 32
+_MAX_ANCESTOR_DIRECTORIES: Final = 32
 """Directories above a device; bridges behind bridges are a dozen at most."""
-_MAX_STACKED_DISKS: Final = 4
+_MAX_DISK_STACK_DEPTH: Final = 4
 """Layers of device mapper and md that are looked through: LUKS on LVM on RAID are three."""
 
 
@@ -64,41 +64,47 @@ class SysfsDevices:
         kind = {"c": "char", "u": "char", "b": "block"}.get(type)
         if kind is None or major < 0 or minor < 0:
             return ()
-        return self._devices_below(os.path.join(self._sys, "dev", kind, f"{major}:{minor}"))
+        return self._cached_devices_behind_link(
+            os.path.join(self._sys, "dev", kind, f"{major}:{minor}")
+        )
 
     def by_pci(self, address: str) -> tuple[LocatedDevice, ...]:
         """The device at a PCI address; empty where there is none."""
         address = address.strip().lower()
         if not PCI_ADDRESS.fullmatch(address):
             return ()
-        return self._devices_below(os.path.join(self._sys, "bus", "pci", "devices", address))
+        return self._cached_devices_behind_link(
+            os.path.join(self._sys, "bus", "pci", "devices", address)
+        )
 
     def by_bus(self, bus: str, name: str) -> tuple[LocatedDevice, ...]:
         """A device by its name on a bus, as the kernel says of a network interface's parent."""
         if not _SYSFS_NAME_PATTERN.fullmatch(bus) or not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
-        return self._devices_below(os.path.join(self._sys, "bus", bus, "devices", name))
+        return self._cached_devices_behind_link(
+            os.path.join(self._sys, "bus", bus, "devices", name)
+        )
 
     def by_interface(self, name: str) -> tuple[LocatedDevice, ...]:
         """The device of a network interface in the host's namespace."""
         if not _SYSFS_NAME_PATTERN.fullmatch(name):
             return ()
-        return self._devices_below(os.path.join(self._sys, "class", "net", name))
+        return self._cached_devices_behind_link(os.path.join(self._sys, "class", "net", name))
 
-    def refresh_links(self) -> None:
+    def reresolve_cached_links(self) -> None:
         """Look whether everything that is remembered is still so. Blocks."""
         for link in list(self._links):
-            now = self._follow_link(link)
+            now = self._devices_behind_link(link)
             if now is None:
                 self._links.pop(link, None)
             else:
                 self._links[link] = now
 
-    def _devices_below(self, link: str) -> tuple[LocatedDevice, ...]:
+    def _cached_devices_behind_link(self, link: str) -> tuple[LocatedDevice, ...]:
         known = self._links.get(link)
         if known is not None:
             return known
-        found = self._follow_link(link)
+        found = self._devices_behind_link(link)
         if found is None:
             return ()  # not remembered: anybody can make up addresses
         if len(self._links) >= _MAX_CACHED_LINKS:
@@ -106,7 +112,7 @@ class SysfsDevices:
         self._links[link] = found
         return found
 
-    def _follow_link(self, link: str) -> tuple[LocatedDevice, ...] | None:
+    def _devices_behind_link(self, link: str) -> tuple[LocatedDevice, ...] | None:
         """The devices behind a link; None where there is nothing."""
         try:
             target = os.readlink(link)
@@ -137,23 +143,23 @@ class SysfsDevices:
             directory = os.path.join(self._top, *parts[:3])
             if _NVME_SUBSYSTEM_NAME.fullmatch(parts[2]):
                 for name in filter(_NVME_CONTROLLER_NAME.fullmatch, _list_directory(directory)):
-                    yield self._nearest_device(os.path.realpath(f"{directory}/{name}"), NVME)
+                    yield self._nearest_pci_device(os.path.realpath(f"{directory}/{name}"), NVME)
         elif parts[:1] != ["virtual"]:
-            yield self._nearest_device(path, _kind_of_path(parts))
+            yield self._nearest_pci_device(path, _kind_of_path(parts))
 
     def _nodes_of_stacked_disk(self, name: str, stacked: int) -> frozenset[int]:
         """NUMA nodes of the disks below a disk of dm or md."""
-        if stacked >= _MAX_STACKED_DISKS:
+        if stacked >= _MAX_DISK_STACK_DEPTH:
             return frozenset()
         slaves = os.path.join(self._top, "virtual", "block", name, "slaves")
         paths = [os.path.realpath(f"{slaves}/{slave}") for slave in _list_directory(slaves)]
         disks = [one for path in paths for one in self._devices_at(path, stacked + 1) or ()]
         return frozenset().union(*(one.numa_nodes for one in disks))
 
-    def _nearest_device(self, path: str, kind: str) -> LocatedDevice:
+    def _nearest_pci_device(self, path: str, kind: str) -> LocatedDevice:
         """The device that a directory belongs to: the nearest with a PCI address, or itself."""
         at, address, nodes = path, "", frozenset[int]()
-        for _ in range(_MAX_BRIDGE_DEPTH):
+        for _ in range(_MAX_ANCESTOR_DIRECTORIES):
             if not address and PCI_ADDRESS.fullmatch(os.path.basename(at)):
                 address = os.path.basename(at)
                 named = kind_of_class(_read_attribute(f"{at}/class"))

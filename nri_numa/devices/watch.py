@@ -137,7 +137,7 @@ class DeviceWatch:
 
     def start(self) -> None:
         """Look around, in threads: the driver's GPUs, the files, and libraries that load slowly."""
-        self._submit_task(self._local, self._read_all)
+        self._submit_task(self._local, self._preload_sources)
         if self._sources.pod_resources:
             self._submit_task(self._asking, query_devices, self._kubelet_root, "", "")
 
@@ -229,7 +229,7 @@ class DeviceWatch:
         with contextlib.suppress(RuntimeError):  # the agent ends
             pool.submit(run_guarded)
 
-    def _read_all(self) -> None:
+    def _preload_sources(self) -> None:
         if self._sources.nvidia:
             self._read_gpus()
         if self._sources.cdi:
@@ -239,7 +239,7 @@ class DeviceWatch:
 
     def _refresh_sources(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
-        self._lookup.sysfs.refresh_links()
+        self._lookup.sysfs.reresolve_cached_links()
         if self._sources.cdi:
             self._read_cdi_files()
 

@@ -322,7 +322,7 @@ class KubeAPI:
                 ssl=context,
                 limit=MAX_API_SERVER_CONNECTIONS,
                 keepalive_timeout=KEEPALIVE_S,
-                socket_factory=self._create_socket,
+                socket_factory=self._create_tracked_socket,
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
@@ -361,7 +361,7 @@ class KubeAPI:
                 return
             await asyncio.sleep(0)
 
-    def _create_socket(self, address: tuple[Any, ...]) -> socket.socket:
+    def _create_tracked_socket(self, address: tuple[Any, ...]) -> socket.socket:
         """One of a connection, remembered as long as it lives."""
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
@@ -523,7 +523,7 @@ class Watch:
                 if 0 < error.code < _TOO_MANY_REQUESTS_STATUS:
                     self._token, self._found = "", set()
                 if error.code == _NOT_FOUND_STATUS:
-                    self._apply_list(set())  # nothing of this kind can exist
+                    self._delete_unlisted_keys(set())  # nothing of this kind can exist
                 if 0 < gone < 3:  # as it happens after a watch that ended
                     self._log.info("listing again", kind=self._what)
                 else:
@@ -555,7 +555,7 @@ class Watch:
                     await asyncio.sleep(0)  # questions are answered meanwhile
             self._token = str(metadata.get("continue") or "")
         keys, self._found = self._found, set()
-        self._apply_list(keys)
+        self._delete_unlisted_keys(keys)
         return version
 
     def _apply_event(self, event: str, document: dict[str, Any]) -> None:
@@ -571,7 +571,7 @@ class Watch:
             if self._aged is not None and (written := written_at(document)) is not None:
                 self._aged(max(0.0, self._api.server_time() - written))
 
-    def _apply_list(self, keys: set[str]) -> None:
+    def _delete_unlisted_keys(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
             self._watched.on_delete_key(key)
         self._keys, self.seen = keys, self._clock()

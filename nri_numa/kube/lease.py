@@ -33,11 +33,11 @@ RENEW_DEADLINE_S: Final = 10.0
 """Seconds after which a leader that could not renew gives up."""
 MIN_LEASE_REQUEST_INTERVAL_S: Final = 0.05
 """Seconds between two requests at least."""
-MAX_CLOCK_INTERVAL_S: Final = 1.0
+MAX_LEADERSHIP_CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two looks at the clock at most."""
 LEASE_RELEASE_TIMEOUT_S: Final = 3.0
 """Seconds that the end of a replica waits for its Lease to be given back."""
-_ELECTION_RESULTS: Final = frozenset(
+_NORMAL_ELECTION_OUTCOMES: Final = frozenset(
     {OutcomeKind.SUCCEEDED, OutcomeKind.MISSING, OutcomeKind.EXISTS, OutcomeKind.CONFLICT}
 )
 """Of two that write at once one is refused: that is the election, and no problem."""
@@ -141,7 +141,7 @@ class Lease:
             self.changed()
         return max(
             MIN_LEASE_REQUEST_INTERVAL_S,
-            min(MAX_CLOCK_INTERVAL_S, self._hold_until - self._clock()),
+            min(MAX_LEADERSHIP_CHECK_INTERVAL_S, self._hold_until - self._clock()),
         )
 
     async def release(self) -> None:
@@ -189,7 +189,7 @@ class Lease:
         else:
             # Another replica was quicker, or no answer came: look again before anything is written.
             self._there, self._absent = None, False
-        well = outcome.result in _ELECTION_RESULTS
+        well = outcome.result in _NORMAL_ELECTION_OUTCOMES
         problem = "" if well else f"the Lease cannot be used: {outcome.text}"
         if problem and problem != self.problem:
             log.warning("cannot be elected", problem=outcome.text)

@@ -157,7 +157,7 @@ class _WrappedState(msgspec.Struct, frozen=True, rename="camel"):
     data_checksum: int | None = None
 
 
-class _PodCPUs(msgspec.Struct, frozen=True, rename="camel"):
+class _WholePodCPUs(msgspec.Struct, frozen=True, rename="camel"):
     cpu_set: CPUSet = NO_CPUS
 
 
@@ -167,14 +167,14 @@ class _CPUState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     policy_name: Literal["none", "static"]
     default_cpu_set: CPUSet = NO_CPUS
     entries: dict[_PrintableName, str | dict[_PrintableName, CPUSet]] | None = None
-    pod_entries: dict[_PrintableName, _PodCPUs] | None = None
+    pod_entries: dict[_PrintableName, _WholePodCPUs] | None = None
 
 
 class _MemoryBlock(msgspec.Struct, frozen=True, rename="camel"):
     numa_affinity: tuple[_NonNegativeInt, ...] | None = None
 
 
-class _PodMemory(msgspec.Struct, frozen=True, rename="camel"):
+class _WholePodMemory(msgspec.Struct, frozen=True, rename="camel"):
     memory_blocks: tuple[_MemoryBlock, ...] | None = None
 
 
@@ -194,7 +194,7 @@ class _MemoryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     entries: dict[_PrintableName, dict[_PrintableName, tuple[_MemoryBlock, ...] | None]] | None = (
         None
     )
-    pod_entries: dict[_PrintableName, _PodMemory] | None = None
+    pod_entries: dict[_PrintableName, _WholePodMemory] | None = None
 
 
 _State = TypeVar("_State", _CPUState, _MemoryState)

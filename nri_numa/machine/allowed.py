@@ -37,7 +37,7 @@ _POD_CGROUPS = (
     "kubelet.slice/kubelet-kubepods.slice",  # a cluster inside a container (kind)
     "kubelet/kubepods",
 )
-_PODS_CGROUP: Final = re.compile(r"/((?:.*?/)?(?:[^/]+-)?kubepods(?:\.slice)?)/")
+_PODS_CGROUP_PATTERN: Final = re.compile(r"/((?:.*?/)?(?:[^/]+-)?kubepods(?:\.slice)?)/")
 """The pods' cgroup in the path of ours, wherever the kubelet's cgroupRoot is."""
 _CPU_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus")
 _MEM_FILES = ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems")
@@ -69,7 +69,7 @@ def read_usable_ids(tree: Tree, isolated: CPUSet) -> UsableIds:
     own = tree.read_file("proc/self/cpuset") or ""
     # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
     own = own if own.startswith("/") and ".." not in own.split("/") else ""
-    ours = _PODS_CGROUP.match(own)
+    ours = _PODS_CGROUP_PATTERN.match(own)
     for mount in USUAL_CPUSET_MOUNTS:
         for cgroup in (ours[1], *_POD_CGROUPS) if ours else _POD_CGROUPS:
             limits = _cgroup_usable_ids(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
@@ -77,11 +77,11 @@ def read_usable_ids(tree: Tree, isolated: CPUSet) -> UsableIds:
                 return limits
     if own:
         for mount in cpuset_mounts(tree):
-            paths, source = _cgroups_outside_partition(tree, mount, own)
+            paths, source = _own_cgroups_outside_partition(tree, mount, own)
             for path in paths:
                 limits = _cgroup_usable_ids(tree, f"{mount}{path}", source)
                 if limits is not None:
-                    left = (limits.cpus or NO_CPUS) - valid_partition_cpus(
+                    left = (limits.cpus or NO_CPUS) - cpus_of_valid_partitions(
                         _find_exclusive_cgroups(tree, mount)
                     )
                     return replace(limits, cpus=left) if left else limits
@@ -89,7 +89,7 @@ def read_usable_ids(tree: Tree, isolated: CPUSet) -> UsableIds:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     cpus = _parse_ids(CPUSet, fields.get("Cpus_allowed_list"))
     if cpus is not None and isolated:
-        cpus |= isolated - valid_partition_cpus(find_partitions(tree, NO_CPUS))
+        cpus |= isolated - cpus_of_valid_partitions(find_partitions(tree, NO_CPUS))
     return UsableIds(
         cpus=cpus,
         mems=_parse_ids(NUMASet, fields.get("Mems_allowed_list")),
@@ -97,7 +97,7 @@ def read_usable_ids(tree: Tree, isolated: CPUSet) -> UsableIds:
     )
 
 
-def _cgroups_outside_partition(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
+def _own_cgroups_outside_partition(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
     """Our cgroup and those around it, from the first that is in no partition; and who speaks."""
     paths = list(_cgroup_and_ancestors(own))
     within = [n for n, path in enumerate(paths) if path and is_partition(tree, f"{mount}{path}")]
@@ -186,7 +186,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
         else:
             pods = [f"{mount}/{name}" for name in _POD_CGROUPS]
             here = _search_partitions(tree, mount, _list_child_cgroups(tree, mount), apart=pods)
-            if unexplained - valid_partition_cpus(here):
+            if unexplained - cpus_of_valid_partitions(here):
                 here += _search_partitions(tree, mount, pods)
         found |= {one.cgroup: one for one in here}
     # A pods' cgroup that is a partition, or lies in one, has these CPUs.
@@ -194,7 +194,7 @@ def find_partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
     return tuple(one for name, one in sorted(found.items()) if name not in around)
 
 
-def valid_partition_cpus(partitions: Collection[Partition]) -> CPUSet:
+def cpus_of_valid_partitions(partitions: Collection[Partition]) -> CPUSet:
     """The CPUs of all that are valid."""
     bits = 0
     for one in partitions:

@@ -42,7 +42,7 @@ def read_text_or_empty(path: str) -> str:
         return ""
 
 
-def write_problem(path: str) -> str:
+def unwritable_file_reason(path: str) -> str:
     """Why a file cannot be written; empty where it can be, or is not there.
 
     It is opened, and nothing is written. The permissions of a directory do not say it: the root of
@@ -122,12 +122,12 @@ def blocking_cgroup_text(hierarchy: str, directory: str, name: str, wanted: str)
         while len(above) > len(hierarchy) and meant - _read_cpu_list(above, name):
             culprit, above = above, os.path.dirname(above)
         if culprit:
-            return _list_text("above", culprit, hierarchy, name)
+            return _cgroup_list_text("above", culprit, hierarchy, name)
         with os.scandir(directory) as entries:
             below = sorted(entry.path for entry in entries if entry.is_dir())
         for child in below:
             if _read_cpu_list(child, name) - meant:
-                return _list_text("below", child, hierarchy, name)
+                return _cgroup_list_text("below", child, hierarchy, name)
     except (OSError, ListFormatError):
         pass  # gone meanwhile, or no cpusets
     return ""
@@ -137,7 +137,7 @@ def _read_cpu_list(directory: str, name: str) -> CPUSet:
     return CPUSet.parse(read_text(f"{directory}/{name}"))
 
 
-def _list_text(where: str, directory: str, hierarchy: str, name: str) -> str:
+def _cgroup_list_text(where: str, directory: str, hierarchy: str, name: str) -> str:
     path = os.path.relpath(directory, hierarchy)
     return f"the cgroup {where}, {path}, has {name} {_read_cpu_list(directory, name) or 'empty'}"
 
@@ -237,7 +237,7 @@ class CgroupReader:
         self._effective: tuple[str, str] | None = None
         if self.unified:
             self._effective = "cpuset.cpus.effective", "cpuset.mems.effective"
-        elif self._v2_mode(v1):
+        elif self._has_cpuset_v2_mode(v1):
             self._effective = "cpuset.effective_cpus", "cpuset.effective_mems"
         return os.path.isdir(self.hierarchy)
 
@@ -248,7 +248,7 @@ class CgroupReader:
         together = [n for n in sorted(os.listdir(self._root)) if "cpuset" in n.split(",")]
         return os.path.join(self._root, *together[:1] or ["cpuset"])
 
-    def _v2_mode(self, mount: str) -> bool:
+    def _has_cpuset_v2_mode(self, mount: str) -> bool:
         """Whether version 1 is mounted with ``cpuset_v2_mode``."""
         with (
             contextlib.suppress(OSError),
@@ -423,15 +423,15 @@ class CgroupWriter:
         """Whether the kernel still holds up the last write."""
         return self._last is not None and not self._last.done()
 
-    def write_problem(self, place: CgroupPlace | None = None) -> str:
+    def unwritable_cpuset_reason(self, place: CgroupPlace | None = None) -> str:
         """Why the lists of a container cannot be written; empty where they can be, or are gone.
 
         Without a place: why none can be. The root has a file like those that are written.
         """
         if place is None:
-            return write_problem(f"{self.reader.hierarchy}/cgroup.procs")
+            return unwritable_file_reason(f"{self.reader.hierarchy}/cgroup.procs")
         directory = self.reader.directory_of(place)
-        return write_problem(f"{directory}/cpuset.cpus") if directory else ""
+        return unwritable_file_reason(f"{directory}/cpuset.cpus") if directory else ""
 
     def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
         """Give containers cpusets, unless they have them, by container id."""

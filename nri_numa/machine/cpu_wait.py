@@ -141,7 +141,7 @@ def _read_thread_waits(
     found: dict[int, float] = {}
     turns = silent = 0
     for pid in sorted(pids):
-        for thread in _list_threads(proc, pid):
+        for thread in _list_process_threads(proc, pid):
             if len(found) >= MAX_THREADS_READ:
                 raise UsageUnknown(f"it has more than the {MAX_THREADS_READ} threads that are read")
             read = _read_thread_schedstat(f"{proc}/{pid}/task/{thread}/{SCHEDSTAT_FILE}")
@@ -164,7 +164,7 @@ def _read_thread_waits(
     return found
 
 
-def _list_threads(proc: str, pid: int) -> list[int]:
+def _list_process_threads(proc: str, pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit())
     except OSError as error:
@@ -195,7 +195,7 @@ def _read_thread_schedstat(path: str) -> tuple[float, int] | None:
 # /proc/schedstat, whose eighth number of a CPU is the time that tasks waited on its run queue.
 
 
-class CPUTimes(msgspec.Struct, frozen=True):
+class CPUStealAndWaitTimes(msgspec.Struct, frozen=True):
     """All CPUs at one moment.
 
     Attributes:
@@ -208,9 +208,9 @@ class CPUTimes(msgspec.Struct, frozen=True):
     waited: Mapping[int, float] = msgspec.field(default_factory=dict)
 
 
-def parse_cpu_times(stat: str, schedstat: str) -> CPUTimes:
+def parse_steal_and_wait_times(stat: str, schedstat: str) -> CPUStealAndWaitTimes:
     """The times in the texts of /proc/stat and /proc/schedstat; what is no such text tells none."""
-    return CPUTimes(
+    return CPUStealAndWaitTimes(
         {
             c: (ticks[7], sum(ticks))
             for c, ticks in parse_cpu_lines(stat).items()
@@ -220,7 +220,9 @@ def parse_cpu_times(stat: str, schedstat: str) -> CPUTimes:
     )
 
 
-def steal_by_node(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, float]:
+def steal_by_node(
+    before: CPUStealAndWaitTimes, after: CPUStealAndWaitTimes, topology: Topology
+) -> dict[int, float]:
     """By NUMA node, the part of its CPUs' time that was stolen meanwhile, from 0 to 1.
 
     A NUMA node of which nothing is known is left out: there is no zero for it. CPUs that were away
@@ -241,7 +243,7 @@ def steal_by_node(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict
 
 
 def runqueue_by_node(
-    before: CPUTimes, after: CPUTimes, topology: Topology, seconds: float
+    before: CPUStealAndWaitTimes, after: CPUStealAndWaitTimes, topology: Topology, seconds: float
 ) -> dict[int, float]:
     """By NUMA node, how many tasks waited for each of its CPUs on average.
 

@@ -170,15 +170,15 @@ def changed_texts_by_field(before: Topology, after: Topology) -> dict[str, str]:
         "partitions": (",".join(valid) or "none") if before.partitions != after.partitions else "",
         "memory_withheld": str(after.withheld_memory),
         "numa_nodes": str(after.numa_ids) if before.numa_ids != after.numa_ids else "",
-        "memory": _changes_text(memory),
-        "hugepages": _changes_text(pages),
+        "memory": _changes_by_node_text(memory),
+        "hugepages": _changes_by_node_text(pages),
     }
     if before.withheld_memory == after.withheld_memory:
         del found["memory_withheld"]
     return {name: text for name, text in found.items() if text or name == "memory_withheld"}
 
 
-def _changes_text(numa_nodes: Mapping[int, tuple[str, str]]) -> str:
+def _changes_by_node_text(numa_nodes: Mapping[int, tuple[str, str]]) -> str:
     """``0=7.9 GiB -> 8 GiB``, for each NUMA node that has something else."""
     return ", ".join(f"{i}={was} -> {now}" for i, (was, now) in numa_nodes.items() if was != now)
 

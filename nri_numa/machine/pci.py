@@ -27,7 +27,7 @@ _DEVICE_CLASSES: Final = (
     ("0b40", ACCELERATOR),
     ("12", ACCELERATOR),
 )
-_DEVICES_DIR: Final = "sys/devices"
+_SYSFS_DEVICES_DIR: Final = "sys/devices"
 _PCI_ROOT_PATTERN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _PCI_ID_PATTERN: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
 _NUMA_ID_PATTERN: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
@@ -63,7 +63,7 @@ def list_pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     return tuple(found)
 
 
-def list_pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
+def list_pcie_roots_by_node(tree: Tree) -> dict[int, tuple[str, ...]]:
     """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
 
     A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;
@@ -71,12 +71,12 @@ def list_pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
     `resource.kubernetes.io/pcieRoot`, such as ``pci0000:00``.
     """
     found: dict[int, set[str]] = {}
-    for root in tree.list_directory(_DEVICES_DIR):
+    for root in tree.list_directory(_SYSFS_DEVICES_DIR):
         if not _PCI_ROOT_PATTERN.fullmatch(root):
             continue
-        for address in tree.list_directory(f"{_DEVICES_DIR}/{root}")[:MAX_PCI_DEVICES]:
+        for address in tree.list_directory(f"{_SYSFS_DEVICES_DIR}/{root}")[:MAX_PCI_DEVICES]:
             node = PCI_ADDRESS.fullmatch(address) and tree.read_file(
-                f"{_DEVICES_DIR}/{root}/{address}/numa_node"
+                f"{_SYSFS_DEVICES_DIR}/{root}/{address}/numa_node"
             )
             if node and _NUMA_ID_PATTERN.fullmatch(node):
                 found.setdefault(int(node), set()).add(root)

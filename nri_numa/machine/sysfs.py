@@ -35,7 +35,7 @@ from nri_numa.model.machine import (
     numa_text,
 )
 
-_SIBLING_FILES = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
+_SOCKET_SIBLING_FILES = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
 _LOCAL, _REMOTE = 10, 20
 """LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
 _MAX_SLIT_DISTANCE = 255  # ACPI's SLIT has one byte for each
@@ -84,13 +84,13 @@ def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
     low = _machine_low_watermark_bytes(tree, total)
     readings: dict[int, NUMAMemory] = {}
-    for i, info, directory in _memory_files(tree, topology):
+    for i, info, directory in _meminfo_by_numa_node(tree, topology):
         share = low * topology.numa_nodes[i].memory_bytes // max(total, 1)
         readings[i] = NUMAMemory(
             total_bytes=info.get("MemTotal", 0),
             free_bytes=info.get("MemFree", 0),
             reclaimable_bytes=_reclaimable_bytes(info, share),
-            free_hugepages=_read_hugepages(tree, directory, "free_hugepages"),
+            free_hugepages=_read_hugepage_bytes(tree, directory, "free_hugepages"),
         )
     return MachineMemoryReading(numa_nodes=readings)
 
@@ -98,12 +98,14 @@ def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
 def read_memory_totals(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
     """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
     return {
-        i: (info.get("MemTotal", 0), _read_hugepages(tree, directory, "nr_hugepages"))
-        for i, info, directory in _memory_files(tree, topology)
+        i: (info.get("MemTotal", 0), _read_hugepage_bytes(tree, directory, "nr_hugepages"))
+        for i, info, directory in _meminfo_by_numa_node(tree, topology)
     }
 
 
-def _memory_files(tree: Tree, topology: Topology) -> Iterator[tuple[int, dict[str, int], str]]:
+def _meminfo_by_numa_node(
+    tree: Tree, topology: Topology
+) -> Iterator[tuple[int, dict[str, int], str]]:
     """Of each NUMA node its meminfo, and the directory with its huge pages."""
     has_nodes = bool(tree.list_directory(NODE_DIR))
     for i in sorted(topology.numa_nodes):
@@ -152,7 +154,7 @@ class _Discovery:
     def read_topology(self) -> Topology:
         online = self.read_online_cpus()
         present = self._read_id_list(f"{CPU_DIR}/present", CPUSet)
-        present = online | (self._cpu_directories() if present is None else present)
+        present = online | (self._cpus_with_directory() if present is None else present)
         possible = self._read_id_list(f"{CPU_DIR}/possible", CPUSet)
         isolated = self._read_id_list(f"{CPU_DIR}/isolated", CPUSet) or NO_CPUS
 
@@ -214,7 +216,7 @@ class _Discovery:
         if text is None:
             online = CPUSet(
                 i
-                for i in self._cpu_directories()
+                for i in self._cpus_with_directory()
                 if self._tree.read_file(f"{CPU_DIR}/cpu{i}/online") != "0"
             )
             found = "no CPU is listed in it"
@@ -256,14 +258,14 @@ class _Discovery:
                     cpus=online,
                     memory_bytes=info.get("MemTotal", 0),
                     distances={0: _LOCAL},
-                    hugepages=_read_hugepages(tree, "sys/kernel/mm", "nr_hugepages"),
+                    hugepages=_read_hugepage_bytes(tree, "sys/kernel/mm", "nr_hugepages"),
                 )
             }
         claims: dict[int, NUMANode] = {}
         tiers = self._read_memory_tiers()
         for i in ids:
             directory = f"{NODE_DIR}/node{i}"
-            cpus = self._read_cpus(f"{directory}/cpulist", f"{directory}/cpumap")
+            cpus = self._read_cpu_list_or_mask(f"{directory}/cpulist", f"{directory}/cpumap")
             if cpus is None:
                 self._add_warning(f"NUMA node {i} has no readable list of CPUs")
             memory = _read_meminfo(tree, f"{directory}/meminfo").get("MemTotal")
@@ -273,8 +275,8 @@ class _Discovery:
                 id=i,
                 cpus=(cpus or NO_CPUS) & online,
                 memory_bytes=memory or 0,
-                distances=self._read_distances(i, ids),
-                hugepages=_read_hugepages(tree, directory, "nr_hugepages"),
+                distances=self._read_node_distances(i, ids),
+                hugepages=_read_hugepage_bytes(tree, directory, "nr_hugepages"),
                 initiators=self._read_memory_initiators(directory) & ids,
                 tier=tiers.get(i),
             )
@@ -306,7 +308,7 @@ class _Discovery:
                 found.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
         return found
 
-    def _read_distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
+    def _read_node_distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
         """Read one row; it has a column for each *online* NUMA node in order."""
         text = self._tree.read_file(f"{NODE_DIR}/node{numa_id}/distance")
         words, count = (text or "").split(), len(ids)
@@ -385,11 +387,13 @@ class _Discovery:
             if done >> i & 1:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/topology"
-            siblings = self._read_cpus(
+            siblings = self._read_cpu_list_or_mask(
                 f"{directory}/thread_siblings_list", f"{directory}/thread_siblings"
             )
             if siblings is None:
-                siblings = self._read_cpus(f"{directory}/core_cpus_list", f"{directory}/core_cpus")
+                siblings = self._read_cpu_list_or_mask(
+                    f"{directory}/core_cpus_list", f"{directory}/core_cpus"
+                )
             if siblings is None:
                 untold.append(i)
             claimed = CPUSet.from_bits((siblings or NO_CPUS).bits | 1 << i) & online
@@ -456,8 +460,10 @@ class _Discovery:
                     (*((-1 if n is None else n) for n in above), package) if books else (package,)
                 )
                 continue
-            for name in _SIBLING_FILES:
-                siblings = self._read_cpus(f"{directory}/{name}_list", f"{directory}/{name}")
+            for name in _SOCKET_SIBLING_FILES:
+                siblings = self._read_cpu_list_or_mask(
+                    f"{directory}/{name}_list", f"{directory}/{name}"
+                )
                 # A core that is all by itself says no more than that nothing is known.
                 if siblings is not None and len(siblings & online) > len(threads):
                     key_of[i] = ((siblings & online).bits, 0, 0, 0)
@@ -541,7 +547,7 @@ class _Discovery:
                         break
                 else:
                     continue
-            shared = self._read_cpus(
+            shared = self._read_cpu_list_or_mask(
                 f"{directory}/{index}/shared_cpu_list", f"{directory}/{index}/shared_cpu_map"
             )
             if not shared:
@@ -573,7 +579,8 @@ class _Discovery:
                     continue
                 directory = f"{CPU_DIR}/cpu{i}/topology"
                 found = (
-                    self._read_cpus(f"{directory}/{name}_list", f"{directory}/{name}") or NO_CPUS
+                    self._read_cpu_list_or_mask(f"{directory}/{name}_list", f"{directory}/{name}")
+                    or NO_CPUS
                 )
                 members = ((found | core.cpus) & online) - done
                 groups[i] = L3Group(id=i, cpus=members)
@@ -593,7 +600,7 @@ class _Discovery:
     def _source_path(self, name: str) -> str:
         return f"{self._tree.source.rstrip('/')}/{name}"
 
-    def _cpu_directories(self) -> CPUSet:
+    def _cpus_with_directory(self) -> CPUSet:
         return _ids_in_names(_CPU_NAME, self._tree.list_directory(CPU_DIR), CPUSet)
 
     def _read_id_list(self, name: str, kind: type[_IdSetT]) -> _IdSetT | None:
@@ -607,7 +614,7 @@ class _Discovery:
             self._add_warning(f"{name} is ignored: {e}")
             return None
 
-    def _read_cpus(self, list_name: str, mask_name: str) -> CPUSet | None:
+    def _read_cpu_list_or_mask(self, list_name: str, mask_name: str) -> CPUSet | None:
         """Read CPUs from a list, or from the mask that older kernels have instead.
 
         A list that is empty is not believed where the mask is not: some virtual file systems show
@@ -642,7 +649,7 @@ def _read_meminfo(tree: Tree, name: str) -> dict[str, int]:
     return {m[1]: int(m[2][:15]) * 1024 for m in _MEMINFO_PATTERN.finditer(text)}
 
 
-def _read_hugepages(tree: Tree, directory: str, name: str) -> dict[int, int]:
+def _read_hugepage_bytes(tree: Tree, directory: str, name: str) -> dict[int, int]:
     """Read bytes of huge pages by page size in bytes; sizes without pages are left out."""
     pages: dict[int, int] = {}
     for entry in tree.list_directory(f"{directory}/hugepages"):

@@ -65,7 +65,7 @@ LINK_PATHS = re.compile(
 """Links whose existence says which NUMA node the kernel itself uses for a CPU, and from which NUMA
 nodes the memory of one is best reached."""
 
-_PROCESS_PATHS = re.compile(
+_CPUSET_LIMIT_PATHS = re.compile(
     r"proc/self/(status|cpuset)|proc/mounts|.*/(cpuset\.)?(cpus|mems|effective_(cpus|mems))"
     r"|.*/cpuset\.(cpus|mems)\.effective",
     re.ASCII,
@@ -357,5 +357,6 @@ def _strip_capture_directory(name: str) -> str:
 
 def _is_relevant_path(inner: str) -> bool:
     return (
-        CAPTURED_PATHS.fullmatch(inner) is not None or _PROCESS_PATHS.fullmatch(inner) is not None
+        CAPTURED_PATHS.fullmatch(inner) is not None
+        or _CPUSET_LIMIT_PATHS.fullmatch(inner) is not None
     )

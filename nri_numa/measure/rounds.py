@@ -138,7 +138,9 @@ def measure_cpu_utilization(
 def read_steal_ticks() -> tuple[int, int] | None:
     """Ticks that the host took for others, and all, since the start; None when not known."""
     try:
-        ticks = cpu_wait.parse_cpu_times(Path("/proc/stat").read_text(), "").steal.values()
+        ticks = cpu_wait.parse_steal_and_wait_times(
+            Path("/proc/stat").read_text(), ""
+        ).steal.values()
     except OSError:
         return None
     return (sum(one for one, _ in ticks), sum(all_ for _, all_ in ticks)) if ticks else None

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-COUNTED_ATTRIBUTE: Final = "charged"
+COUNTED_CONTAINERS_NRT_ATTRIBUTE: Final = "charged"
 """Attribute of a NodeResourceTopology, below the prefix; empty where nothing is counted yet."""
 _MARK_BYTES: Final = 8
 
 
-def container_mark(uid: str, container: str) -> str:
+def counted_container_hash(uid: str, container: str) -> str:
     """Eleven characters for one container of a pod.
 
     A container of another pod that had the same ones would end a hold early, and tenants choose
@@ -28,6 +28,8 @@ def container_mark(uid: str, container: str) -> str:
     return urlsafe_b64encode(blake2b(text, digest_size=_MARK_BYTES).digest()).decode().rstrip("=")
 
 
-def encode_marks(containers: Iterable[tuple[str, str]]) -> str:
+def encode_counted_container_hashes(containers: Iterable[tuple[str, str]]) -> str:
     """One text for containers, each by UID of its pod and name, in any order."""
-    return " ".join(sorted({container_mark(uid, container) for uid, container in containers}))
+    return " ".join(
+        sorted({counted_container_hash(uid, container) for uid, container in containers})
+    )

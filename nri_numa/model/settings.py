@@ -14,7 +14,7 @@ import msgspec
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.workload import BUILT_IN_PERMISSION_NAME, KubeletOverride, QoSClass, Strategy
 
-ANY_KEY: Final = "*"
+ANY_ANNOTATION_KEY: Final = "*"
 
 
 class OnDenied(StrEnum):
@@ -30,7 +30,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: for sentences: ``permissions[1]``.
         namespaces: shell-style patterns; empty matches every namespace.
-        keys: annotation keys without prefix that may be used; `ANY_KEY` for all.
+        keys: annotation keys without prefix that may be used; `ANY_ANNOTATION_KEY` for all.
         values: by key, the only values it may have. Lists of CPUs and NUMA nodes may name no
             others than these together.
     """
@@ -39,7 +39,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[str, ...] = ()
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     qos: tuple[QoSClass, ...] = ()
-    keys: tuple[str, ...] = (ANY_KEY,)
+    keys: tuple[str, ...] = (ANY_ANNOTATION_KEY,)
     values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     unpaid_cpus: bool = False
     reserved_cpus: bool = False
@@ -91,7 +91,7 @@ class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
     quota: Quota
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
     """Quotas and the floor of the shared pool.
 
     Attributes:
@@ -226,7 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     disable_cfs_quota: bool = True
     set_environment: bool = True
     permissions: tuple[Permission, ...] = ()
-    limits: Limits = msgspec.field(default_factory=Limits)
+    limits: QuotasAndPoolFloor = msgspec.field(default_factory=QuotasAndPoolFloor)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
     reservation_seconds: float = 0.0
     rebalance_moves: int = 0

@@ -75,7 +75,7 @@ DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 """Seconds a runtime waits for an answer when it does not tell (NRI before 0.7)."""
 
-MAX_ACCEPTED_RETRY_S: Final = 2.0
+MAX_RETRY_WHILE_LISTENING_S: Final = 2.0
 """The longest pause while the runtime's socket accepts connections."""
 
 REGISTRATION_STEP: Final = "registration"
@@ -303,10 +303,10 @@ class NRILink(RuntimeLink):
             delay = next(delays)
             if self._accepted:
                 # It is there, and whatever starts before we are back starts unpinned.
-                delay = min(delay, MAX_ACCEPTED_RETRY_S)
-            await self._wait_for_socket(delay, before)
+                delay = min(delay, MAX_RETRY_WHILE_LISTENING_S)
+            await self._wait_for_new_socket(delay, before)
 
-    async def _wait_for_socket(self, delay: float, before: tuple[int, int] | None) -> None:
+    async def _wait_for_new_socket(self, delay: float, before: tuple[int, int] | None) -> None:
         """Wait, but not longer than until the runtime has made a new socket."""
         loop = asyncio.get_running_loop()
         end = loop.time() + delay

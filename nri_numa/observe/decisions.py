@@ -77,7 +77,7 @@ class DecisionReporter:
         self._notices = notices
         self._requests = requests
 
-    def log_ignored(self, trace: DecisionTrace) -> None:
+    def log_ignored_annotations(self, trace: DecisionTrace) -> None:
         """Annotations that are not permitted, and that the operator wants ignored."""
         for what in trace.ignored:
             log.warning(
@@ -187,7 +187,9 @@ class DecisionReporter:
             reason=decision.reason,
         )
 
-    def notice_placed(self, allocation: Allocation, *, gap: bool, observed: bool) -> None:
+    def notice_imperfect_placement(
+        self, allocation: Allocation, *, gap: bool, observed: bool
+    ) -> None:
         """Notices of a container that did not get the best, or got it after its start."""
         if observed:
             return
@@ -238,7 +240,9 @@ class DecisionReporter:
         """Its pod kept CPUs of a container that ended, and does no more."""
         log.info("kept CPUs released", **allocation_log_fields(allocation, str(allocation.cpus)))
 
-    def log_overridden(self, pod: PodSandbox, container: Container, asked: str, kept: str) -> None:
+    def log_requested_cpuset_overridden(
+        self, pod: PodSandbox, container: Container, asked: str, kept: str
+    ) -> None:
         """A request would have changed the cpuset, and did not."""
         log.info(
             "cpuset of a request overridden",
@@ -249,7 +253,7 @@ class DecisionReporter:
             id=container.id[:12],
         )
 
-    def log_corrected(self, allocation: Allocation, cpus: str, problem: str) -> None:
+    def log_start_correction(self, allocation: Allocation, cpus: str, problem: str) -> None:
         """The cgroup of a starting container was written, or could not be."""
         fields = allocation_log_fields(allocation, cpus)
         if problem:

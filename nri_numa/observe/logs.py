@@ -174,7 +174,7 @@ _JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 LogEvent = dict[str, Any]
 
-_root = logging.getLogger("nri_numa")
+_package_logger = logging.getLogger("nri_numa")
 
 _bound: ContextVar[Mapping[str, object]] = ContextVar(
     "bound",
@@ -193,7 +193,7 @@ class Logger:
 
     def __init__(self, component: str) -> None:
         self._component = component
-        self._logger = _root.getChild(component)
+        self._logger = _package_logger.getChild(component)
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Something only a developer wants to follow."""
@@ -363,7 +363,7 @@ class operation:  # used like a function; a class, because every request enters 
 
 def set_level(level: str) -> None:
     """Change the threshold; takes effect at once in every logger."""
-    _root.setLevel(LOG_LEVELS[level])
+    _package_logger.setLevel(LOG_LEVELS[level])
 
 
 def setup_logging(
@@ -516,6 +516,6 @@ def _timestamp_text(moment: datetime) -> str:
 
 
 _sink = _LogHandler()
-_root.addHandler(_sink)
-_root.propagate = False
+_package_logger.addHandler(_sink)
+_package_logger.propagate = False
 logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on

@@ -77,7 +77,7 @@ METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 REQUEST_DURATION_BUCKETS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2,
 )  # fmt: skip
-CGROUP_WRITE_BUCKETS_S = (
+CHECKPOINT_WRITE_BUCKETS_S = (
     0.00005,
     0.0001,
     0.0002,
@@ -91,7 +91,7 @@ CGROUP_WRITE_BUCKETS_S = (
     0.5,
     1.0,
 )
-START_DELAY_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LATE_PINNING_BUCKETS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ROWS_PER_CHUNK: Final = 50
 """Rows between two chances for the event loop: well under a millisecond."""
@@ -327,7 +327,7 @@ class Metrics(Registry):
         self.checkpoint_write = self.new_histogram(
             "checkpoint_write_seconds",
             "Time to make the state durable.",
-            buckets=CGROUP_WRITE_BUCKETS_S,
+            buckets=CHECKPOINT_WRITE_BUCKETS_S,
         )
         self.checkpoint_errors = self.new_counter(
             "checkpoint_errors_total", "Writes or reads of the checkpoint that failed."
@@ -415,14 +415,14 @@ class Metrics(Registry):
         return b"".join(self.render_chunks()).decode()
 
 
-class LateStartMetrics:
+class LatePinningMetrics:
     """What is counted where containers get their CPUs after their start; only in CRI mode."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.late = metrics.new_histogram(
             "late_seconds",
             "From the start of a container until its cgroup had what was decided (CRI mode).",
-            buckets=START_DELAY_BUCKETS_S,
+            buckets=LATE_PINNING_BUCKETS_S,
         )
         self.refused_running = metrics.new_counter(
             "refused_running_total",

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
-    NUMA_IDS_KEY,
+    NUMA_IDS_ANNOTATION,
     format_id_list,
     parse_id_list,
 )
@@ -56,7 +56,9 @@ def node_annotations(prefix: str, info: NUMAInfo) -> dict[str, str]:
 def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
     return {
-        f"{prefix}/{NUMA_IDS_KEY}": format_id_list({one["id"] for one in topology["numaNodes"]})
+        f"{prefix}/{NUMA_IDS_ANNOTATION}": format_id_list(
+            {one["id"] for one in topology["numaNodes"]}
+        )
     }
 
 
@@ -76,7 +78,7 @@ def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NUMA_IDS_KEY)
+NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NUMA_IDS_ANNOTATION)
 NODE_LABELS: Final = (
     "sockets",
     "numa-nodes",

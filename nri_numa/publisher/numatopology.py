@@ -24,7 +24,7 @@ STATIC_POLICY: Final = "static"
 NO_POLICY: Final = "none"
 _EXCLUSIVE_KINDS: Final = ("exclusive", "kubelet")
 """Kinds of containers that share their CPUs with no other."""
-_LISTED_KINDS: Final = ("explicit", "foreign")
+_POSSIBLY_SHARED_KINDS: Final = ("explicit", "foreign")
 """Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
 
 
@@ -47,7 +47,10 @@ def build_numatopology_spec(
         for cpu in _cpus_of_assignment(one)
     }
     named = {
-        cpu for one in containers if one.kind in _LISTED_KINDS for cpu in _cpus_of_assignment(one)
+        cpu
+        for one in containers
+        if one.kind in _POSSIBLY_SHARED_KINDS
+        for cpu in _cpus_of_assignment(one)
     }
     free = _free_cpus(topology, own, named, found)
     cpus = _parse_cpu_list(topology["cpus"]["online"])
@@ -115,7 +118,7 @@ def _pod_allocations(containers: Iterable[Assignment]) -> list[Object]:
             },
         )
         cpus = _parse_cpu_list(one.cpus) | _parse_cpu_list(one.foreign_cpus)
-        if cpus and one.kind in (*_EXCLUSIVE_KINDS, *_LISTED_KINDS):
+        if cpus and one.kind in (*_EXCLUSIVE_KINDS, *_POSSIBLY_SHARED_KINDS):
             allocations = {"cpu": format_id_list(cpus)}
             pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
     return list(pods.values())

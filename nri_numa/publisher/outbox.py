@@ -163,7 +163,7 @@ class Output:
         """How much is still to be sent."""
         return 0
 
-    def reads_node(self, now: float) -> bool:
+    def is_node_read_due(self, now: float) -> bool:
         """Whether the next request is to read the Node: an answer to another one will do."""
         return False
 
@@ -257,7 +257,7 @@ class AppliedObjectOutput(SingleObjectOutput):
             self._wanted is not None and (not self._owner_uid or self._build_object() != self._sent)
         )
 
-    def reads_node(self, now: float) -> bool:
+    def is_node_read_due(self, now: float) -> bool:
         """Whether its UID is not known."""
         return not self._owner_uid and self._wanted is not None and self.next_due_at() <= now
 
@@ -286,7 +286,9 @@ class AppliedObjectOutput(SingleObjectOutput):
             case OutcomeKind.UNKNOWN:
                 self._mark_blocked(f"{outcome.text}; {self.missing_definition_hint}", now, jitter)
             case OutcomeKind.CONFLICT if self.alternative:
-                self._on_conflict(re.findall(r'with "([^"]*)"', outcome.text), now, jitter)
+                self._block_on_field_owners(
+                    re.findall(r'with "([^"]*)"', outcome.text), now, jitter
+                )
             case OutcomeKind.INVALID if self.missing_definition_hint:
                 text = f"{outcome.text}; is its definition another one?"
                 self._mark_blocked(text, now, jitter)
@@ -302,7 +304,7 @@ class AppliedObjectOutput(SingleObjectOutput):
     def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
         """The object is there."""
 
-    def _on_conflict(self, owners: Iterable[str], now: float, jitter: float) -> None:
+    def _block_on_field_owners(self, owners: Iterable[str], now: float, jitter: float) -> None:
         names = escape_unprintable(", ".join(sorted(set(owners))) or "another field manager")[:200]
         self._mark_blocked(f"its fields belong to {names}; {self.alternative}", now, jitter)
 
@@ -352,7 +354,7 @@ class OutputQueue:
         whole = request.verb is Verb.GET and request.resource is Resource.NODES
         if whole and not request.metadata and outcome.result is OutcomeKind.SUCCEEDED:
             for other in self.outputs:
-                if other is not output and other.reads_node(now):
+                if other is not output and other.is_node_read_due(now):
                     other.on_outcome(request, outcome, now, jitter)
 
     def pending_count(self) -> int:

@@ -48,7 +48,7 @@ class NodePatchOutput(SingleObjectOutput):
         super().__init__(name, node)
         self._active = self._node_read = False
 
-    def _on_node_read(self, document: Mapping[str, Any]) -> None:
+    def _record_node_state(self, document: Mapping[str, Any]) -> None:
         """This came when the Node was read or written."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class NodePatchOutput(SingleObjectOutput):
         """1 while it is not known to be as it should."""
         return int(self._active and (not self._node_read or self._patch_request() is not None))
 
-    def reads_node(self, now: float) -> bool:
+    def is_node_read_due(self, now: float) -> bool:
         """Whether it was not read yet."""
         return self._active and not self._node_read and self.next_due_at() <= now
 
@@ -76,7 +76,7 @@ class NodePatchOutput(SingleObjectOutput):
             self._node_read = False
             self._mark_failed(now, jitter)
             return
-        self._on_node_read(outcome.documents[0])
+        self._record_node_state(outcome.documents[0])
         self._node_read = True
         if request.verb is Verb.PATCH and self._patch_request() is not None:
             # Another one writes the same: not faster than once in a while.
@@ -108,7 +108,7 @@ class NodeMetadataOutput(NodePatchOutput):
         self._wanted = {part: dict(machine[part]) if on else {} for part, on in self._with.items()}
         self._active = True
 
-    def _on_node_read(self, document: Mapping[str, Any]) -> None:
+    def _record_node_state(self, document: Mapping[str, Any]) -> None:
         metadata = document.get("metadata", {})
         self._there = {part: metadata.get(part) or {} for part in self._with}
 
@@ -139,7 +139,7 @@ class NodeCapacityOutput(NodePatchOutput):
         """So many exclusive CPUs may be counted."""
         self._wanted, self._active = str(count), True
 
-    def _on_node_read(self, document: Mapping[str, Any]) -> None:
+    def _record_node_state(self, document: Mapping[str, Any]) -> None:
         capacity = (document.get("status") or {}).get("capacity") or {}
         self._there = capacity.get(self._resource)
 
@@ -150,7 +150,7 @@ class NodeCapacityOutput(NodePatchOutput):
         return self._new_patch_request(Resource.NODE_STATUS, {"status": {"capacity": capacity}})
 
 
-class CapacityHandoverOutput(Output):
+class AgentOfflineCapacityOutput(Output):
     """What the Node's annotations say of its capacity, as a document for the agent.
 
     The agent asks nothing but the machine it is on, so its publisher looks at the Node for it. The
@@ -169,7 +169,7 @@ class CapacityHandoverOutput(Output):
         self._node, self._prefix, self._interval = node, prefix, interval
         self._failures = 0
 
-    def reads_node(self, now: float) -> bool:
+    def is_node_read_due(self, now: float) -> bool:
         """Whether it is time to look again."""
         return self.hold_until <= now
 

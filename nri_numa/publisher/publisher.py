@@ -28,26 +28,26 @@ from nri_numa.publisher.claims import ClaimRequestAnswerer
 from nri_numa.publisher.numatopology import NumatopologyOutput
 from nri_numa.publisher.outbox import Output, backoff_seconds
 from nri_numa.publisher.outputs import (
-    CapacityHandoverOutput,
+    AgentOfflineCapacityOutput,
     EventOutput,
     NodeCapacityOutput,
     NodeMetadataOutput,
     PodAnnotationOutput,
 )
 from nri_numa.publisher.source import AgentChange, AgentSource, AgentUnavailable
-from nri_numa.publisher.topology import GUARANTEED_QOS, UNLISTED_ZONE_ID, TopologyOutput
+from nri_numa.publisher.topology import GUARANTEED_QOS, SCHEDULER_CRASHING_ZONE_ID, TopologyOutput
 from nri_numa.publisher.traces import SpanSender
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.web.responses import (
     Assignments,
+    NodePod,
     Notices,
     NUMAInfo,
     SlotsDocument,
     TopologyDocument,
-    ZonePod,
     Zones,
 )
-from nri_numa.web.server import RouteServer
+from nri_numa.web.server import MetricsAndProbeServer
 
 log = get_logger("publish")
 
@@ -62,7 +62,7 @@ DEVICE_RECOUNT_S: Final = 5.0
 without the agent's."""
 AGENT_MAX_FAILURES: Final = 4
 """Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
-NODE_RECHECK_S: Final = 60.0
+MAX_NODE_RECHECK_DELAY_S: Final = 60.0
 """Seconds after an outage within which it is looked at whether the Node is another one."""
 BOUND_POD_TIMEOUT_S: Final = 60.0
 """Seconds for which a pod is named that has its node and no sandbox: one that never starts must not
@@ -110,14 +110,14 @@ class BoundPods(WatchHandler):
         fields = f"spec.nodeName={node},status.phase=Pending"
         self.watch = Watch(api, Resource.PODS.api_path(), self, fields=fields, key=uid_of)
         self._changed = changed
-        self._pods: dict[str, tuple[float, ZonePod]] = {}
+        self._pods: dict[str, tuple[float, NodePod]] = {}
 
     def on_update(self, document: Mapping[str, Any]) -> None:
         """A pod is there, and none of its containers runs."""
         uid, qos = uid_of(document), text_of(document, "status", "qosClass")
         if qos == GUARANTEED_QOS and uid not in self._pods:
             namespace = text_of(document, "metadata", "namespace")
-            pod = ZonePod(namespace=namespace, name=name_of(document), qos=qos)
+            pod = NodePod(namespace=namespace, name=name_of(document), qos=qos)
             self._pods[uid] = time.monotonic(), pod
             self._changed()
             asyncio.get_running_loop().call_later(BOUND_POD_TIMEOUT_S, self._changed)
@@ -127,7 +127,7 @@ class BoundPods(WatchHandler):
         if self._pods.pop(key, None) is not None:
             self._changed()
 
-    def add_to_zones(self, found: Zones) -> Zones:
+    def with_bound_pods(self, found: Zones) -> Zones:
         """The agent's document with these pods too, but for those that do not come to start."""
         since = time.monotonic() - BOUND_POD_TIMEOUT_S
         known = {(one.namespace, one.name) for one in found.pods}
@@ -180,7 +180,7 @@ class Publisher:
             clock=time.monotonic,
             jitter=jitter,
         )
-        self._writer.written, self._writer.again = self._on_written, self._schedule_recheck
+        self._writer.written, self._writer.again = self._on_request_done, self._schedule_recheck
         self.queue, self._wake = self._writer.queue, self._writer.wake
         self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
@@ -189,7 +189,7 @@ class Publisher:
         self._unlisted_said = False
         self._skew_said = False
         self._address = split_address(publish.address)
-        self.probes = RouteServer(
+        self.probes = MetricsAndProbeServer(
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.metrics.render_metrics,
@@ -231,7 +231,7 @@ class Publisher:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             self._claims = ClaimRequestAnswerer(
-                ClaimFileResponder(config.dra.handover), self._api, self._on_driver_registered
+                ClaimFileResponder(config.dra.handover), self._api, self._schedule_slice_rechecks
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
@@ -241,7 +241,7 @@ class Publisher:
             self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, up)
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
-            self._handover = CapacityHandoverOutput(node, prefix, interval)
+            self._handover = AgentOfflineCapacityOutput(node, prefix, interval)
         possible = (
             *(self._topology, self._node, self._pods, self._capacity, self._numatopology),
             *(self._slices, self._events, self._handover),
@@ -360,18 +360,20 @@ class Publisher:
             found = await self._source.read_document(Zones)
             self._counted = found.devices_problem is not None
             self._topology.set_desired(
-                found if self._bound is None else self._bound.add_to_zones(found)
+                found if self._bound is None else self._bound.with_bound_pods(found)
             )
         self._wake.set()
-        if not self._unlisted_said and any(zone.id == UNLISTED_ZONE_ID for zone in found.zones):
+        if not self._unlisted_said and any(
+            zone.id == SCHEDULER_CRASHING_ZONE_ID for zone in found.zones
+        ):
             self._unlisted_said = True
             log.warning(
                 "NUMA node left out of the NodeResourceTopology",
-                numa_node=UNLISTED_ZONE_ID,
+                numa_node=SCHEDULER_CRASHING_ZONE_ID,
                 why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
             )
 
-    def _on_driver_registered(self) -> None:
+    def _schedule_slice_rechecks(self) -> None:
         if self._slices is not None:
             self._slices.schedule_rechecks(time.monotonic())
             self._wake.set()
@@ -395,7 +397,7 @@ class Publisher:
 
     # --- the API server's side --------------------------------------------------------------------
 
-    def _on_written(self, request: APIRequest, outcome: Outcome) -> None:
+    def _on_request_done(self, request: APIRequest, outcome: Outcome) -> None:
         for output in self.queue.outputs:
             self._update_output_metrics(output)
         if outcome.result in (OutcomeKind.SUCCEEDED, OutcomeKind.EXISTS):
@@ -403,7 +405,7 @@ class Publisher:
         if self._handover is not None and request.output == self._handover.name:
             self._write_capacity_handover(self._handover)
 
-    def _write_capacity_handover(self, handover: CapacityHandoverOutput) -> None:
+    def _write_capacity_handover(self, handover: AgentOfflineCapacityOutput) -> None:
         """Write the agent's file where it is not there or says something else."""
         file, document = self._handover_file, handover.document
         if not document or (document == self._handed and os.path.exists(file)):
@@ -420,7 +422,7 @@ class Publisher:
     def _schedule_recheck(self) -> None:
         # The Node may be another one by now; not all nodes of a cluster look in the same moment.
         asyncio.get_running_loop().call_later(
-            NODE_RECHECK_S * self._jitter(), self._request_topology_resync
+            MAX_NODE_RECHECK_DELAY_S * self._jitter(), self._request_topology_resync
         )
 
     def _request_topology_resync(self) -> None:

@@ -19,7 +19,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import (
+    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
+    encode_counted_container_hashes,
+)
 from nri_numa.publisher.desired_objects import micro_time_text
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.text import HUGEPAGES_PREFIX
@@ -35,7 +38,7 @@ RENEWED_ANNOTATION: Final = "renewed"
 VALIDITY_ANNOTATION: Final = "valid-seconds"
 """Annotations below the prefix where the object has a validity: another text after each renewal,
 and after how many seconds of the same text the object should not be believed."""
-UNLISTED_ZONE_ID: Final = 64
+SCHEDULER_CRASHING_ZONE_ID: Final = 64
 """No zone has this id: the plugin has 64 places and looks only whether an id is above 64, so
 ``node-64`` ends kube-scheduler with an index out of range. It passes over higher ids."""
 MIN_MAX_NUMA_NODES: Final = 8
@@ -63,7 +66,7 @@ RELEASE_TOUCH_DELAY_S: Final = 7.0
 pods that the plugin refused, but it looks at the object only once in its cacheResyncPeriodSeconds
 (5 is its documents' least); what was woken before that is refused from old numbers, and nothing
 would wake it again."""
-PRUNE_FAILURE_TEXT: Final = "failed to prune fields"
+SERVER_PRUNE_ERROR_TEXT: Final = "failed to prune fields"
 """In the API server's words when an entry of managedFields is of a version that lacks our fields.
 Applying never works again until these entries are taken away."""
 _FINGERPRINT_VERSION: Final = "pfp0v001"
@@ -74,7 +77,7 @@ _BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
 def build_topology_contents(prefix: str, found: Zones) -> Object:
     """Attributes and zones of the object."""
     zones = {zone.id: zone for zone in found.zones}
-    listed = [i for i in range(_listed_zone_count(zones)) if i != UNLISTED_ZONE_ID]
+    listed = [i for i in range(_listed_zone_count(zones)) if i != SCHEDULER_CRASHING_ZONE_ID]
     counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED_QOS]
     devices = found.devices_problem
     attributes = {
@@ -92,9 +95,11 @@ def build_topology_contents(prefix: str, found: Zones) -> Object:
         # Tells a NUMA node without devices from one whose devices are not known.
         f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
         # Which containers the numbers count; empty for none, which tells it from not saying it.
-        f"{prefix}/{COUNTED_ATTRIBUTE}": None
+        f"{prefix}/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}": None
         if found.counted_containers is None
-        else encode_marks((one.pod_uid, one.name) for one in found.counted_containers),
+        else encode_counted_container_hashes(
+            (one.pod_uid, one.name) for one in found.counted_containers
+        ),
     }
     sockets = sorted({zone.socket for zone in found.zones if zone.socket is not None})
     return {
@@ -128,7 +133,7 @@ def _listed_zone_count(zones: Mapping[int, Zone]) -> int:
     return count
 
 
-def stale_topology_contents(prefix: str, what: Object) -> Object:
+def contents_with_agent_not_ready(prefix: str, what: Object) -> Object:
     """The same for an agent that does not answer any more: its last numbers, not ready."""
     name = f"{prefix}/{AGENT_ATTRIBUTE}"
     kept = [one for one in what["attributes"] if one["name"] != name]
@@ -315,7 +320,7 @@ class TopologyOutput(AppliedObjectOutput):
         if found is None:
             if self._wanted is not None:
                 self._wanted, self._steady = (
-                    stale_topology_contents(self._prefix, self._wanted),
+                    contents_with_agent_not_ready(self._prefix, self._wanted),
                     None,
                 )
         elif (still := without_volatile_amounts(found)) != self._steady:
@@ -366,7 +371,9 @@ class TopologyOutput(AppliedObjectOutput):
         elif result is OutcomeKind.SUCCEEDED and request.form is ContentType.JSON:
             self._reset = False
         elif (
-            result is OutcomeKind.FAILED and PRUNE_FAILURE_TEXT in outcome.text and not self._cured
+            result is OutcomeKind.FAILED
+            and SERVER_PRUNE_ERROR_TEXT in outcome.text
+            and not self._cured
         ):
             self._reset = self._cured = True
         else:
@@ -384,11 +391,11 @@ class TopologyOutput(AppliedObjectOutput):
         others = other_field_managers(managed)
         if others and not self._force:
             self._object_read = False
-            self._on_conflict(others, now, jitter)
+            self._block_on_field_owners(others, now, jitter)
         elif self._wanted is None and managed and not others and "zones" in document:
             # An earlier publisher of ours left it, perhaps with `ready` in it.
             left = {key: document.get(key) or [] for key in ("attributes", "zones")}
-            self._wanted = stale_topology_contents(self._prefix, left)
+            self._wanted = contents_with_agent_not_ready(self._prefix, left)
 
     def _on_applied(self, request: APIRequest, document: Mapping[str, Any], now: float) -> None:
         if self._touch and has_more_available(self._applied_last, request.body):

@@ -21,17 +21,17 @@ from nri_numa.kube.requests import (
     annotations_of,
     mapping_or_empty,
 )
-from nri_numa.model.offline_capacity import NUMA_IDS_KEY
+from nri_numa.model.offline_capacity import NUMA_IDS_ANNOTATION
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
 CAPACITY_KIND: Final = "capacity"
-WITHDRAWABLE_KINDS: Final = (CAPACITY_KIND, NUMA_IDS_KEY)
+WITHDRAWABLE_KINDS: Final = (CAPACITY_KIND, NUMA_IDS_ANNOTATION)
 """What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
 
 
-async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
+async def withdraw_from_all_nodes(config: AgentConfig, kinds: frozenset[str]) -> int:
     """Take what is named off every Node; the result is how many requests failed."""
     api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
     outcomes: list[Outcome] = []
@@ -59,7 +59,10 @@ def _withdrawal_requests(
     node: Mapping[str, Any], config: AgentConfig, kinds: frozenset[str]
 ) -> Iterator[APIRequest]:
     """What takes it off one Node; nothing where it is not there."""
-    resource, key = config.device_plugin.resource_name, f"{config.annotation_prefix}/{NUMA_IDS_KEY}"
+    resource, key = (
+        config.device_plugin.resource_name,
+        f"{config.annotation_prefix}/{NUMA_IDS_ANNOTATION}",
+    )
     parts = {
         part: {resource: None}
         for part in ("capacity", "allocatable")
@@ -67,7 +70,7 @@ def _withdrawal_requests(
     }
     if CAPACITY_KIND in kinds and parts:
         yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})
-    if NUMA_IDS_KEY in kinds and key in annotations_of(node):
+    if NUMA_IDS_ANNOTATION in kinds and key in annotations_of(node):
         yield _patch_request(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 

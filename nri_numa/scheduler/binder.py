@@ -30,7 +30,7 @@ from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S, PodWatcher
 
 log = get_logger("scheduler")
 
-_MAX_ANNOTATION_BYTES: Final = 200_000
+_MAX_WRITTEN_ANNOTATION_BYTES: Final = 200_000
 """Bytes of an annotation; 256 KiB are all that a pod may have, and the API server does not check it
 here."""
 _API_TIMEOUT_TEXT: Final = "the API server did not answer in time"
@@ -112,7 +112,7 @@ class Binder:
                 request = self._reader.cached_request(binding.uid)
                 if request is None:
                     request = self._reader.read_pod_request(
-                        await self._api.request_json("GET", _binding_path(binding))
+                        await self._api.request_json("GET", _pod_api_path(binding))
                     )
                     if request.uid != binding.uid:
                         pod = f"{binding.namespace}/{binding.name}"
@@ -136,7 +136,7 @@ class Binder:
             return found.reason_text(found.best_amount)
         places = {name: numa_nodes for name, numa_nodes in found.numa_nodes if numa_nodes}
         text = format_scheduled_nodes(places)
-        if places and len(text) <= _MAX_ANNOTATION_BYTES:
+        if places and len(text) <= _MAX_WRITTEN_ANNOTATION_BYTES:
             annotations[self._annotation] = text
         coming = {
             one.container: ExpectedContainer(
@@ -148,7 +148,7 @@ class Binder:
         }
         if (
             len(coming) > 1
-            and len(text := format_expected_containers(coming)) <= _MAX_ANNOTATION_BYTES
+            and len(text := format_expected_containers(coming)) <= _MAX_WRITTEN_ANNOTATION_BYTES
         ):
             annotations[self._containers] = text
         now = self._clock()
@@ -179,7 +179,7 @@ class Binder:
         }
         try:
             async with asyncio.timeout_at(deadline):
-                await self._api.request_json("POST", f"{_binding_path(binding)}/binding", document)
+                await self._api.request_json("POST", f"{_pod_api_path(binding)}/binding", document)
         except KubeError as error:
             return f"{error.code}: {str(error)[:500]}" if error.code else str(error), error.code
         except TimeoutError:
@@ -196,7 +196,7 @@ class Binder:
         """
         try:
             async with asyncio.timeout(self._timeout):
-                pod = await self._api.request_json("GET", _binding_path(binding))
+                pod = await self._api.request_json("GET", _pod_api_path(binding))
         except KubeError as error:
             if error.code == 404:
                 self._nodes.forget_pod(binding.uid)
@@ -214,5 +214,5 @@ class Binder:
         return problem
 
 
-def _binding_path(binding: BindingArgs) -> str:
+def _pod_api_path(binding: BindingArgs) -> str:
     return Resource.PODS.api_path(binding.namespace, binding.name)

@@ -19,7 +19,7 @@ from nri_numa.scheduler.fit import (
     Verdict,
     WorkBudget,
     evaluate_fit,
-    near_best_score_key,
+    min_near_best_score_key,
 )
 from nri_numa.scheduler.node_resources import NO_NODE_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
@@ -137,7 +137,7 @@ class VerdictCache:
                 grades.append(found.score_key)
                 result.by_sums += found.by_sums
         if narrow and grades:
-            least = near_best_score_key(max(grades), self._strategy)
+            least = min_near_best_score_key(max(grades), self._strategy)
             fits = zip(result.feasible, grades, strict=True)
             result.feasible = [name for name, grade in fits if grade >= least]
         for members in groups.values():
@@ -221,7 +221,7 @@ class VerdictCache:
                     left.append(place)
                     continue
                 if work.done >= work.limit and asks is request:
-                    asks = request.with_distinct_containers(
+                    asks = request.without_duplicate_containers(
                         max(1, _MAX_SUM_EVALUATIONS // len(names))
                     )
                 found = evaluate_fit(room, asks, self._strategy, work)

@@ -25,7 +25,7 @@ from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.watcher import (
-    PENDING_PODS_SELECTOR,
+    PENDING_BOUND_PODS_SELECTOR,
     PODS_PATH,
     TOPOLOGIES_PATH,
     NodeWatcher,
@@ -34,7 +34,7 @@ from nri_numa.scheduler.watcher import (
 )
 from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate
-from nri_numa.web.server import RouteServer
+from nri_numa.web.server import MetricsAndProbeServer
 
 log = get_logger("scheduler")
 
@@ -42,7 +42,7 @@ MAX_QUESTION_BYTES: Final = 4 << 20
 """Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
 MAX_EXTENDER_CONNECTIONS: Final = 512
 """kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
-MIN_FEASIBLE_NODES: Final = 100
+MIN_FEASIBLE_NODES_TO_FIND: Final = 100
 """Names that kube-scheduler sends at least where it did not look at all nodes
 (minFeasibleNodesToFind)."""
 _MAX_SAMPLED_REQUESTS: Final = 1000
@@ -171,7 +171,7 @@ class Extender:
             self.api,
             PODS_PATH,
             self.pod_watcher,
-            fields=PENDING_PODS_SELECTOR,
+            fields=PENDING_BOUND_PODS_SELECTOR,
             key=uid_of,
             aged=pods,
             clock=clock,
@@ -203,7 +203,7 @@ class Extender:
             log.info(
                 "nodes passed by sums alone: the pod asks for too much work to judge all in full",
                 pod=f"{request.namespace}/{request.name}",
-                containers=len(request.plugin_aligned) + len(request.kubelet_aligned),
+                containers=len(request.plugin_aligned_requests) + len(request.kubelet_aligned),
                 by_sums=found.by_sums,
                 asked=len(question.node_names),
             )
@@ -225,7 +225,7 @@ class Extender:
         if request.invalid_reason:
             return
         self.activator.record_unschedulable(request.uid)
-        if MIN_FEASIBLE_NODES <= len(names) < len(self.nodes):
+        if MIN_FEASIBLE_NODES_TO_FIND <= len(names) < len(self.nodes):
             self._sampled.pop(request.verdict_key, None)
             if len(self._sampled) >= _MAX_SAMPLED_REQUESTS:
                 del self._sampled[next(iter(self._sampled))]
@@ -338,7 +338,7 @@ class Extender:
 
     # --- the HTTP side ----------------------------------------------------------------------------
 
-    def build_server(self, host: str) -> RouteServer:
+    def build_server(self, host: str) -> MetricsAndProbeServer:
         """The server: kube-scheduler's verbs, metrics and probes."""
         verbs: dict[str, VerbHandler] = {
             "/filter": self.filter,
@@ -376,7 +376,7 @@ class Extender:
                 result = "answered" if status == 200 else str(status)
                 metrics.calls.labels(path[1:], result).inc()
 
-        return RouteServer(
+        return MetricsAndProbeServer(
             host,
             version=__version__,
             metrics=self.render_metrics,

@@ -45,12 +45,12 @@ MAX_SCORE: Final = 10
 """MaxExtenderPriority of kube-scheduler; it checks nothing."""
 SCORE_TOLERANCE: Final = 2
 """Of three points for room: as good is a node that is not left nearly full beside empty ones."""
-MIN_MERGE_WORK: Final = 10
+BASE_WORK_PER_MERGE: Final = 10
 """Work of the smallest merge of hints; one for each 16 hints that are looked at comes to it."""
 MAX_NODE_WORK: Final = 2000
 """Work for one node, about 20 ms, after which its containers are judged by sums alone. 64 wide ones
 on eight NUMA nodes are below."""
-_WIDTH_SCALE: Final = 128
+_SCORE_KEY_WIDTH_BASE: Final = 128
 """Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
 
 
@@ -82,7 +82,7 @@ class WorkBudget:
     def add_merge(self, numa_nodes: int, steps: int) -> None:
         """Count a merge, which looks at all sets of a few NUMA nodes, and searches among many."""
         hints = 1 << numa_nodes if numa_nodes <= EXACT_MERGE_MAX_NODES else steps * numa_nodes
-        self.done += MIN_MERGE_WORK + hints // 16
+        self.done += BASE_WORK_PER_MERGE + hints // 16
 
 
 class Fit(Struct, frozen=True, gc=False):
@@ -123,7 +123,7 @@ class Fit(Struct, frozen=True, gc=False):
     @property
     def pod_charge(self) -> ResourceCounts | None:
         """What the pod takes; None where that is nothing that is counted."""
-        return self.room.charge_containers(self.assigned_nodes)
+        return self.room.charge_of_containers(self.assigned_nodes)
 
     @property
     def score(self) -> int:
@@ -195,7 +195,7 @@ def _evaluate_without_moves(
     found: Verdict = Fit(room, request)
     if request.containers:
         found = _fit_all(
-            room, request, request.plugin_aligned, strategy, room.exclusive_limit, work
+            room, request, request.plugin_aligned_requests, strategy, room.exclusive_limit, work
         )
         if isinstance(found, Unfit):
             return found
@@ -270,7 +270,7 @@ def _fit_all(
         width, wider = max(width, len(places)), wider or not ideal
         chosen.append((one, places))
         if not one.is_init:
-            free = free.with_container(one, room.cpus_with_siblings(one), places)
+            free = free.with_container(one, room.cpus_with_idle_siblings(one), places)
     if by_sums:
         return Fit(room, request, tuple(chosen), by_sums=True)
     if not used:
@@ -329,7 +329,7 @@ def _select_nodes(
             count_text(room.threads_per_core, "thread"),
         )
         return Unfit(f"needs {cpus} in whole cores of {threads}", unresolvable=True)
-    asks = _resource_rows(room, free, request, room.cpus_with_siblings(request))
+    asks = _resource_rows(room, free, request, room.cpus_with_idle_siblings(request))
     fitting: Sequence[int] = range(len(room.ids))
     for least, column, _ in asks:
         fitting = [place for place in fitting if column[place] >= least]
@@ -379,7 +379,7 @@ def _align_nodes(
             unit=unit,
         )
         for (name, unit), (least, free, capacity) in zip(
-            _resource_units(request), asks, strict=True
+            _requested_resources_with_units(request), asks, strict=True
         )
     ]
     problem = AlignmentRequest(
@@ -402,7 +402,9 @@ def _align_nodes(
         work.add_merge(len(ids), found.search_steps)
     everywhere = range(len(ids))
     chosen = everywhere if found.affinity is None else room.positions_of(found.affinity)
-    for (_, unit), (least, free, _) in zip(_resource_units(request), asks, strict=True):
+    for (_, unit), (least, free, _) in zip(
+        _requested_resources_with_units(request), asks, strict=True
+    ):
         # CPU time is shared: what is short makes it slow, and nothing is refused.
         if unit is Unit.MILLI_CPUS or sum(free[place] for place in chosen) >= least:
             continue
@@ -428,11 +430,11 @@ def compute_score_key(width: int, wider: bool, left: int, factor: int, strategy:
     """
     wide = max(0, 6 - 2 * (width - 1) - wider)
     room = 1000 - left if strategy is Strategy.PACK else left
-    first = max(0, _WIDTH_SCALE - 2 * width - wider)
+    first = max(0, _SCORE_KEY_WIDTH_BASE - 2 * width - wider)
     return first << 4 | min(MAX_SCORE, (1000 * wide + 3 * room + factor + 500) // 1000)
 
 
-def near_best_score_key(best: int, strategy: Strategy) -> int:
+def min_near_best_score_key(best: int, strategy: Strategy) -> int:
     """The least grade that is about as good as the best one.
 
     As many NUMA nodes, and a score at most `SCORE_TOLERANCE` lower; with ``pack`` the same score:
@@ -469,7 +471,7 @@ class _Requirements(Struct, frozen=True, gc=False):
     def exceeds_sums(self, asks: Iterable[Any]) -> bool:
         """Whether sums alone say that no set of NUMA nodes will do, as it does on a full node."""
         return self.is_unresolvable or any(
-            count and _max_amount(free, self.width) < least
+            count and _max_sum_over_nodes(free, self.width) < least
             for count, (least, free, _) in zip(self.enforced, asks, strict=True)
         )
 
@@ -478,7 +480,7 @@ class _Requirements(Struct, frozen=True, gc=False):
         if self.capacity_unfit is not None:
             return self.capacity_unfit
         for text, (least, free, _) in zip(self.texts, asks, strict=True):
-            if text is not None and (most := _max_amount(free, text[2])) < max(1, least):
+            if text is not None and (most := _max_sum_over_nodes(free, text[2])) < max(1, least):
                 return Unfit(text[0], text[1], most)
         return self.joint_unfit
 
@@ -493,7 +495,9 @@ def _resolve_requirements(
     strict = restricted and request.on_failure is not OnFailure.BEST_EFFORT
     never, whats, limit = None, [], "one NUMA node"
     texts: list[tuple[str, Unit, int] | None] = []
-    for (name, unit), (least, capacity) in zip(_resource_units(request), asked, strict=True):
+    for (name, unit), (least, capacity) in zip(
+        _requested_resources_with_units(request), asked, strict=True
+    ):
         texts.append(None)
         if unit is Unit.MILLI_CPUS and not request.shared_milli:
             continue
@@ -507,7 +511,7 @@ def _resolve_requirements(
             limit = "one NUMA node" if width == 1 else numa_node_count_text(width)
             need += f" on {limit}"
         texts[-1] = need, unit, width
-        if never is None and (most := _max_amount(capacity, width)) < max(1, least):
+        if never is None and (most := _max_sum_over_nodes(capacity, width)) < max(1, least):
             never = Unfit(need, unit, most, unresolvable=True)
     widths = [
         _required_node_count(capacity, least, poorest=True) for least, capacity in asked if strict
@@ -515,7 +519,10 @@ def _resolve_requirements(
     together = " and ".join(whats) or "a place to run"
     found = _Requirements(
         enforced=tuple(
-            [strict or unit is not Unit.MILLI_CPUS for _, unit in _resource_units(request)]
+            [
+                strict or unit is not Unit.MILLI_CPUS
+                for _, unit in _requested_resources_with_units(request)
+            ]
         ),
         width=max(widths, default=None),
         texts=tuple(texts),
@@ -532,7 +539,7 @@ def _required_node_count(capacity: AmountByPosition, least: int, *, poorest: boo
     return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
-def _resource_units(request: ContainerRequest) -> list[tuple[str, Unit]]:
+def _requested_resources_with_units(request: ContainerRequest) -> list[tuple[str, Unit]]:
     """Name and unit of what it asks, as `_resource_rows` lists it."""
     units = [
         (name, Unit.DEVICES if EXTENDED_RESOURCE_MARK in name else Unit.BYTES)
@@ -550,7 +557,7 @@ def _request_text(name: str, unit: Unit, amount: int, exclusive: int) -> str:
     return count_text(exclusive, "exclusive CPU") + idle
 
 
-def _max_amount(column: AmountByPosition, width: int | None) -> int:
+def _max_sum_over_nodes(column: AmountByPosition, width: int | None) -> int:
     """The most that so many NUMA nodes have; None for all of them."""
     if width == 1:
         return max(0, *column)

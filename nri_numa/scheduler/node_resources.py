@@ -105,8 +105,9 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         agent_not_ready: its agent does not place containers now.
         exclusive_limit: whole CPUs that can be exclusive in all, where a floor or a quota makes
             that less than the sum; None where nothing says it.
-        counted_containers: `nri_numa.model.counted_containers.encode_marks` of the containers that
-            the numbers count; None where the object does not say which these are.
+        counted_containers: of those that the numbers count, as
+            `nri_numa.model.counted_containers.encode_counted_container_hashes` says; None where
+            the object does not say which these are.
     """
 
     ids: tuple[int, ...]
@@ -163,11 +164,11 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         bits = numa_nodes.bits
         return [place for place, i in enumerate(self.ids) if bits >> i & 1]
 
-    def cpus_with_siblings(self, request: ContainerRequest) -> int:
+    def cpus_with_idle_siblings(self, request: ContainerRequest) -> int:
         """CPUs that a container keeps to itself, with siblings that stay idle."""
         return request.exclusive_cpus * (self.threads_per_core if request.smt is SMT.ISOLATE else 1)
 
-    def charge_containers(
+    def charge_of_containers(
         self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]
     ) -> ResourceCounts | None:
         """What containers take that are placed one after another; those that end give it back.
@@ -177,7 +178,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         after = self.free_counts
         for one, places in chosen:
             if places and not one.is_init:
-                after = after.with_container(one, self.cpus_with_siblings(one), places)
+                after = after.with_container(one, self.cpus_with_idle_siblings(one), places)
         charge = self.free_counts.difference_to(after)
         left = zip(after.exclusive, after.milli, strict=True)
         short = [place for place, both in enumerate(left) if min(both) < 0]
@@ -188,30 +189,30 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         cpus = self.exclusive_after_moves[place] - self.free_counts.exclusive[place]
         return replace(
             charge,
-            exclusive=_shift_to_other_nodes(charge.exclusive, place, cpus),
-            milli=_shift_to_other_nodes(charge.milli, place, 1000 * cpus),
+            exclusive=_shift_charge_to_other_nodes(charge.exclusive, place, cpus),
+            milli=_shift_charge_to_other_nodes(charge.milli, place, 1000 * cpus),
         )
 
-    def charge_pod(
+    def charge_of_placed_pod(
         self, request: PodRequest, placed: Mapping[str, NUMASet]
     ) -> ResourceCounts | None:
         """What a pod takes whose NUMA nodes stand in its annotation, by container."""
         whole = next(iter(placed.values()), NO_NUMA_NODES)
-        return self.charge_containers(
+        return self.charge_of_containers(
             (
                 one,
                 self.positions_of(
                     placed.get(one.container, NO_NUMA_NODES) if one.container else whole
                 ),
             )
-            for one in request.plugin_aligned
+            for one in request.plugin_aligned_requests
         )
 
     def minus_pods(self, charges: Iterable[ResourceCounts]) -> Self:
         """What pods leave of it; nothing goes below zero."""
         if not (charges := list(charges)):
             return self
-        found = self._with_counts(charges, -1, lambda capacity, n: max(0, n))
+        found = self._with_charges_applied(charges, -1, lambda capacity, n: max(0, n))
         if self.exclusive_limit is None:
             return found
         together = max(0, self.exclusive_limit - _sum_exclusive_cpus(charges))
@@ -223,12 +224,12 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
 
     def plus_pods(self, charges: Sequence[ResourceCounts]) -> Self:
         """The same with what pods take given back; nothing goes above what there is."""
-        found = self._with_counts(charges, 1, min)
+        found = self._with_charges_applied(charges, 1, min)
         if self.exclusive_limit is None:
             return found
         return replace(found, exclusive_limit=self.exclusive_limit + _sum_exclusive_cpus(charges))
 
-    def _with_counts(
+    def _with_charges_applied(
         self, charges: Sequence[ResourceCounts], sign: int, limit: Callable[[int, int], int]
     ) -> Self:
         def adjust_free(
@@ -297,7 +298,9 @@ def _subtract_units(column: list[int], places: Sequence[int], amount: int, unit:
     column[places[0]] -= amount * unit
 
 
-def _shift_to_other_nodes(column: AmountByPosition, place: int, amount: int) -> AmountByPosition:
+def _shift_charge_to_other_nodes(
+    column: AmountByPosition, place: int, amount: int
+) -> AmountByPosition:
     """So much is taken everywhere but at one place, which gets it back."""
     return tuple([n - amount if i == place else n + amount for i, n in enumerate(column)])
 

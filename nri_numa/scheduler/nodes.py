@@ -21,13 +21,13 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.model.counted_containers import container_mark
+from nri_numa.model.counted_containers import counted_container_hash
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts, UnreadableTopology
 from nri_numa.scheduler.pod_request import PodRequest
 
 NodeInfo = NodeResources | UnreadableTopology
-UNCOUNTED_POD_LIMIT_S: Final = 60.0
+UNCOUNTED_POD_WARNING_S: Final = 60.0
 """Seconds after which a node should count a pod that started; `nri-numa publish` takes one."""
 _MAX_SHARED_NODES: Final = 1000
 """Rooms that are gone and may be kept, in case that a node is like them again."""
@@ -86,7 +86,11 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         """Containers of it that the numbers of a node count."""
         named = room.counted_containers.split() if room.counted_containers else ()
         return frozenset(
-            [name for name in self.non_init_containers if container_mark(self.uid, name) in named]
+            [
+                name
+                for name in self.non_init_containers
+                if counted_container_hash(self.uid, name) in named
+            ]
         )
 
     def is_nameable_by(self, room: NodeResources) -> bool:
@@ -113,9 +117,9 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         partly = len(missing) < len(self.non_init_containers)
         if partly and request.pod_scope_request is None and self.numa_nodes:
             rest = tuple(one for one in request.containers if one.container in missing)
-            return room.charge_pod(replace(request, containers=rest), self.numa_nodes)
+            return room.charge_of_placed_pod(replace(request, containers=rest), self.numa_nodes)
         if self.charge is None and self.numa_nodes:
-            return room.charge_pod(request, self.numa_nodes)
+            return room.charge_of_placed_pod(request, self.numa_nodes)
         return self.charge
 
 
@@ -261,7 +265,7 @@ class SchedulerCache:
     def late_assumed_pods(self, now: float) -> list[AssumedPod]:
         """Holds of pods that started a while ago and that their nodes do not count, by uid."""
         found = [
-            hold for hold in self._holds.values() if now - hold.left_at >= UNCOUNTED_POD_LIMIT_S
+            hold for hold in self._holds.values() if now - hold.left_at >= UNCOUNTED_POD_WARNING_S
         ]
         return sorted(found, key=lambda hold: hold.uid)
 

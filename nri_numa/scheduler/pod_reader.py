@@ -184,7 +184,7 @@ class PodReader:
                 if not ends:
                     whole_milli = whole_milli.add(Charge(cpu_milli=1000 * whole))
             # Whole CPUs a kubelet may pin, and what it pins is left to it.
-            if not whole and _is_mempolicy_unpinned(requested):
+            if not whole and _is_mempolicy_always_refused(requested):
                 return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
@@ -192,7 +192,7 @@ class PodReader:
             if isinstance(found, Rejection):
                 return _invalid_request(request, found)
             scopes.add(requested.scope)
-            amounts = _memory_demand(sandbox.qos, memory, found)
+            amounts = _required_and_charged_memory(sandbox.qos, memory, found)
             asks = _container_request(container, ends, requested, found, amounts)
             if one.devices and requested.devices is DeviceAlignment.ALIGN:
                 devices = _device_amounts(one.devices)
@@ -226,7 +226,7 @@ def _invalid_request(request: PodRequest, refusal: Rejection) -> PodRequest:
     return replace(request, invalid_reason=refusal.detail, has_placement_request=True)
 
 
-def _is_mempolicy_unpinned(requested: PlacementOptions) -> bool:
+def _is_mempolicy_always_refused(requested: PlacementOptions) -> bool:
     """Whether every node refuses its memory policy, since no machine pins its memory."""
     listed = requested.numacpu is not None and requested.numamem is None
     return (
@@ -261,7 +261,7 @@ def _kubelet_request(
     )
 
 
-def _memory_demand(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
+def _required_and_charged_memory(qos: QoSClass, requested: int, found: Demand) -> tuple[int, int]:
     """Bytes that must be on its NUMA nodes, and what of these is allocated.
 
     The node reads a memory request from the OOM score; here it is known.

@@ -66,7 +66,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     movable: tuple[str, ...] = ()
 
     @property
-    def plugin_aligned(self) -> tuple[ContainerRequest, ...]:
+    def plugin_aligned_requests(self) -> tuple[ContainerRequest, ...]:
         """What we place, one after another."""
         return self.containers if self.pod_scope_request is None else (self.pod_scope_request,)
 
@@ -75,7 +75,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
         """What replicas share: a room has one verdict for all pods with equal keys."""
         return self.containers, self.pod_scope_request, self.kubelet_aligned
 
-    def with_distinct_containers(self, peak_amount: int) -> PodRequest:
+    def without_duplicate_containers(self, peak_amount: int) -> PodRequest:
         """The same with one of all containers that ask alike, and so many of these at most."""
 
         def some(containers: Sequence[ContainerRequest]) -> tuple[ContainerRequest, ...]:

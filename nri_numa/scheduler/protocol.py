@@ -91,14 +91,14 @@ def encode_filter_result(
     """ExtenderFilterResult; nodes only by name, and not more than so many for one reason."""
     document = {
         "NodeNames": names,
-        "FailedNodes": _limit_nodes_per_reason(failed),
-        "FailedAndUnresolvableNodes": _limit_nodes_per_reason(hopeless),
+        "FailedNodes": _drop_nodes_beyond_reason_limit(failed),
+        "FailedAndUnresolvableNodes": _drop_nodes_beyond_reason_limit(hopeless),
         "Error": "",
     }
     return msgspec.json.encode(document)
 
 
-def _limit_nodes_per_reason(reasons: Mapping[str, str]) -> Mapping[str, str]:
+def _drop_nodes_beyond_reason_limit(reasons: Mapping[str, str]) -> Mapping[str, str]:
     """Some nodes for each reason; the reason says of how many others it holds."""
     if len(reasons) <= MAX_NODES_PER_REASON:
         return reasons

@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import annotations_of
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
+from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy, Scope
 from nri_numa.scheduler.node_resources import (
@@ -35,8 +35,8 @@ _LOCAL_DISTANCE, _REMOTE_DISTANCE = 10, 20
 _MAX_AMOUNT: Final = 1 << 62
 _MAX_LIST_ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""
-RENEWED_ATTRIBUTE: Final = "renewed"
-VALIDITY_ATTRIBUTE: Final = "valid-seconds"
+RENEWED_ANNOTATION: Final = "renewed"
+VALIDITY_ANNOTATION: Final = "valid-seconds"
 MAX_TOPOLOGY_VALIDITY_S: Final = 7 * 86400
 """Seconds; what is longer is not meant."""
 
@@ -96,7 +96,7 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
         factors.append(_parse_capacity_factor(own.get(f"{prefix}/capacity-factor"), path))
     return NodeResources(
         ids=ids,
-        distances=tuple(_parse_distances(zones[i].get("costs"), i, ids) for i in ids),
+        distances=tuple(_parse_distance_row(zones[i].get("costs"), i, ids) for i in ids),
         cpu=NodeResource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
         exclusive=NodeResource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
         exclusive_after_moves=tuple(after) if after != exclusive else (),
@@ -113,7 +113,7 @@ def _read_resources(document: Mapping[str, Any], prefix: str) -> NodeResources:
             if exclusive_name in attributes
             else None
         ),
-        counted_containers=attributes.get(f"{prefix}/{COUNTED_ATTRIBUTE}"),
+        counted_containers=attributes.get(f"{prefix}/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}"),
     )
 
 
@@ -170,7 +170,7 @@ def _parse_amount(resource: Mapping[str, Any], key: str, path: str, factor: int)
     return amount
 
 
-def _parse_distances(value: object, me: int, ids: tuple[int, ...]) -> AmountByPosition:
+def _parse_distance_row(value: object, me: int, ids: tuple[int, ...]) -> AmountByPosition:
     found: dict[int, int] = {}
     for number, cost in enumerate(_require_list(value, f"zone {_ZONE_NAME_PREFIX}{me}, costs")):
         path = f"zone {_ZONE_NAME_PREFIX}{me}, costs[{number}]"
@@ -269,8 +269,8 @@ class TopologyValidity:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._renewed, self._valid = (
-            f"{prefix}/{RENEWED_ATTRIBUTE}",
-            f"{prefix}/{VALIDITY_ATTRIBUTE}",
+            f"{prefix}/{RENEWED_ANNOTATION}",
+            f"{prefix}/{VALIDITY_ANNOTATION}",
         )
         self._known: dict[str, tuple[str, float]] = {}
 

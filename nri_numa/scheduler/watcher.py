@@ -24,7 +24,7 @@ log = get_logger("scheduler")
 
 TOPOLOGIES_PATH: Final = Resource.TOPOLOGIES.api_path()
 PODS_PATH: Final = Resource.PODS.api_path()
-PENDING_PODS_SELECTOR: Final = "status.phase=Pending,spec.nodeName!="
+PENDING_BOUND_PODS_SELECTOR: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
 ASSUMED_POD_TIMEOUT_S: Final = 600.0
 """Seconds after which a binding of which nothing is known is not going to be written any more."""
@@ -41,7 +41,7 @@ MIN_WARNING_INTERVAL_S: Final = 60.0
 WAKE_ANNOTATION: Final = "room"
 """Key of the annotation that wakes pods, below the prefix; its value is a number that is another
 one each time."""
-UNSCHEDULABLE_POD_TIMEOUT_S: Final = 600.0
+MAX_UNSCHEDULABLE_POD_AGE_S: Final = 600.0
 """Seconds in which a pod that was refused is thought to wait; it is tried again every 5 minutes."""
 MAX_WAKE_ROUNDS: Final = 8.0
 """How often all nodes may be tried for a pod that one of them has room for. kube-scheduler asks
@@ -102,7 +102,7 @@ class PodActivator:
         self._seen.clear()
         while self._waiting:
             uid, at = next(iter(self._waiting.items()))
-            if now - at <= UNSCHEDULABLE_POD_TIMEOUT_S:
+            if now - at <= MAX_UNSCHEDULABLE_POD_AGE_S:
                 return self.wake_pods(node)
             del self._waiting[uid]
 

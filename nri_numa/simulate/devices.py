@@ -44,7 +44,7 @@ DeviceInventory = Mapping[str, tuple[Device, ...]]
 MAX_INVENTORY_BYTES: Final = 1 << 20
 MAX_INVENTORY_DEVICES: Final = 4096
 """Of all resources; no machine has a tenth of it."""
-NO_NUMA_NODE: Final = "none"
+NO_NUMA_NODE_WORD: Final = "none"
 
 _RESOURCE_NAME_PATTERN: Final = re.compile(
     # An extended resource's name: a domain and a name.
@@ -102,22 +102,22 @@ def _read_inventory_document(path: str) -> object:
         text = read_input_text(path, MAX_INVENTORY_BYTES)
         documents = [one for one in parse_documents(text) if one is not None]
     except OSError as error:
-        raise _inventory_error(path, f"cannot be read: {error.strerror or error}") from error
+        raise _inventory_file_error(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
-        raise _inventory_error(path, safe_yaml.yaml_problem_text(error, text)) from error
+        raise _inventory_file_error(path, safe_yaml.yaml_problem_text(error, text)) from error
     if len(documents) != 1:
         count = f"has {len(documents)} documents" if documents else "is empty"
-        raise _inventory_error(
+        raise _inventory_file_error(
             path, f"{count}, expected one mapping of resources to lists of devices"
         )
     if isinstance(documents[0], Mapping) and "kind" in documents[0]:
-        raise _inventory_error(
+        raise _inventory_file_error(
             path, "has a kind, as manifests have, expected a mapping of resources to devices"
         )
     return documents[0]
 
 
-def _inventory_error(path: str, what: str) -> ManifestError:
+def _inventory_file_error(path: str, what: str) -> ManifestError:
     return ManifestError((f"{path}: {what}",))
 
 
@@ -197,7 +197,7 @@ def _device_from_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Ite
 
 def _parse_numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
     text = _scalar_text(at.value)
-    if text == NO_NUMA_NODE:
+    if text == NO_NUMA_NODE_WORD:
         return NUMASet()
     try:
         nodes = NUMASet.parse(text)
@@ -223,7 +223,7 @@ DevicesByResource = Mapping[str, tuple[Device, ...]]
 """Devices of one container, by resource."""
 
 
-class DeviceShortage(NamedTuple):
+class DeviceShortageFinding(NamedTuple):
     """A container asks for more devices than are free."""
 
     container: str
@@ -244,7 +244,7 @@ class KubeletDevices:
         self._places = places
         self._by_pod: dict[str, dict[str, DevicesByResource]] = {}
 
-    def allocate_pod_devices(self, pod: PodManifest) -> DeviceShortage | None:
+    def allocate_or_find_shortage(self, pod: PodManifest) -> DeviceShortageFinding | None:
         """Give a pod's containers their devices, or none of them any.
 
         What an init container had is taken first for those after it, as it has ended by then.
@@ -257,7 +257,7 @@ class KubeletDevices:
             for resource, count in sorted(container.devices.items()):
                 pool = [*ended[resource], *free[resource]]
                 if len(pool) < count:
-                    return DeviceShortage(
+                    return DeviceShortageFinding(
                         container.name,
                         f"container {container.name}: {count} {resource} needed, {len(pool)} of "
                         f"the inventory's {len(self._inventory[resource])} are free",
@@ -282,11 +282,11 @@ class KubeletDevices:
 
     def known_container_devices(self, pod: PodManifest, container: str) -> KnownDevices:
         """What the agent would know of a container's devices."""
-        own = self._build_device_hints([self.devices_of(pod, container)])
-        together = self._build_device_hints(self._by_pod.get(pod.uid, {}).values())
+        own = self._hints_of_given_devices([self.devices_of(pod, container)])
+        together = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values())
         return KnownDevices(own.requests, together.requests, own.notes)
 
-    def _build_device_hints(self, of: Iterable[DevicesByResource]) -> DeviceHints:
+    def _hints_of_given_devices(self, of: Iterable[DevicesByResource]) -> DeviceHints:
         found = (
             LocatedDevice(resource, one.id, one.numa_nodes)
             for given in of

@@ -172,7 +172,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 # --- planning -------------------------------------------------------------------------------------
 
 
-_IMMUTABLE_POD_FIELDS: Final = (
+_COMPARED_POD_FIELDS: Final = (
     "containers",
     "annotations",
     "pod_requests",
@@ -213,7 +213,7 @@ def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
                 )
             elif name not in had:
                 planned.append(PlannedAction(action=PodAction.CREATE, pod=pod))
-            elif any(getattr(had[name], key) != getattr(pod, key) for key in _IMMUTABLE_POD_FIELDS):
+            elif any(getattr(had[name], key) != getattr(pod, key) for key in _COMPARED_POD_FIELDS):
                 problems += [
                     f"{workload.source}: {why}" for why in _resize_obstacles(had[name], pod)
                 ]
@@ -362,7 +362,7 @@ class _Simulator:
     def _create_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
-        too_few = self._devices.allocate_pod_devices(pod)
+        too_few = self._devices.allocate_or_find_shortage(pod)
         reading, free = self._reading, self._devices.free_by_node()
         if free:
             reading = replace(reading or MeasuredFree(), devices=free)
@@ -435,8 +435,8 @@ class _Simulator:
             self.state = found.state
             # Our override is on top.
             changed = {
-                **_changed_resources(requested),
-                **_changed_resources(found.container_update),
+                **_nonempty_resource_fields(requested),
+                **_nonempty_resource_fields(found.container_update),
             }
             self._live[made.id] = replace(live, resources=replace(live.resources, **changed))
             outcomes.append(
@@ -514,7 +514,7 @@ def _with_adjustment(made: Container, decision: Admitted) -> Container:
     )
 
 
-def _changed_resources(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
+def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
     """What a change says of resources; it leaves the others as they are."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}

@@ -67,7 +67,7 @@ def read_checkpoint(path: str) -> JournalContents:
         found = parse_journal(read_file(path, _MAX_CHECKPOINT_BYTES, ours=False))
     except OSError as error:
         raise _checkpoint_error(path, "read", error) from error
-    unusable = _check_usable(path, found)
+    unusable = _unusable_journal_error(path, found)
     if unusable is not None:
         raise unusable
     if found.torn:
@@ -75,7 +75,7 @@ def read_checkpoint(path: str) -> JournalContents:
     return found
 
 
-def _check_usable(path: str, found: JournalContents) -> CheckpointError | None:
+def _unusable_journal_error(path: str, found: JournalContents) -> CheckpointError | None:
     if found.newer:
         return CheckpointTooNew(
             path,
@@ -206,7 +206,7 @@ class CheckpointStore:
         unusable: CheckpointError | None
         try:
             found = parse_journal(read_file(self.path, _MAX_CHECKPOINT_BYTES))
-            unusable = _check_usable(self.path, found)
+            unusable = _unusable_journal_error(self.path, found)
         except (FileNotFoundError, NotADirectoryError):
             return JournalContents()
         except OSError as error:

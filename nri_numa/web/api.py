@@ -329,10 +329,10 @@ class AgentServer(Server):
 
     async def start(self) -> None:
         """Return when it listens at the address; what is served there does not need the socket."""
-        if self._certificate is not None and (problem := self._certificate.report_expired()):
+        if self._certificate is not None and (problem := self._certificate.expired_problem()):
             log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
         if self._socket:
-            listen = partial(self.listen_at, self._socket)
+            listen = partial(self.listen_on_unix_socket, self._socket)
             self._tasks.add(
                 asyncio.create_task(self._listen_with_retry(listen, self._socket, "http.socket"))
             )

@@ -231,7 +231,7 @@ class HTTPConnection:
         # Else ConnectionClosed, or PAUSED after a protocol switch that we never accept.
         return event if isinstance(event, h11.Request) else None
 
-    def read_request(self, event: h11.Request, *, local: bool) -> HTTPRequest:
+    def parse_request_head(self, event: h11.Request, *, local: bool) -> HTTPRequest:
         """That request without its body.
 
         Raises:
@@ -295,10 +295,10 @@ class HTTPConnection:
         """Read some more; a deadline does not move with what trickles in."""
         data = await self._reader.read(MAX_HEADER_BYTES)
         if self._idle and data:
-            self._start_request()
+            self._start_request_deadline()
         self._h11.receive_data(data)
 
-    def _start_request(self) -> None:
+    def _start_request_deadline(self) -> None:
         self._idle = False
         self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S)
 
@@ -355,7 +355,7 @@ class HTTPConnection:
         if not (self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE):
             return False
         if self._h11.trailing_data[0]:
-            self._start_request()  # it came along with the one before
+            self._start_request_deadline()  # it came along with the one before
         else:
             self._idle = True
             self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT_S)

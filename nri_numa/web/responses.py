@@ -15,7 +15,7 @@ from nri_numa.config.sections import camel_case
 from nri_numa.observe.notices import DecidedRequest, Notice
 
 IdList = Annotated[str, "Ids in the kernel's list format, such as 0-3,8."]
-Seconds = Annotated[float, "Seconds since the epoch."]
+UnixTimeSeconds = Annotated[float, "Seconds since the epoch."]
 
 
 class Document(Struct, frozen=True, rename=camel_case, kw_only=True):
@@ -150,7 +150,7 @@ class Assignment(Document, frozen=True, kw_only=True):
     reason: str
     cpu_milli: int
     memory_bytes: int
-    assigned_at: Seconds = field(name="since")
+    assigned_at: UnixTimeSeconds = field(name="since")
     actual: Annotated[ActualCpuset | None, "What it has instead; null while it is as meant."] = None
     slots: Annotated[str, "Ids of the extended resource that it holds, separated by commas."] = ""
     memory: Annotated[
@@ -189,7 +189,7 @@ class RejectionRecord(Document, frozen=True, kw_only=True):
     container: str
     reason: str
     message: str
-    last_time: Seconds = field(name="at")
+    last_time: UnixTimeSeconds = field(name="at")
     observed: Annotated[
         bool, "It only would have been refused: the agent observed and changed nothing."
     ] = False
@@ -348,7 +348,7 @@ class Status(Document, frozen=True, kw_only=True):
 
     version: str
     node_name: Annotated[str, "Of the node, as Kubernetes has it."] = ""
-    started_at: Seconds
+    started_at: UnixTimeSeconds
     observe: Annotated[bool, "Decides and reports, but changes nothing."]
     ready: bool
     serial: int
@@ -398,7 +398,7 @@ class KubeletConflict(Document, frozen=True, kw_only=True):
     )
     yields_to: Annotated[str, "kubelet or nri-numa, as configured."]
     detected_in: Annotated[str, "UpdateContainer or cgroup."] = field(name="seenIn")
-    first_time: Seconds = field(name="since")
+    first_time: UnixTimeSeconds = field(name="since")
     times: Annotated[int, "How often it was seen."]
 
 
@@ -526,7 +526,7 @@ class Zone(Document, frozen=True, kw_only=True):
     ] = ()
 
 
-class ZonePod(Document, frozen=True, kw_only=True):
+class NodePod(Document, frozen=True, kw_only=True):
     """A pod with containers on the node."""
 
     namespace: str
@@ -534,7 +534,7 @@ class ZonePod(Document, frozen=True, kw_only=True):
     qos: str
 
 
-class ZoneContainer(Document, frozen=True, kw_only=True):
+class CountedContainer(Document, frozen=True, kw_only=True):
     """A container whose CPUs or memory are taken from the numbers."""
 
     pod_uid: str
@@ -564,12 +564,12 @@ class Zones(Document, frozen=True, kw_only=True):
     ] = None
     zones: tuple[Zone, ...]
     pods: Annotated[
-        tuple[ZonePod, ...],
+        tuple[NodePod, ...],
         "Ordered by namespace and name, each once; Guaranteed ones from their "
         "sandbox on, before anything of them is charged.",
     ]
     counted_containers: Annotated[
-        tuple[ZoneContainer, ...] | None,
+        tuple[CountedContainer, ...] | None,
         "Containers that the numbers count, ordered: all that asked for NUMA nodes, also with "
         "nothing; null from an agent that does not say it.",
     ] = field(name="charged", default=None)

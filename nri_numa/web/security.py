@@ -106,7 +106,7 @@ class Certificate:
         self._problem = problem
         return self.context
 
-    def fingerprint(self) -> bytes:
+    def certificate_sha256(self) -> bytes:
         """SHA-256 of the certificate; `OSError` or `ValueError` where the file holds none."""
         import ssl
 
@@ -116,7 +116,7 @@ class Certificate:
         first = text[text.index(begin) : text.index(end)] + end
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest()
 
-    def report_expired(self) -> str:
+    def expired_problem(self) -> str:
         """Says so when clients will refuse the certificate; it is served all the same."""
         left = certificate_seconds_left(self._files[0], time.time())
         if left is None or left >= 0:

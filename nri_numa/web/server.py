@@ -127,7 +127,7 @@ class ConnectionLimiter:
         return len(self._ordinary) + len(self._reserve)
 
     @property
-    def uses_reserve(self) -> bool:
+    def has_reserve_connections(self) -> bool:
         """Whether there are newcomers without a place, and with them maybe a probe."""
         return bool(self._reserve)
 
@@ -287,7 +287,7 @@ class Server:
         """A connection was closed because it had no place or was too slow."""
 
     def on_connection_count(self, count: int, *, crowded: bool) -> None:
-        """So many connections are open now; `ConnectionLimiter.uses_reserve`."""
+        """So many connections are open now; `ConnectionLimiter.has_reserve_connections`."""
 
     # --- listeners ----------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Server:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._serve_at(sock)
 
-    def listen_at(self, path: str) -> None:
+    def listen_on_unix_socket(self, path: str) -> None:
         """Serve on a unix socket, for its user and for the group of its directory; or `OSError`.
 
         One that an earlier process left behind is removed.
@@ -363,7 +363,7 @@ class Server:
             if pause := self._places.accept_pause_s():
                 self._pause_listener(listener, pause)
                 break
-        self.on_connection_count(len(self._places), crowded=self._places.uses_reserve)
+        self.on_connection_count(len(self._places), crowded=self._places.has_reserve_connections)
 
     def _assign_slot(self, sock: socket.socket, peer: str) -> None:
         """Give a place to a connection."""
@@ -452,7 +452,7 @@ class Server:
 
     def _release_slot(self, place: ConnectionSlot) -> None:
         self._places.release_slot(place)
-        self.on_connection_count(len(self._places), crowded=self._places.uses_reserve)
+        self.on_connection_count(len(self._places), crowded=self._places.has_reserve_connections)
 
     def _uses_tls(self, place: ConnectionSlot) -> bool:
         return self._certificate is not None and place.peer != UNIX_PEER
@@ -514,7 +514,7 @@ class Server:
             # Without a turn: the only request of the reserve, which had one, and a probe.
             if place.answered or not (place.is_reserve or _path_of(event) in PROBE_PATHS):
                 await self._answers.wait_for_turn()
-            request = connection.read_request(event, local=place.peer == UNIX_PEER)
+            request = connection.parse_request_head(event, local=place.peer == UNIX_PEER)
             try:
                 if place.is_reserve and request.path not in PROBE_PATHS:
                     raise protocol.too_many_open_error("connections")
@@ -588,7 +588,7 @@ class _Streams(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
 
-class RouteServer(Server):
+class MetricsAndProbeServer(Server):
     """A server of routes, metrics and probes; its errors are documents with one sentence.
 
     ``not_ready`` says why, and is empty when it is ready; ``counted`` is called with path and
@@ -641,7 +641,7 @@ def take_systemd_sockets() -> list[socket.socket]:
 
 
 def unix_listener(path: str) -> socket.socket:
-    """A socket that listens at a path; `Server.listen_at`."""
+    """A socket that listens at a path; `Server.listen_on_unix_socket`."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "there is something else than a socket", path)

@@ -55,8 +55,8 @@ class Writer(CgroupWriter):
         self.world = world
         world.agent._cgroups = self
 
-    def write_problem(self, place: CgroupPlace | None = None) -> str:
-        return self.problem or super().write_problem(place)
+    def unwritable_cpuset_reason(self, place: CgroupPlace | None = None) -> str:
+        return self.problem or super().unwritable_cpuset_reason(place)
 
     def finish(self) -> None:
         """Wait until the kernel is through with the last write."""

@@ -15,7 +15,7 @@ from nri_numa.controller.page import ClusterPage as ServedPage
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.scheduler.topology_reader import decode_topology
-from nri_numa.web.server import RouteServer
+from nri_numa.web.server import MetricsAndProbeServer
 from tests.beds.loop_thread import LoopThread
 
 PREFIX = "numa.kubernetes.io"
@@ -44,7 +44,7 @@ class ClusterPage(LoopThread):
         self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES_PATH, _Unwatched())
         page = ServedPage(config, self._overview, self._watch)
         super().__init__()
-        self._server = RouteServer(
+        self._server = MetricsAndProbeServer(
             "127.0.0.1",
             version="1",
             metrics=lambda: b"",

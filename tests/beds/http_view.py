@@ -254,7 +254,7 @@ class FakeView:
             serial=self.serial, ready=self.ready, reason="" if self.ready else "not synchronized",
             policy="single-numa-node", scope="pod", defaults_to_shared=False, threads_per_core=2,
             zones=(zone,),
-            pods=tuple(shown.ZonePod(namespace=one.namespace, name=one.pod, qos=one.qos)
+            pods=tuple(shown.NodePod(namespace=one.namespace, name=one.pod, qos=one.qos)
                        for one in self.containers),
         )  # fmt: skip
 

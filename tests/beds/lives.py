@@ -23,13 +23,13 @@ from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
     IsolatedCPUs,
-    Limits,
     NamespaceQuota,
     NohzFullCPUs,
     OnDenied,
     Permission,
     PreferredCores,
     Quota,
+    QuotasAndPoolFloor,
     Rule,
     Settings,
 )
@@ -125,13 +125,13 @@ class Life:
             permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
             if random.random() < 0.3
             else (),
-            limits=Limits(
+            limits=QuotasAndPoolFloor(
                 quota=Quota(exclusive=CPUAmount(percent=75)),
                 idle_siblings=CPUAmount(percent=random.choice((25, 50))),
                 numa_pool=CPUAmount(random.choice((0, 0, 1))),
             )
             if random.random() < 0.5
-            else Limits(),
+            else QuotasAndPoolFloor(),
         )
 
     def lived(self) -> list[str]:
@@ -329,7 +329,7 @@ class Life:
         factor = self._random.choice((0.0, 0.5, 1.0))
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         self.world.apply(
-            self.world.agent.update_topology(
+            self.world.agent.apply_node_model(
                 replace(self.world.agent.machine, settings=self.world.settings)
             )
         )
@@ -382,7 +382,7 @@ class OddLife(Life):
                 Permission(name="permissions[1]", labels={"kind": "odd"}, unpaid_cpus=True),
                 Permission(name="permissions[2]", reserved_cpus=True, qos=(QoSClass.GUARANTEED,)),
             )[random.choice((0, 0, 1, 3)) :],
-            limits=Limits(
+            limits=QuotasAndPoolFloor(
                 quota=Quota(exclusive=random.choice(amounts), listed=random.choice(amounts)),
                 idle_siblings=random.choice(amounts),
                 namespaces=(
@@ -396,7 +396,7 @@ class OddLife(Life):
                 numa_pool=CPUAmount(random.choice((0, 1, 2))),
             )
             if random.random() < 0.4
-            else Limits(),
+            else QuotasAndPoolFloor(),
         )
 
     def _wants(self) -> tuple[Resources, int | None]:
@@ -518,7 +518,7 @@ def _told(settings: Settings) -> str:
     usual = Settings()
     return ", ".join(
         f"{RECORDED_SETTINGS.get(name, name)}={value}"
-        if not isinstance(value, Limits | tuple)
+        if not isinstance(value, QuotasAndPoolFloor | tuple)
         else name
         for name in settings.__struct_fields__
         if (value := getattr(settings, name)) != getattr(usual, name)

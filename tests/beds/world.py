@@ -150,7 +150,7 @@ class _Cgroups(CgroupWriter):
         super().__init__(world.cgroups)
         self._world, self._as_said = world, write
 
-    def write_problem(self, place: CgroupPlace | None = None) -> str:
+    def unwritable_cpuset_reason(self, place: CgroupPlace | None = None) -> str:
         return "" if self._as_said is None else "read-only"
 
     def write_cpusets(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
@@ -285,7 +285,7 @@ class World:
 
     def becomes(self, topology: Topology) -> None:
         self.topology = topology
-        self.apply(self.agent.update_topology(replace(self.agent.machine, topology=topology)))
+        self.apply(self.agent.apply_node_model(replace(self.agent.machine, topology=topology)))
 
     def kubelet(
         self,

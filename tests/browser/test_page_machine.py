@@ -44,7 +44,7 @@ def _with(bed: PageBed, partitions: tuple[Partition, ...]) -> None:
     topology = replace(
         machine.topology, allowed=machine.topology.online - taken, partitions=partitions
     )
-    bed.do(lambda: bed.agent.update_topology(replace(machine, topology=topology)))
+    bed.do(lambda: bed.agent.apply_node_model(replace(machine, topology=topology)))
 
 
 def test_a_partition_is_seen_to_begin_and_to_end(page: Page) -> None:

@@ -17,7 +17,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
-from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
+from nri_numa.model.settings import CPUAmount, Permission, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
@@ -97,7 +97,7 @@ def _listed(world: World) -> object:
     return world.place(of, container(of, wants=resources(2)))
 
 
-_KEEPING = Settings(limits=Limits(pool=CPUAmount(4)))
+_KEEPING = Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(4)))
 _UNPAID = Permission(name="permissions[0]", unpaid_cpus=True)
 _SHARED_ONLY = Permission(
     name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}

@@ -354,7 +354,7 @@ async def test_a_link_that_held_is_dialled_again_without_a_pause(
 ) -> None:
     """The runtime dropped a plugin that hung, and listens: whatever starts now starts unpinned."""
     monkeypatch.setattr(nri, "STABLE_LINK_S", 0.0)
-    monkeypatch.setattr(nri, "MAX_ACCEPTED_RETRY_S", 3600.0)
+    monkeypatch.setattr(nri, "MAX_RETRY_WHILE_LISTENING_S", 3600.0)
     plugin, path = RecordingPlugin(), str(tmp_path / "nri.sock")
     delays = partial(itertools.repeat, 3600.0)
     async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin, delays=delays)):
@@ -399,7 +399,7 @@ async def test_while_the_socket_takes_connections_a_pause_is_short(tmp_path: Pat
         return
 
     class Told(NRILink):
-        async def _wait_for_socket(self, delay: float, before: tuple[int, int] | None) -> None:
+        async def _wait_for_new_socket(self, delay: float, before: tuple[int, int] | None) -> None:
             pauses.append(delay)
 
     settings = LinkSettings(name="a", index="10", socket_path=path, delays=lambda: iter([30.0] * 9))

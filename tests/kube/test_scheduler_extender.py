@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import (
+    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
+    encode_counted_container_hashes,
+)
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
@@ -64,7 +67,7 @@ def publish(client: Client, node: str, *free: int, charged: str = "") -> None:
         "metadata": {"name": node},
         "attributes": [
             {"name": "topologyManagerPolicy", "value": "none"},
-            {"name": f"{PREFIX}/{COUNTED_ATTRIBUTE}", "value": charged},
+            {"name": f"{PREFIX}/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}", "value": charged},
         ],
         "zones": zones(*free),
     }
@@ -520,7 +523,9 @@ class Burst:
                     self.client.ask("PATCH", f"{path}/{it['metadata']['name']}/status", running)
                 there = [p for p in found if p["spec"].get("nodeName") == node]
                 free = [FULL - EACH * sum(placed(p)["main"] == i for p in there) for i in "01"]
-                names = encode_marks((p["metadata"]["uid"], "main") for p in there)
+                names = encode_counted_container_hashes(
+                    (p["metadata"]["uid"], "main") for p in there
+                )
                 publish(self.client, node, *free, charged=names)
                 self.client.ask("PATCH", f"{path}/{it['metadata']['name']}/status", running)
                 seen[node] += 1

@@ -18,7 +18,7 @@ from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Limits, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, Container, PlacementOptions, PodSandbox, Resources
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
@@ -45,7 +45,7 @@ pods = st.lists(
 )
 
 limits = st.builds(
-    Limits,
+    QuotasAndPoolFloor,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
     idle_siblings=st.just(ALL_CPUS_AMOUNT),
     pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),

@@ -297,7 +297,7 @@ class Lives(RuleBasedStateMachine):
         before = self.has()
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         machine = replace(self.world.agent.machine, settings=self.world.settings)
-        self.world.apply(self.world.agent.update_topology(machine))
+        self.world.apply(self.world.agent.apply_node_model(machine))
         assert self.has() == before, "a container moved"
 
     def carries(self, container_id: str, kind: ContainerKind) -> bool:

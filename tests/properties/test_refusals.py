@@ -12,7 +12,7 @@ from nri_numa.engine.decision import MeasuredFree, Rejected
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.checks.refusal_words import first_clause, problem, shortage
@@ -61,7 +61,7 @@ SETTINGS = st.builds(
     kubelet_memory=st.sampled_from([False, False, True]),
     kubelet_cpus=st.sampled_from([False, False, True]),
     reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
-    limits=st.builds(Limits, pool=st.sampled_from([None, CPUAmount(3)])),
+    limits=st.builds(QuotasAndPoolFloor, pool=st.sampled_from([None, CPUAmount(3)])),
 )
 
 

@@ -10,7 +10,7 @@ from nri_numa.engine.decision import Admitted
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
+from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Rule, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod
 
@@ -61,7 +61,7 @@ def made(
     asked=st.lists(pods(), max_size=12),
     topology=st.sampled_from([SMT, PLAIN]),
     limits=st.builds(
-        Limits,
+        QuotasAndPoolFloor,
         pool=st.sampled_from([None, CPUAmount(4), CPUAmount(percent=40)]),
         numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1), CPUAmount(percent=50)]),
         idle_siblings=st.sampled_from([CPUAmount(percent=25), CPUAmount(percent=100)]),
@@ -72,7 +72,7 @@ def made(
 def test_owners_pay_and_the_pool_keeps_its_floor(
     asked: list[tuple[QoSClass, int, int, dict[str, str]]],
     topology: object,
-    limits: Limits,
+    limits: QuotasAndPoolFloor,
     rule: tuple[Rule, ...],
     grow: int,
 ) -> None:
@@ -131,7 +131,7 @@ owners = st.builds(
 def test_no_owner_is_refused_because_of_an_unpaid_list(
     asked: list[tuple[QoSClass, int, int, dict[str, str]]], topology: Topology, numa_pool: CPUAmount
 ) -> None:
-    world = World(topology, Settings(limits=Limits(numa_pool=numa_pool)))
+    world = World(topology, Settings(limits=QuotasAndPoolFloor(numa_pool=numa_pool)))
     machine = world.agent.machine
     for n, one in enumerate(asked):
         of, made_of = made(n, *one)

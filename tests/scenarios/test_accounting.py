@@ -14,13 +14,15 @@ from nri_numa.engine.decision import MeasuredFree, NodeModel, PlacementRequest, 
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, PlacementOptions, QoSClass, Strategy
 from tests.beds.views import live_view
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 
-MANY_IDLE = Settings(limits=Limits(idle_siblings=CPUAmount(percent=50), pool=CPUAmount(1)))
+MANY_IDLE = Settings(
+    limits=QuotasAndPoolFloor(idle_siblings=CPUAmount(percent=50), pool=CPUAmount(1))
+)
 """How many siblings may be kept idle is another matter; see test_tenants.py."""
 
 
@@ -70,7 +72,7 @@ def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
 
 
 def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
-    limits = Limits(idle_siblings=CPUAmount(2), pool=CPUAmount(1))
+    limits = QuotasAndPoolFloor(idle_siblings=CPUAmount(2), pool=CPUAmount(1))
     topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
@@ -255,7 +257,7 @@ def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
     app = container(of, wants=resources(cpus, 1))
     world.place(of, app)
     both = Settings(capacity_factor={0: 0.0, 1: 0.0})
-    world.agent.update_topology(replace(world.agent.machine, settings=both))
+    world.agent.apply_node_model(replace(world.agent.machine, settings=both))
     refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
     assert isinstance(refused, Rejected)
     assert "(capacity factor 0: drained)" in refused.message

@@ -23,7 +23,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources
 from tests.beds.world import (
     GIB,
@@ -87,7 +87,7 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
     machine: Callable[[], Topology], taken: int, wanted: int, fitting: tuple[int, ...]
 ) -> None:
     wishes = {"cpus": "exclusive", "smt": "full-core"}
-    world = World(machine(), Settings(limits=Limits(pool=CPUAmount(1))))
+    world = World(machine(), Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(1))))
     if taken:
         world.put("taken", wishes, taken)
     refused = world.refused("a", wishes, wanted)
@@ -322,7 +322,9 @@ def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[st
     topology = build_synthetic_topology(
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8
     )
-    world = World(topology, Settings(limits=Limits(idle_siblings=CPUAmount(percent=100))))
+    world = World(
+        topology, Settings(limits=QuotasAndPoolFloor(idle_siblings=CPUAmount(percent=100)))
+    )
     world.put("share", {"policy": "single-numa-node"}, 0.5, 1, QoSClass.BURSTABLE)
     there = topology.cpus_of(world.allocation("share-app").numa_nodes)
     for number in range(8):
@@ -389,7 +391,7 @@ def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
 
 
 def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
-    world = World(isolating(), Settings(limits=Limits(pool=CPUAmount(8))))
+    world = World(isolating(), Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(8))))
     owned = CPUSet.parse(world.put("own", OWN, 6)[0])
     assert not owned & HOUSEKEEPING
 

@@ -125,10 +125,10 @@ def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert world.agent.state.exclusive
     world.now += 1
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert not world.agent.state.exclusive
 
 
@@ -154,7 +154,7 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     main = start(world, of, "main", 3)
     if not away:
         world.stop(main)
-        world.agent.release_reservations()
+        world.agent.release_expired_reservations()
         assert world.agent.state.exclusive
     tree.remove(of.cgroups_path)
     if away:
@@ -162,7 +162,7 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
         world.pods[of.id] = of if path == "told" else replace(of, cgroups_path="")
         world.restart()
     assert world.agent.state.exclusive
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert not world.agent.state.exclusive
 
 
@@ -180,10 +180,10 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     for again in (False, True):
         if again:
             world.restart()
-        world.agent.release_reservations()
+        world.agent.release_expired_reservations()
         assert world.agent.state.exclusive == had
     tree.remove(newer.cgroups_path)
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert not world.agent.state.exclusive
 
 
@@ -194,7 +194,7 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
     of = sandbox(tree, pod("db", OWN))
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert world.agent.state.exclusive
 
 
@@ -209,7 +209,7 @@ def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     tree.remove(of.cgroups_path)
     world.live[made.id] = replace(world.live[made.id], starting=True)
     world.restart()
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert not world.agent.state.exclusive
     del world.live[made.id]
 
@@ -246,10 +246,10 @@ def test_a_failed_start_gives_back_after_a_while(
     begun = fails_to_start(world, slow, tree, 1)
     tree.write(f"/pods/slow/{begun}")
     world.now += limit - 1
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert {own, begun} == set(world.agent.state.allocations)
     world.now += 1
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     assert {begun} == set(world.agent.state.allocations)
     del world.live[own]
 
@@ -263,7 +263,7 @@ def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> 
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
     world.now += 600
-    world.agent.release_reservations()
+    world.agent.release_expired_reservations()
     other = start(world, pod("other", OWN), "main", 3) if taken else ""
     world.agent.start_container(of, world.live[own])
     assert owned(world, own) == (had if not taken else CPUSet(range(4)) - owned(world, other))

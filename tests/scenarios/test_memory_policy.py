@@ -274,7 +274,7 @@ def test_a_single_policy_can_be_missing() -> None:
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
     world = without()
     machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
-    world.apply(world.agent.update_topology(machine))
+    world.apply(world.agent.apply_node_model(machine))
     assert isinstance(
         world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Rejected
     )

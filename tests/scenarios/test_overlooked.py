@@ -14,7 +14,13 @@ from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Limits, Permission, Settings
+from nri_numa.model.settings import (
+    ALL_CPUS_AMOUNT,
+    CPUAmount,
+    Permission,
+    QuotasAndPoolFloor,
+    Settings,
+)
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
@@ -33,7 +39,9 @@ usual = partial(World, machines.single_smt())
 
 def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
     """The siblings that are kept idle leave the pool like the CPUs that are owned."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=ALL_CPUS_AMOUNT)))
+    world = World(
+        machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
+    )
     answer = world.refused("all", ISOLATED, 4)
     assert answer.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
@@ -43,7 +51,7 @@ def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
 
 
 def test_isolation_leaves_the_shared_pool_its_floor() -> None:
-    limits = Limits(idle_siblings=ALL_CPUS_AMOUNT, pool=CPUAmount(4))
+    limits = QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT, pool=CPUAmount(4))
     world = World(machines.single_smt(), Settings(limits=limits))
     says(world.refused("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
     world.put("own", ISOLATED, 2)
@@ -51,7 +59,9 @@ def test_isolation_leaves_the_shared_pool_its_floor() -> None:
 
 def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> None:
     """3.5 CPUs are promised; two isolated cores leave four CPUs for them, three would leave two."""
-    world = World(machines.single_smt(), Settings(limits=Limits(idle_siblings=ALL_CPUS_AMOUNT)))
+    world = World(
+        machines.single_smt(), Settings(limits=QuotasAndPoolFloor(idle_siblings=ALL_CPUS_AMOUNT))
+    )
     world.put("shared", SINGLE, 3.5, qos=BURSTABLE)
     says(world.refused("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
     world.put("own", {**ISOLATED, **SINGLE}, 2)

@@ -15,7 +15,14 @@ from nri_numa.engine.decision import Rejected
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, CPUOrder, Limits, NamespaceQuota, Quota, Settings
+from nri_numa.model.settings import (
+    CPUAmount,
+    CPUOrder,
+    NamespaceQuota,
+    Quota,
+    QuotasAndPoolFloor,
+    Settings,
+)
 from nri_numa.model.workload import PodSandbox, QoSClass, Resources
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
 from tests.machines import named as machines
@@ -395,7 +402,7 @@ def test_a_quota_counts_the_list_once() -> None:
     quota = NamespaceQuota(
         name="quotas.namespaces[0]", namespaces=("default",), quota=Quota(exclusive=CPUAmount(6))
     )
-    world = usual(replace(KEEP, limits=Limits(namespaces=(quota,))))
+    world = usual(replace(KEEP, limits=QuotasAndPoolFloor(namespaces=(quota,))))
     two(world)
     of = pod("own", {"cpus": "exclusive"})
     world.add(of, "main", 2)

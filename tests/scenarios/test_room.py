@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import ContainerStart
+from nri_numa.agent.agent import StartingCpuset
 from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
@@ -421,7 +421,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
     a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
     world = movable(a, b)
-    world.agent.starting["b-app"] = ContainerStart("", "")
+    world.agent.starting["b-app"] = StartingCpuset("", "")
     assert isinstance(new(world), Rejected)
     world = movable(a, b)
     world.agent.moves_memory = False

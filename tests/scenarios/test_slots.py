@@ -15,10 +15,10 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
-    Limits,
     OnDenied,
     Permission,
     Quota,
+    QuotasAndPoolFloor,
     Rule,
     Settings,
 )
@@ -245,12 +245,12 @@ def test_what_is_offered() -> None:
 
 def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> None:
     assert counts(world) == ({0: 0, 1: 0}, {0: 4, 1: 3})
-    floor = Settings(limits=Limits(pool=CPUAmount(3)))
+    floor = Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(3)))
     assert counts(usual(floor))[1] == {0: 3, 1: 2}
 
 
 def test_quotas_and_the_default_for_siblings_count() -> None:
-    quota = Limits(quota=Quota(exclusive=CPUAmount(2)))
+    quota = QuotasAndPoolFloor(quota=Quota(exclusive=CPUAmount(2)))
     assert sum(counts(usual(Settings(limits=quota)))[1].values()) == 2
     isolate = Settings(defaults={"smt": SMT.ISOLATE.value})
     assert sum(counts(usual(isolate, threads=2))[1].values()) == 4  # a quarter may be idle

@@ -291,7 +291,7 @@ def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None
     topology = replace(topology, online=left, allowed=left)
     told: list[CPUSet] = []
     node.agent.subscribe_to_changes(lambda: told.append(node.agent.machine.topology.online))
-    node.agent.update_topology(replace(node.agent.machine, topology=topology))
+    node.agent.apply_node_model(replace(node.agent.machine, topology=topology))
     assert node.has("plain") == "2"
     assert told == [left], "who shows the node shows it as it is now"
 

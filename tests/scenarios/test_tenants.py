@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.config.values import parse_cpu_amount
+from nri_numa.config.values import parse_cpu_count_or_percent
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -16,11 +16,11 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
     IsolatedCPUs,
-    Limits,
     NamespaceQuota,
     OnDenied,
     Permission,
     Quota,
+    QuotasAndPoolFloor,
     Rule,
     Settings,
 )
@@ -56,7 +56,7 @@ def want(
 
 
 def limited(topology: Topology, **limits: Any) -> World:
-    return World(topology, Settings(limits=Limits(**limits)))
+    return World(topology, Settings(limits=QuotasAndPoolFloor(**limits)))
 
 
 def rule_of(world: World) -> str:
@@ -412,9 +412,9 @@ KEEPS = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True
 def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
     cores: int, threads: int, quota: str | None, most: int
 ) -> None:
-    limits = Limits()
+    limits = QuotasAndPoolFloor()
     if quota is not None:
-        limits = Limits(quota=Quota(listed=parse_cpu_amount(quota)))
+        limits = QuotasAndPoolFloor(quota=Quota(listed=parse_cpu_count_or_percent(quota)))
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads
     )
@@ -449,7 +449,7 @@ def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
 
 
 def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
-    limits = Limits(quota=Quota())
+    limits = QuotasAndPoolFloor(quota=Quota())
     for asked, reason in (
         (OWN, "NotEnoughCPUs"),
         (SINGLE, "TopologyAffinityError"),
@@ -461,7 +461,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
 
 
 def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
-    limits = Limits(quota=Quota(), pool=CPUAmount(1))
+    limits = QuotasAndPoolFloor(quota=Quota(), pool=CPUAmount(1))
     world = World(machines.dual_smt(), replace(KEEPS, limits=limits))
     odd = ",".join(str(i) for i in range(1, 63, 2))
     world.place(*want("odd", {"numacpu": odd}))
@@ -503,7 +503,9 @@ def test_quotas_of_a_namespaces_lists() -> None:
     team = NamespaceQuota(
         name="quotas.namespaces[0]", namespaces=("team",), quota=Quota(listed=CPUAmount(4))
     )
-    world = World(machines.dual_smt(), replace(KEEPS, limits=Limits(namespaces=(team,))))
+    world = World(
+        machines.dual_smt(), replace(KEEPS, limits=QuotasAndPoolFloor(namespaces=(team,)))
+    )
     world.place(*want("a", {"numacpu": "0-2"}, namespace="team"))
     world.place(*want("x", {"numacpu": "8-20"}, namespace="other"))
     refused = world.refuse(*want("b", {"numacpu": "2-5"}, namespace="team"))

@@ -16,7 +16,7 @@ from nri_numa.cli import COMMANDS, cli
 from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.engine.request.annotations import OPTION_KEYS, SCHEDULED_NODES_KEY
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE
+from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, OFFLINE_CAPACITY_KEY
 from nri_numa.publisher.desired_objects import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.publisher.publisher import PublishMetrics
@@ -80,7 +80,7 @@ def exposed() -> set[str]:
 def environment() -> set[str]:
     """Variables of the program and of the tests."""
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    known = {*layers.config_path_by_environment_name(), *layers._COMMAND_LINE_NAMES}
+    known = {*layers.config_path_by_environment_name(), *layers._COMMAND_LINE_ENVIRONMENT_NAMES}
     return known.union(re.findall(r"NRI_NUMA_[A-Z_]+[A-Z]", tests))
 
 
@@ -105,7 +105,7 @@ def test_annotations_exist(page: Path) -> None:
                     "nri-numa",
                     "agent",
                     SCHEDULED_NODES_KEY,
-                    COUNTED_ATTRIBUTE,
+                    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
                     WAKE_ANNOTATION,
                     DRAINED_ANNOTATION,
                 ),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.controller.service import ControllerMetrics
-from nri_numa.observe.metrics import LateStartMetrics, Metrics, ServiceMetrics
+from nri_numa.observe.metrics import LatePinningMetrics, Metrics, ServiceMetrics
 from nri_numa.publisher.publisher import PublishMetrics
 from nri_numa.scheduler.extender import SchedulerMetrics
 from tools import docs_metrics
@@ -41,7 +41,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics.http_requests.labels("/metrics", "200").inc()
     # Of what is off by default there is nothing to see.
     metrics.snapshot = lambda: replace(docs_metrics._SAMPLE, local_memory=None, cpu_waiting=None)
-    LateStartMetrics(metrics)
+    LatePinningMetrics(metrics)
     found = samples(metrics.render_metrics())
     return {**found, "nri_numa_container_info": frozenset(docs_metrics._CONTAINER_LABELS)}
 

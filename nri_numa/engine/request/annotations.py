@@ -40,7 +40,7 @@ from msgspec.structs import replace
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
-    ANY_KEY,
+    ANY_ANNOTATION_KEY,
     DEFAULT_PERMISSION,
     OnDenied,
     Permission,
@@ -92,7 +92,7 @@ def check_permission(permission: Permission, key: str, value: str) -> str | None
 
     A value that cannot be read is left to the check of its form.
     """
-    if ANY_KEY not in permission.keys and key not in permission.keys:
+    if ANY_ANNOTATION_KEY not in permission.keys and key not in permission.keys:
         keys = ", ".join(permission.keys)
         return f"one of the keys {keys}" if keys else "no annotation of ours"
     allowed = permission.values.get(key)

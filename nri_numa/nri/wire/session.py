@@ -110,7 +110,7 @@ class Phase(enum.Enum):
     DEAD = "dead"
 
 
-class Transition(enum.Enum):
+class PhaseTrigger(enum.Enum):
     """What moves a connection on."""
 
     REGISTER = "RegisterPlugin"
@@ -123,36 +123,36 @@ class Transition(enum.Enum):
     SHUTDOWN = "Shutdown"
 
 
-_PLUGIN_TRANSITIONS: Final[Mapping[Phase, Mapping[Transition, Phase]]] = {
-    Phase.CONNECTED: {Transition.REGISTER: Phase.REGISTERING},
-    Phase.REGISTERING: {Transition.CONFIGURE: Phase.CONFIGURING},
-    Phase.CONFIGURING: {Transition.CONFIGURE_ANSWERED: Phase.CONFIGURED},
+_PLUGIN_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
+    Phase.CONNECTED: {PhaseTrigger.REGISTER: Phase.REGISTERING},
+    Phase.REGISTERING: {PhaseTrigger.CONFIGURE: Phase.CONFIGURING},
+    Phase.CONFIGURING: {PhaseTrigger.CONFIGURE_ANSWERED: Phase.CONFIGURED},
     Phase.CONFIGURED: {
-        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Transition.EVENT: Phase.CONFIGURED,
-        Transition.UPDATE_CONTAINERS: Phase.CONFIGURED,
+        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        PhaseTrigger.EVENT: Phase.CONFIGURED,
+        PhaseTrigger.UPDATE_CONTAINERS: Phase.CONFIGURED,
     },
     Phase.SYNCHRONIZING: {
-        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Transition.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
+        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        PhaseTrigger.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
         # The update and the first slice may cross on the wire.
-        Transition.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
+        PhaseTrigger.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
     },
     Phase.ACTIVE: {
-        Transition.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        Transition.EVENT: Phase.ACTIVE,
-        Transition.UPDATE_CONTAINERS: Phase.ACTIVE,
+        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        PhaseTrigger.EVENT: Phase.ACTIVE,
+        PhaseTrigger.UPDATE_CONTAINERS: Phase.ACTIVE,
     },
 }
 
-PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[Transition, Phase]]] = {
+PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
     phase: {
         # Once registered: real runtimes accept a second registration and ignore it, and a goodbye
         # is followed by the end of the socket.
         **(
             {}
             if phase is Phase.CONNECTED
-            else {Transition.REGISTER: phase, Transition.SHUTDOWN: phase}
+            else {PhaseTrigger.REGISTER: phase, PhaseTrigger.SHUTDOWN: phase}
         ),
         **steps,
     }
@@ -278,7 +278,7 @@ class Session(ABC, Generic[EventT]):
             )
             return None
 
-    def _apply_transition(self, step: Transition) -> None:
+    def _apply_transition(self, step: PhaseTrigger) -> None:
         following = PHASE_TRANSITIONS[self._phase].get(step)
         if following is None:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
@@ -338,7 +338,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
-        self._apply_transition(Transition.REGISTER)
+        self._apply_transition(PhaseTrigger.REGISTER)
 
     def update_containers(
         self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
@@ -354,7 +354,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._check_alive()
         if self._server.unanswered_calls:
             raise LocalProtocolError("UpdateContainers before the open request is answered")
-        self._apply_transition(Transition.UPDATE_CONTAINERS)
+        self._apply_transition(PhaseTrigger.UPDATE_CONTAINERS)
         stream = self._client.send_call(
             RUNTIME_SERVICE,
             "UpdateContainers",
@@ -377,10 +377,10 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
         if stream == self._configure:
             self._configure = None
-            self._apply_transition(Transition.CONFIGURE_ANSWERED)
+            self._apply_transition(PhaseTrigger.CONFIGURE_ANSWERED)
         elif stream == self._synchronize:
             self._synchronize = None
-            self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
+            self._apply_transition(PhaseTrigger.SYNCHRONIZE_ANSWERED)
 
     def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginSessionEvent:
         if reply.stream == self._registration:
@@ -399,17 +399,17 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             case None:
                 return None
             case pb.SynchronizeRequest():
-                self._apply_transition(Transition.SYNCHRONIZE)
+                self._apply_transition(PhaseTrigger.SYNCHRONIZE)
                 return self._collect_slice(call, request)
             case pb.ConfigureRequest():
-                self._apply_transition(Transition.CONFIGURE)
+                self._apply_transition(PhaseTrigger.CONFIGURE)
                 self._configure = stream
                 return ev.ConfigureRequested(stream, _runtime_info(request))
             case pb.Empty():
-                self._apply_transition(Transition.SHUTDOWN)
+                self._apply_transition(PhaseTrigger.SHUTDOWN)
                 return ev.ShutdownRequested(stream)
             case _:
-                self._apply_transition(Transition.EVENT)
+                self._apply_transition(PhaseTrigger.EVENT)
                 if isinstance(request, pb.StateChangeEvent):
                     event = _STATE_CHANGE_EVENT_BY_NUMBER.get(request.event)
                 else:
@@ -472,7 +472,7 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")
-        step = _TRANSITION_BY_METHOD.get(method, Transition.EVENT)
+        step = _TRANSITION_BY_METHOD.get(method, PhaseTrigger.EVENT)
         if step not in PHASE_TRANSITIONS[self._phase]:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
         stream = self._client.send_call(
@@ -505,9 +505,9 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
         method, last = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
-                self._apply_transition(Transition.CONFIGURE_ANSWERED)
+                self._apply_transition(PhaseTrigger.CONFIGURE_ANSWERED)
             elif last:
-                self._apply_transition(Transition.SYNCHRONIZE_ANSWERED)
+                self._apply_transition(PhaseTrigger.SYNCHRONIZE_ANSWERED)
         return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
     def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeSessionEvent | None:
@@ -516,21 +516,21 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
             return None
         if isinstance(request, pb.RegisterPluginRequest):
             first = self._phase is Phase.CONNECTED
-            self._apply_transition(Transition.REGISTER)
+            self._apply_transition(PhaseTrigger.REGISTER)
             if not first:  # as real runtimes do: accepted and ignored
                 self._server.reply(call.stream, b"")
                 return None
             return ev.RegisterRequested(
                 call.stream, request.plugin_name, request.plugin_idx, request.NRI_version
             )
-        self._apply_transition(Transition.UPDATE_CONTAINERS)
+        self._apply_transition(PhaseTrigger.UPDATE_CONTAINERS)
         return ev.UpdateContainersRequested(call.stream, request)
 
 
 _TRANSITION_BY_METHOD: Final = {
-    "Configure": Transition.CONFIGURE,
-    "Synchronize": Transition.SYNCHRONIZE,
-    "Shutdown": Transition.SHUTDOWN,
+    "Configure": PhaseTrigger.CONFIGURE,
+    "Synchronize": PhaseTrigger.SYNCHRONIZE,
+    "Shutdown": PhaseTrigger.SHUTDOWN,
 }
 
 

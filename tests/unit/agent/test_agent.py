@@ -60,7 +60,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
     "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
-    "settings": lambda world: world.agent.update_topology(world.agent.machine),
+    "settings": lambda world: world.agent.apply_node_model(world.agent.machine),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_all
+from nri_numa.agent.assigned_files import CONTAINER_MOUNT_PATH, AssignedFiles, remove_assigned_files
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.workload import NO_ADJUSTMENT
 from tests.beds.world import StillClock, World, container, pod, resources
@@ -47,7 +47,7 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     agent.synchronized = True
     again.refresh()
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
-    remove_all(str(tmp_path))
+    remove_assigned_files(str(tmp_path))
     assert [*directory.iterdir()] == []
     world.stop("own-app")
     assert not directory.exists()

@@ -75,9 +75,9 @@ class Bed:
         asyncio.run(self.outside.apply_capacity(self, self))
         return self.factors()
 
-    def effective_settings(self, config: AgentConfig, topology: Topology) -> Settings:
+    def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
         self.used = config
-        return self.all.apply_to(self.base, topology)
+        return self.all.apply_to_settings(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
         return self.agent.machine.settings.capacity_factor
@@ -160,11 +160,11 @@ def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_meas
 ) -> None:
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
-    assert bed.all.apply_to(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
+    assert bed.all.apply_to_settings(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
     bed.outside.factors = {1: 0.5, 8: 0.5}
-    assert bed.all.apply_to(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
+    assert bed.all.apply_to_settings(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
     bed.watch.factors = bed.outside.factors = {}
-    assert bed.all.apply_to(ours, bed.topology) == ours
+    assert bed.all.apply_to_settings(ours, bed.topology) == ours
 
 
 def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
@@ -183,7 +183,7 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
 
 def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: Bed) -> None:
     bed.pass_time({})
-    bed.agent.update_topology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
+    bed.agent.apply_node_model(replace(bed.agent.machine, topology=machines.dual_no_smt()))
     bed.pass_time({0: 0.9})
     assert bed.factors() == {}
 
@@ -279,12 +279,12 @@ def test_somebody_elses_change_meanwhile_is_not_lost(
     other = NodeModel(topology=told.topology, settings=Settings(cpu_overcommit=2.0))
 
     def settings(config: AgentConfig, topology: Topology) -> Settings:
-        made = told.all.apply_to(told.base, topology)
-        told.agent.update_topology(other)
+        made = told.all.apply_to_settings(told.base, topology)
+        told.agent.apply_node_model(other)
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(told, "effective_settings", settings)
+        patch.setattr(told, "settings_with_kubelet_config", settings)
         assert told.look() == {}
     told.base = other.settings
     assert told.look() == {0: 0.0}

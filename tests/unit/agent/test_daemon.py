@@ -168,16 +168,20 @@ async def test_a_part_that_fails_ends_the_agent(
 
 
 async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None:
-    daemon, agent, real = bed.daemon, bed.daemon.agent, bed.daemon._kubelet.effective_settings
+    daemon, agent, real = (
+        bed.daemon,
+        bed.daemon.agent,
+        bed.daemon._kubelet.settings_with_kubelet_config,
+    )
 
     def settings(*of: Any) -> Settings:
         made = real(*of)
         if not daemon._outside.factors:
             daemon._outside.factors = {0: 0.5}
-            agent.update_topology(replace(agent.machine, settings=real(*of)))
+            agent.apply_node_model(replace(agent.machine, settings=real(*of)))
         return made
 
-    daemon._kubelet.effective_settings = settings  # type: ignore[method-assign]
+    daemon._kubelet.settings_with_kubelet_config = settings  # type: ignore[method-assign]
     bed.file["oversale"] = 2
     daemon._reload_requested = True
     await daemon._reload_config()

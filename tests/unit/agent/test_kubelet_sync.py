@@ -210,7 +210,7 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     daemon = SimpleNamespace(agent=agent, config=config)
     watch.read_config(config)
     agent.machine = replace(
-        agent.machine, settings=watch.effective_settings(config, bed.world.topology)
+        agent.machine, settings=watch.settings_with_kubelet_config(config, bed.world.topology)
     )
     watch.report_config()
     watch.report_config()

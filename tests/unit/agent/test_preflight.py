@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nri_numa import config
 from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, FindingLevel, check_pod_level_resources
-from nri_numa.config import HTTP, AgentConfig, LinkKind
+from nri_numa.config import HTTP, AgentConfig, RuntimeLinkKind
 from nri_numa.config.sections import KubeletSection, Runtime
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
@@ -161,7 +161,7 @@ def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Pa
 
 def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) -> None:
     path = tmp_path / "cri.sock"
-    given = Runtime(link=LinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
+    given = Runtime(link=RuntimeLinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
     config = AgentConfig(runtime=given)
     missing = only(preflight.check_runtime_link(config, tmp_path))
     assert (missing.subject, missing.level) == ("CRI", FindingLevel.FAIL)
@@ -247,7 +247,7 @@ def test_what_root_runs_is_written_by_root_alone(
     (tmp_path / "venv/bin").chmod(0o755)
     os.chown(tmp_path / "venv", owner, 0)
     (tmp_path / "venv").chmod(mode)
-    found = list(preflight.check_installation([str(tmp_path / "venv/bin/python")]))
+    found = list(preflight.check_installation_ownership([str(tmp_path / "venv/bin/python")]))
     assert [(one.level, said in one.message) for one in found] == (
         [(FindingLevel.WARN, True)] if said else []
     )

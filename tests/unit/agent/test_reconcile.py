@@ -454,7 +454,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
 
     bed.on_sleep = tick
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_rounds(Configured("5s")))
+        asyncio.run(bed.reconciler.run_periodic_rounds(Configured("5s")))
     assert counted[20] >= 10
     assert counted[60] - counted[20] == pytest.approx(40)
     bed.settle("free-app")
@@ -568,7 +568,7 @@ def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
 
     bed.reconciler.reconcile = mistaken  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(bed.reconciler.run_rounds(now))
+        asyncio.run(bed.reconciler.run_periodic_rounds(now))
     assert rounds == [1, 2, 3, 8, 13, 18, 23, 28]
     assert bed.count("internal_errors_total") == len(rounds)
     assert bed.log.count("a mistake") >= len(rounds)

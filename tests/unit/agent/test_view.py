@@ -263,7 +263,7 @@ def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
 def test_another_topology_is_shown_at_once(bed: Bed) -> None:
     assert bed.view.machine_topology_document()["id"] == bed.machine.topology.fingerprint
     other = replace(bed.machine, topology=machines.one_cpu())
-    bed.agent.update_topology(other)
+    bed.agent.apply_node_model(other)
     assert bed.view.machine_topology_document()["id"] == other.topology.fingerprint
 
 
@@ -387,7 +387,7 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     cpus, topology = own().cpus, bed.machine.topology
     assert own().displaced == ""
     offline = replace(topology, online=topology.online - CPUSet.parse(cpus))
-    bed.agent.update_topology(replace(bed.machine, topology=offline))
+    bed.agent.apply_node_model(replace(bed.machine, topology=offline))
     assert (own().displaced, own().kind) == (cpus, "exclusive")
     (explained,) = bed.view.explain_pod("shop", "own", None)
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nri_numa import cli as package
 from nri_numa.web.api import AgentServer
-from nri_numa.web.server import RouteServer
+from nri_numa.web.server import MetricsAndProbeServer
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
 from tests.machines import named as machines
 from tests.unit.cli.conftest import Columns, invoke, shows
@@ -506,7 +506,7 @@ def test_what_is_wrong_is_named_with_what_was_expected(line: str, code: int, wor
 def test_another_server_of_ours_is_no_agent(
     agent: tuple[str, FakeView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AgentServer, "error_response", RouteServer.error_response)
+    monkeypatch.setattr(AgentServer, "error_response", MetricsAndProbeServer.error_response)
     result = invoke("explain", "shop/web-0", "--api", agent[0])
     assert "is served by nri-numa, but not by its agent" in result.output
     assert result.exit_code == 3

@@ -126,7 +126,7 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     shutil.rmtree(gpu)
     assert devices.by_pci(GPU_AT), "nothing is read for what is known"
-    devices.refresh_links()
+    devices.reresolve_cached_links()
     assert devices.by_pci(GPU_AT) == ()
     # Another card in its place, on another NUMA node.
     tree.pci(GPU_AT, 0)
@@ -149,5 +149,5 @@ def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> No
     devices = look(tree)
     assert devices.by_number("b", 253, 0) == ()
     over(volume, disk(tree, DISK_AT, 1, "sda"))
-    devices.refresh_links()
+    devices.reresolve_cached_links()
     assert devices.by_number("b", 253, 0) == (LocatedDevice("disk", "dm-0", frozenset({1})),)

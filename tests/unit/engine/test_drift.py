@@ -167,7 +167,7 @@ def test_cpus_that_are_offline_in_a_list_are_no_drift() -> None:
     smaller = build_synthetic_topology(
         sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
     )
-    world.agent.update_topology(NodeModel(topology=smaller, settings=world.settings))
+    world.agent.apply_node_model(NodeModel(topology=smaller, settings=world.settings))
     assert plan(world, {"listed-app": seen("1,5", effective="1")}) == ()
 
 
@@ -201,7 +201,7 @@ def test_a_memory_node_that_went_away_is_no_drift() -> None:
     world = World(TOPOLOGY)
     world.place(pod("listed", {"numacpu": "1", "numamem": "1"}))
     one = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
-    world.agent.update_topology(NodeModel(topology=one, settings=world.settings))
+    world.agent.apply_node_model(NodeModel(topology=one, settings=world.settings))
     assert plan(world, {"listed-app": seen("1", "0")}) == ()
 
 

@@ -13,11 +13,11 @@ from nri_numa.machine.cpu_wait import (
     MAX_FREQUENCY_SAMPLES,
     PRESSURE_FILE,
     SCHEDSTAT_FILE,
-    CPUTimes,
+    CPUStealAndWaitTimes,
     CPUWaits,
     SmoothedStealFactors,
     parse_cpu_pressure_avg60,
-    parse_cpu_times,
+    parse_steal_and_wait_times,
     read_cpu_waits,
     read_frequency_by_node,
     runqueue_by_node,
@@ -219,18 +219,18 @@ cpu1 0 0 0
 
 
 def test_the_kernels_texts() -> None:
-    times = parse_cpu_times(STAT, SCHEDULED)
+    times = parse_steal_and_wait_times(STAT, SCHEDULED)
     assert times.steal == {0: (20, 100), 1: (0, 100)}, "cpu2 is of a kernel without steal"
     assert times.waited == {0: 2.5}
-    assert parse_cpu_times("", "") == CPUTimes()
+    assert parse_steal_and_wait_times("", "") == CPUStealAndWaitTimes()
 
 
 def test_a_numa_node_of_which_nothing_is_known_is_left_out() -> None:
     topology = machines.dual_no_smt()  # node 0 is 0-7, node 1 is 8-15
-    before = CPUTimes(
+    before = CPUStealAndWaitTimes(
         {0: (0, 0), 1: (0, 0), 2: (50, 100), 3: (0, 100), 8: (0, 100)}, {0: 1.0, 1: 9.0, 8: 5.0}
     )
-    after = CPUTimes(
+    after = CPUStealAndWaitTimes(
         {0: (50, 100), 1: (0, 100), 2: (40, 200), 3: (0, 100), 8: (0, 100), 9: (0, 1)},
         {0: 2.0, 1: 8.0, 2: 1.0, 9: 1.0},
     )

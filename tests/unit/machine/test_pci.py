@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.cli.machine import write_capture as capture
-from nri_numa.machine.pci import kind_of_class, list_pci_devices, list_pcie_roots
+from nri_numa.machine.pci import kind_of_class, list_pci_devices, list_pcie_roots_by_node
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from nri_numa.model.machine import PCIDevice
@@ -80,7 +80,7 @@ def test_roots_are_told_by_numa_node(tmp_path: Path) -> None:
     (vmd / "numa_node").write_text("0\n")  # a domain of Intel's VMD has five digits
     (tmp_path / "sys/devices/pci0000:3b/power").mkdir()
     (tmp_path / "sys/devices/platform").mkdir()
-    assert list_pcie_roots(open_tree(tmp_path)) == {
+    assert list_pcie_roots_by_node(open_tree(tmp_path)) == {
         0: ("pci0000:00", "pci10000:00"),
         1: ("pci0000:3a", "pci0000:3b", "pci0000:5d"),
     }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from nri_numa.model.counted_containers import container_mark, encode_marks
+from nri_numa.model.counted_containers import (
+    counted_container_hash,
+    encode_counted_container_hashes,
+)
 
 
 def test_a_container_has_one_mark_on_every_machine() -> None:
     """Publisher and scheduler are two processes, perhaps of two versions."""
-    assert container_mark("3f0f7c1e-2a55-4f7b-9d3a-6d0f5f1f0c11", "main") == "JylKd6DUriM"
+    assert counted_container_hash("3f0f7c1e-2a55-4f7b-9d3a-6d0f5f1f0c11", "main") == "JylKd6DUriM"
 
 
 def test_pods_of_one_name_and_containers_of_one_pod_differ() -> None:
     found = {
-        container_mark(uid, name)
+        counted_container_hash(uid, name)
         for uid in ("a", "b", "ab")
         for name in ("main", "b", "helper", "é\ud800")
     }
@@ -22,6 +25,10 @@ def test_pods_of_one_name_and_containers_of_one_pod_differ() -> None:
 
 def test_the_same_containers_make_the_same_text() -> None:
     both = [("a", "main"), ("b", "main")]
-    assert encode_marks(both) == encode_marks([*reversed(both), *both])
-    assert encode_marks(both).split() == sorted(container_mark(*one) for one in both)
-    assert encode_marks([]) == ""
+    assert encode_counted_container_hashes(both) == encode_counted_container_hashes(
+        [*reversed(both), *both]
+    )
+    assert encode_counted_container_hashes(both).split() == sorted(
+        counted_container_hash(*one) for one in both
+    )
+    assert encode_counted_container_hashes([]) == ""

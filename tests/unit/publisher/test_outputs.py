@@ -24,7 +24,7 @@ from nri_numa.publisher.outbox import (
 from nri_numa.publisher.outputs import (
     EVENT_BURST_PER_POD,
     EVENT_TTL_S,
-    CapacityHandoverOutput,
+    AgentOfflineCapacityOutput,
     EventOutput,
     NodeCapacityOutput,
     NodeMetadataOutput,
@@ -232,9 +232,9 @@ def test_exclusive_cpus_are_written_when_they_change_and_put_back_at_the_next_lo
 # --- what the Node says of its capacity, on its way to the agent ------------------------------
 
 
-def handover(**annotations: str) -> tuple[CapacityHandoverOutput, World, dict[str, str]]:
+def handover(**annotations: str) -> tuple[AgentOfflineCapacityOutput, World, dict[str, str]]:
     """With the Node's annotations, which were read once."""
-    output = CapacityHandoverOutput("n1", "x.io", 15.0)
+    output = AgentOfflineCapacityOutput("n1", "x.io", 15.0)
     world = World(output)
     said = there(world, annotations={f"x.io/{key}": text for key, text in annotations.items()})
     assert output.document == ""

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import DRA, OfflineCapacitySection, Publish
+from nri_numa.config.sections import DRA, NodeCapacityAnnotationsSection, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher import traces
 from nri_numa.publisher.publisher import Publisher
@@ -101,7 +101,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
-        self.offline_capacity, self.dra = OfflineCapacitySection(), DRA()
+        self.offline_capacity, self.dra = NodeCapacityAnnotationsSection(), DRA()
         self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -422,7 +422,7 @@ async def test_after_an_outage_nodes_are_looked_at_one_after_another(world: Worl
     world.cluster.topologies = []
     world.cluster.down = False
     await until(lambda: world.cluster.topologies)
-    assert not world.publisher._topology.reads_node(time.monotonic()), "a minute later"
+    assert not world.publisher._topology.is_node_read_due(time.monotonic()), "a minute later"
 
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
@@ -459,7 +459,7 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     """Whole or not at all, again when it differs or was taken away; a link is not followed."""
     await world.stop_publisher()
     handed = world.directory / "handover" / "capacity.json"
-    world.offline_capacity = OfflineCapacitySection(file=str(handed), interval="0.05s")
+    world.offline_capacity = NodeCapacityAnnotationsSection(file=str(handed), interval="0.05s")
     annotations = world.cluster.node["metadata"]["annotations"]
     annotations["numa.kubernetes.io/drained"] = "0"
     world.start_publisher()

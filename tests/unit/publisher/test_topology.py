@@ -11,7 +11,10 @@ from nri_numa.agent.view import zones_document
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, container_mark
+from nri_numa.model.counted_containers import (
+    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
+    counted_container_hash,
+)
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass
@@ -206,7 +209,7 @@ def test_numbers_are_in_order_whatever_the_agent_says() -> None:
 
 def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
     what = build_topology_contents("x.io", FakeView().scheduler_zones_document())
-    silent = topology.stale_topology_contents("x.io", what)
+    silent = topology.contents_with_agent_not_ready("x.io", what)
     assert silent["zones"] == what["zones"]
     assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
     not_ready = build_topology_contents("x.io", FakeView(ready=False).scheduler_zones_document())
@@ -226,11 +229,16 @@ def test_who_is_counted_is_named_beside_the_numbers() -> None:
         (one.uid, "app")
     ]
     found = values(build_topology_contents("x.io", said(world))["attributes"])
-    assert found[f"x.io/{COUNTED_ATTRIBUTE}"] == container_mark(one.uid, "app")
+    assert found[f"x.io/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}"] == counted_container_hash(
+        one.uid, "app"
+    )
     # An agent of an earlier version does not say whom it counts.
     earlier = replace(said(world), counted_containers=None, free_exclusive_cpus=None)
     attributes = values(build_topology_contents("x.io", earlier)["attributes"])
-    assert not attributes.keys() & {f"x.io/{COUNTED_ATTRIBUTE}", "x.io/free-exclusive-cpus"}
+    assert not attributes.keys() & {
+        f"x.io/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}",
+        "x.io/free-exclusive-cpus",
+    }
 
 
 # --- devices ------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import APIRequest, ContentType, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.publisher.outbox import BLOCKED_RETRY_S, MAX_BACKOFF_S, MIN_BACKOFF_S
-from nri_numa.publisher.outputs import CapacityHandoverOutput, NodeMetadataOutput
+from nri_numa.publisher.outputs import AgentOfflineCapacityOutput, NodeMetadataOutput
 from nri_numa.publisher.topology import (
-    PRUNE_FAILURE_TEXT,
     RELEASE_TOUCH_DELAY_S,
+    SERVER_PRUNE_ERROR_TEXT,
     TopologyOutput,
     other_field_managers,
 )
@@ -54,7 +54,7 @@ class Cluster:
             self.broken = False
             self.metadata["managedFields"] = []
         elif self.broken:
-            return Outcome(result=OutcomeKind.FAILED, text=f"500: {PRUNE_FAILURE_TEXT} of us")
+            return Outcome(result=OutcomeKind.FAILED, text=f"500: {SERVER_PRUNE_ERROR_TEXT} of us")
         else:
             self.made += not self.there
             uid = self.metadata["uid"] if self.there else f"object-{self.made}"
@@ -188,7 +188,7 @@ def test_a_write_that_failed_is_tried_again_alone(started: Topology) -> None:
 def test_one_look_at_the_node_is_for_all_outputs() -> None:
     topology = TopologyOutput("n1", "x.io")
     node = NodeMetadataOutput("n1", "x.io", annotations=True, labels=True)
-    handover = CapacityHandoverOutput("n1", "x.io", 15.0)
+    handover = AgentOfflineCapacityOutput("n1", "x.io", 15.0)
     world = World(topology, node, handover, answer=Cluster())
     topology.set_desired(FakeView().scheduler_zones_document())
     node.set_desired({}, {})

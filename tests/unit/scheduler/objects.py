@@ -8,7 +8,10 @@ from typing import Any
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
-from nri_numa.model.counted_containers import COUNTED_ATTRIBUTE, encode_marks
+from nri_numa.model.counted_containers import (
+    COUNTED_CONTAINERS_NRT_ATTRIBUTE,
+    encode_counted_container_hashes,
+)
 from nri_numa.model.settings import Settings
 from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
@@ -78,7 +81,13 @@ def topology(
     It names the containers that are ``charged``, each by UID of its pod and name; without it says
     nothing of them.
     """
-    named_too = {} if charged is None else {f"{PREFIX}/{COUNTED_ATTRIBUTE}": encode_marks(charged)}
+    named_too = (
+        {}
+        if charged is None
+        else {
+            f"{PREFIX}/{COUNTED_CONTAINERS_NRT_ATTRIBUTE}": encode_counted_container_hashes(charged)
+        }
+    )
     left = list(memory) or [32] * len(free)
     return {
         "apiVersion": "topology.node.k8s.io/v1alpha2",

@@ -196,7 +196,7 @@ def test_sums_alone_refuse_nothing_that_would_fit(
     if isinstance(evaluate_fit(room, asked, SPREAD), Fit):
         assert isinstance(evaluate_fit(room, asked, SPREAD, WorkBudget(limit)), Fit)
         assert isinstance(
-            evaluate_fit(room, asked.with_distinct_containers(2), SPREAD, WorkBudget(0)), Fit
+            evaluate_fit(room, asked.without_duplicate_containers(2), SPREAD, WorkBudget(0)), Fit
         )
 
 

@@ -32,11 +32,11 @@ def test_a_client_with_more_than_its_share_makes_room_for_another() -> None:
     door.come("other-0", "b")
     assert not door.come("other-1", "b").is_reserve
     assert door.closed == ["greedy-0"]
-    assert not door.places.uses_reserve
+    assert not door.places.has_reserve_connections
     assert door.come("other-2", "b").is_reserve
     assert door.come("greedy-3", "a").is_reserve
     assert door.closed == ["greedy-0"]
-    assert door.places.uses_reserve
+    assert door.places.has_reserve_connections
 
 
 def test_the_reserve_is_for_the_latest_and_each_for_a_moment_at_least() -> None:

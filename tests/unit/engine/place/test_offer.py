@@ -13,7 +13,7 @@ from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.state import Charge, ContainerKind, NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
+from nri_numa.model.settings import CPUAmount, Quota, QuotasAndPoolFloor, Settings
 from tests.beds.allocations import allocation
 from tests.beds.world import GIB, World, pod, resources
 from tests.machines import named as machines
@@ -29,7 +29,7 @@ def machine(
     settings = Settings(
         defaults=dict(defaults or {}),
         reserved_cpus=CPUSet.parse(reserved),
-        limits=replace(Limits(), **limits),  # type: ignore[arg-type]
+        limits=replace(QuotasAndPoolFloor(), **limits),  # type: ignore[arg-type]
     )
     return NodeModel(topology=machines.dual_smt_16(), settings=settings)
 
@@ -100,7 +100,9 @@ def test_what_could_still_be_given(
 def test_what_is_configured_stays_with_the_pool(
     amount: CPUAmount, cpus: int, reserved: str
 ) -> None:
-    settings = Settings(reserved_cpus=CPUSet.parse(reserved), limits=Limits(pool=amount))
+    settings = Settings(
+        reserved_cpus=CPUSet.parse(reserved), limits=QuotasAndPoolFloor(pool=amount)
+    )
     assert NodeModel(topology=machines.eight_by_32(), settings=settings).pool_floor == cpus
 
 

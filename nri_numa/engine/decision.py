@@ -17,6 +17,7 @@ from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.request.annotations import OptionsResolver, longest_list_chars
 from nri_numa.engine.request.demand import SLOTS_KEY, Demand
 from nri_numa.engine.state import (
+    NO_CHARGE,
     Allocation,
     ContainerKind,
     NodeState,
@@ -142,23 +143,13 @@ class MeasuredFree(msgspec.Struct, frozen=True, kw_only=True):
         It uses some of that already, so only what it gets in addition has to be free. With
         ``sign=-1``, what is left for others once it uses all of that.
         """
-        charges = allocation.charges
-        return replace(
-            self,
-            memory={
-                i: max(0, free + (sign * charges[i].memory if i in charges else 0))
-                for i, free in self.memory.items()
-            },
-            hugepages={
-                i: {
-                    size: max(
-                        0, free + (sign * charges[i].hugepages.get(size, 0) if i in charges else 0)
-                    )
-                    for size, free in sizes.items()
-                }
-                for i, sizes in self.hugepages.items()
-            },
-        )
+        charges = {i: allocation.charges.get(i, NO_CHARGE) for i in {*self.memory, *self.hugepages}}
+        memory = {i: max(0, n + sign * charges[i].memory) for i, n in self.memory.items()}
+        hugepages = {
+            i: {size: max(0, n + sign * charges[i].hugepages.get(size, 0)) for size, n in s.items()}
+            for i, s in self.hugepages.items()
+        }
+        return replace(self, memory=memory, hugepages=hugepages)
 
 
 class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):

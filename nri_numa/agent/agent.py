@@ -317,8 +317,7 @@ class Agent:
     def is_still_refused(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
-        record = self.state.pods.get(uid)
-        there = [self.state.allocations[i].container for i in record.containers] if record else ()
+        there = [a.container for a in self.state.allocations_of_pod(uid)]
         return _rejection_key_of(refused) in self._refusals and name not in there
 
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
@@ -551,8 +550,7 @@ class Agent:
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
-        record = self.state.pods.get(uid)
-        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        every = self.state.allocations_of_pod(uid)
         over = [a for a in every if a.reserved_at or a.container_id in self.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
 

@@ -568,8 +568,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
         demand: what it needs; for a pod that is placed as a whole, what the pod needs.
         policy: to align by. The degrade ladder tries a weaker one than was asked for.
         current_cpus: CPUs that a running container has already and must keep.
-        had_instance: it runs, or one of its name and pod did: a soft list may have given way
-        already.
+        is_running: it runs already; else it is being created.
     """
 
     machine: NodeModel
@@ -581,7 +580,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     reading: MeasuredFree | None = None
     policy: Policy = Policy.NONE
     current_cpus: CPUSet = NO_CPUS
-    had_instance: bool = False
+    is_running: bool = False
 
     @property
     def initial_placement(self) -> Placement:
@@ -599,6 +598,12 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     def pod_record(self) -> PodRecord | None:
         """The record of the pod."""
         return self.state.pods.get(self.pod.uid)
+
+    @property
+    def had_instance(self) -> bool:
+        """It runs, or one of its name and pod did: a list may have given way already."""
+        record = self.pod_record
+        return self.is_running or (record is not None and self.container.name in record.previous)
 
     @cached_property
     def desired(self) -> DesiredState:
@@ -632,13 +637,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def on_failure(self) -> OnFailure:
         """The degrade ladder's step, also where none was named."""
-        requested = self.requested
-        if requested.on_failure is not None:
-            return requested.on_failure
-        listed = requested.numacpu is not None or requested.numamem is not None
-        if not listed and requested.policy is Policy.BEST_EFFORT:
-            return OnFailure.BEST_EFFORT
-        return OnFailure.REJECT
+        return self.requested.effective_on_failure
 
 
 def uses_kubelet_rules(machine: NodeModel, requested: PlacementOptions) -> bool:

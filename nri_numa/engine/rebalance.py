@@ -30,7 +30,6 @@ from nri_numa.engine.admit import (
     admit,
     build_adjustment,
     place_container,
-    without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
 from nri_numa.engine.captions import moved_caption
@@ -293,9 +292,8 @@ def _with_moves(
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {fits_after_moves_text(moves)}")
     change = decision.change
     if ahead or is_deferred:
-        after = _state_with_moves(
-            state, without_allocations(state, (m.before for m in moves)), moves
-        )
+        base = state.without_allocation(*(m.before.container_id for m in moves))
+        after = _state_with_moves(state, base, moves)
         change = NO_CHANGE
     else:
         after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
@@ -878,7 +876,7 @@ def _verify_plan(
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
     _, *mover_targets = targets
     movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
-    base = without_allocations(state, (a for a, _ in movers))
+    base = state.without_allocation(*(a.container_id for a, _ in movers))
     for a, i in movers:
         if running and i not in a.numa_nodes:
             base = base.with_allocation(_migrating_memory_allocation(a))
@@ -961,7 +959,7 @@ def _place_mover(
         _demand_of(a),
         reading,
         a.policy,
-        had_instance=True,
+        is_running=True,
     )
     placed = place_container(case)
     if (

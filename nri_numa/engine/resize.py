@@ -63,6 +63,7 @@ from nri_numa.engine.place.needs import (
     lowered_capacity_factor_text,
     smt_misaligned_text,
 )
+from nri_numa.engine.pod_reservation import with_pod_pool
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
     Demand,
@@ -441,7 +442,7 @@ def with_size(
     for one in mates:
         after = after.without_allocation(one.container_id)
     after = after.with_allocation(allocation)
-    after = after.with_pod_pool(mates, allocation, machine.topology)
+    after = with_pod_pool(after, mates, allocation, machine.topology)
     return after, tuple(a.container_id for a in mates)
 
 

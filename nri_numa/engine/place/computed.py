@@ -253,7 +253,7 @@ def check_pod_affinity(
     if policy not in STRICT_POLICIES:
         return None
     misfit = _pod_affinity_misfit(case, table, record, affinity)
-    shortage = "" if misfit else _pod_affinity_shortage(case, table, record, affinity)
+    shortage = "" if misfit else _pod_affinity_shortage(case, table, affinity)
     if misfit or shortage:
         nodes_text = numa_text(affinity)
         first = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
@@ -299,14 +299,12 @@ def _pod_affinity_misfit(
     return next((text for is_misfit, text in misfits if is_misfit), "")
 
 
-def _pod_affinity_shortage(
-    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
-) -> str:
+def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:
     """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
     demand, nodes_text = case.demand, numa_text(affinity)
     if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
         # They may come from all of its sockets, and would have had to fit there beforehand.
-        pod_cpus = union_cpus(case.state.allocations[i].cpus for i in record.containers)
+        pod_cpus = union_cpus(a.cpus for a in case.state.allocations_of_pod(case.pod.uid))
         free_count = len(pod_cpus & case.machine.topology.cpus_of(affinity)) - len(pod_cpus)
         free_count += sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
         if free_count < demand.exclusive_cpus:

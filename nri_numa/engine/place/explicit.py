@@ -165,11 +165,10 @@ def exclusive_list(requested: PlacementOptions) -> CPUSet:
 
 def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
     """Other containers of its pod that own the pod's list, which this container has too."""
-    if case.pod_record is None or exclusive_list(case.requested) != cpus:
+    if exclusive_list(case.requested) != cpus:
         return ()
     sharers = []
-    for container_id in sorted(case.pod_record.containers):
-        a = case.state.allocations[container_id]
+    for a in case.state.allocations_of_pod(case.pod.uid):
         if a.exclusive_list == (case.pod.uid, cpus):
             container = replace(case.container, name=a.container)
             options = case.machine.options_resolver(case.pod, container)

@@ -331,9 +331,7 @@ def _split_bytes_in_id_order(
 MEMPOLICY_KEY: Final = "mempolicy"
 
 
-def with_memory_policy(
-    case: PlacementRequest, placed: Placement, *, running: bool
-) -> Placement | Rejection:
+def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement | Rejection:
     """Add the memory policy that was asked for, or say why there is none.
 
     A refusal where the runtime or the kernel does not have the policy, unless the container may be
@@ -341,7 +339,7 @@ def with_memory_policy(
     have. A rule or a default speaks for many containers, so there it has no effect.
     """
     mode = case.requested.mempolicy
-    if running:
+    if case.is_running:
         return _memory_policy_without_effect(placed, mode, "the container runs already")
     if placed.kind is ContainerKind.FOREIGN:
         return _memory_policy_without_effect(placed, mode, "another component pins the container")

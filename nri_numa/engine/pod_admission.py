@@ -253,11 +253,9 @@ def _reserve_pod_sum(
     """Keep what the pod's sum leaves for others, if it leaves whole CPUs and they are asked for."""
     state, requested = decided.state, decided.trace.requested
     total, memory = pod_cpu_request_milli(pod), pod.resources.memory_limit or 0
-    if not decided.allocation.exclusive or requested is None or total is None:
+    if not decided.allocation.exclusive or requested is None or requested.slots is not None:
         return state
-    if requested.slots is not None or requested.numacpu is not None:
-        return state
-    if pod.qos is not QoSClass.GUARANTEED:
+    if total is None or requested.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
     if any(
         requested.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")

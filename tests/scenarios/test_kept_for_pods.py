@@ -572,10 +572,19 @@ def test_nothing_is_kept_for_others_that_may_want_none(
     assert not world.agent.state.reservations_of(of.uid)
 
 
-def test_fractions_may_share_what_could_not_be_owned() -> None:
-    world = World(machines.dual_no_smt(), replace(KEEP, cpu_overcommit=2.0))
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        (replace(KEEP, cpu_overcommit=2.0), {"policy": "best-effort"}),
+        (KEEP, {"policy": "restricted", "on-failure": "unpinned"}),
+    ],
+)
+def test_others_of_a_pod_may_share_or_start_unpinned_where_none_could_be_owned(
+    settings: Settings, asks: Mapping[str, str]
+) -> None:
+    world = World(machines.dual_no_smt(), settings)
     start(world, pod("x", OWN), "main", 10)
-    of = pod("pair", {"policy": "best-effort"}, total=resources(8, 2))
+    of = pod("pair", asks, total=resources(8, 2))
     start(world, of, "a", 4, 1)
     assert not world.agent.state.reservations_of(of.uid)
 

@@ -157,13 +157,8 @@ def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _G
         return case, grant
     # No other container may have what the kubelet granted it; it may.
     others = grants.without_container(pod.uid, container.name, container.id)
-    case = replace(
-        case,
-        state=replace(case.state, kubelet=others),
-        requested=grant.requested,
-        current_cpus=grant.cpus or case.current_cpus,
-    )
-    return case, grant
+    state, held = replace(case.state, kubelet=others), grant.cpus or case.current_cpus
+    return replace(case, state=state, requested=grant.requested, current_cpus=held), grant
 
 
 def _with_demand(
@@ -235,9 +230,9 @@ def _place(
         placement = place_container(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placement, Placement):
         placement = with_memory_policy(case, placement)
-    listed = requested.numacpu is not None or requested.numamem is not None
-    warned = listed and requested.movable and requested.is_from_annotation("movable")
-    if not warned or isinstance(placement, Rejection):
+    has_list = requested.numacpu is not None or requested.numamem is not None
+    asks_to_move = requested.movable and requested.is_from_annotation("movable")
+    if isinstance(placement, Rejection) or not (has_list and asks_to_move):
         return placement
     return replace(
         placement,
@@ -279,9 +274,9 @@ def _book_placement(
         preferred = placement.aligned
         record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
         state = state.with_pod(record)
-    resized: tuple[str, ...] = ()
+    resized_ids: tuple[str, ...] = ()
     if reservation is not NO_POD_RESERVATION:
-        state, resized = reservation.restore(case, state, allocation)
+        state, resized_ids = reservation.restore(case, state, allocation)
     after = DesiredState(machine, state)
     memory_policy, marked = placement.memory_policy, not case.is_running
     return Admitted(
@@ -289,7 +284,7 @@ def _book_placement(
         change=pod_state_change(before.state, state, uid, container_id),
         allocation=allocation,
         adjustment=build_adjustment(after, allocation, memory_policy, marked=marked),
-        updates=updates_between(before, after, skip=container_id, resized=resized),
+        updates=updates_between(before, after, skip=container_id, resized=resized_ids),
         warnings=placement.warnings,
         trace=_build_trace(case, placement, before.pool, after.pool),
     )

@@ -166,9 +166,9 @@ def plan_release(
     since unbound containers that were created without us carry none, whatever has exactly the
     shared pool. Everything else is left alone.
     """
-    by_pod = {pod.id: pod for pod in pods}
-    live = [container for container in containers if container.pod_id in by_pod]
-    outcome = rebuild_node_state(machine, prior, by_pod.values(), live)
+    by_pod = PodTable.from_pods(pods)
+    live = [container for container in containers if container.pod_id in by_pod.uids]
+    outcome = rebuild_node_state(machine, prior, by_pod, live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
     pool = DesiredState(machine, build_node_state(known, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations

@@ -7,7 +7,7 @@ repairs of cgroups, systemd, `status`, the page, metrics and the simulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -368,41 +368,53 @@ def updates_between(
         and old.kubelet is new.kubelet
     ):
         return ()  # nothing that the pool is made of
-    found = [
+    updates = [
         ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
         for i in resized
     ]
     if (
-        same_machine
-        and before.pool.bits == after.pool.bits
-        and old.unavailable_bits == new.unavailable_bits
+        not same_machine
+        or before.pool.bits != after.pool.bits
+        or old.unavailable_bits != new.unavailable_bits
     ):
-        return tuple(found)
-    is_whole = not same_machine and before.is_pool_whole and after.is_pool_whole
+        updates += _group_updates(before, after, skip)
+        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
+        if offline or not same_machine:
+            updates += _own_cpuset_updates(before, after, skip)
+    return tuple(updates)
+
+
+def _group_updates(
+    before: DesiredState, after: DesiredState, skip: str
+) -> Iterator[ContainerUpdate]:
+    """Updates of containers that follow the pool, in groups that should have other CPUs."""
+    allocations = after.state.allocations
+    is_whole = before.machine is not after.machine and before.is_pool_whole and after.is_pool_whole
     is_larger = after.pool.bits & ~before.pool.bits != 0
-    for key, members in sorted(new.shared_groups.items()):
+    for key, members in sorted(after.state.shared_groups.items()):
         cpus = after.group_cpuset(key)
         if cpus.bits == before.group_cpuset(key).bits:
             continue
         ids = sorted(members)
         if key == UNPINNED_GROUP_KEY and is_whole:
-            allocations = new.allocations
             ids = [i for i in ids if after.cpuset_for(allocations[i], has_cpuset=is_larger)]
         if skip in members:
             ids.remove(skip)
         # A container that exits meanwhile must not fail another one's creation.
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
-        found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
-    offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
-    if offline or not same_machine:
-        found += [
-            ContainerUpdate(i, str(cpus), ignore_failure=True)
-            for i, a in sorted(new.allocations.items())
-            if i != skip and shared_group_key(a) is None and not a.reserved_at
-            and (cpus := after.cpuset_of(a)) and cpus != before.cpuset_of(a)
-        ]  # fmt: skip
-    return tuple(found)
+        yield from map(_new_update, zip(ids, *map(repeat, same), strict=False))
+
+
+def _own_cpuset_updates(
+    before: DesiredState, after: DesiredState, skip: str
+) -> Iterator[ContainerUpdate]:
+    """Updates of containers with CPUs of their own, some of which went offline or came back."""
+    for i, a in sorted(after.state.allocations.items()):
+        if i != skip and shared_group_key(a) is None and not a.reserved_at:
+            cpus = after.cpuset_of(a)
+            if cpus and cpus != before.cpuset_of(a):
+                yield ContainerUpdate(i, str(cpus), ignore_failure=True)
 
 
 _new_update: Final = partial(tuple.__new__, ContainerUpdate)

@@ -36,8 +36,7 @@ from nri_numa.engine.foreign_pins import (
     parse_foreign_cpuset,
     reclassify_cpuset,
 )
-from nri_numa.engine.resize import changed_resources, with_size
-from nri_numa.engine.resize import resize_to_current_resources as resized_to
+from nri_numa.engine.resize import changed_resources, resize_to_current_resources, with_size
 from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
@@ -59,10 +58,10 @@ from nri_numa.model.workload import (
 )
 
 
-def rebuild_node_state(  # noqa: C901 - not cut yet
+def rebuild_node_state(
     machine: NodeModel,
     prior: NodeState,
-    pods: PodTable | Iterable[PodSandbox],
+    pods: PodTable,
     containers: Iterable[Container],
     reading: MeasuredFree | None = None,
     now: float = 0.0,
@@ -77,129 +76,260 @@ def rebuild_node_state(  # noqa: C901 - not cut yet
     the runtime has now. A stranger for which no time is left stays as it is, for `admit_running`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
-    by_pod = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
-    uids_of = by_pod.uids
-    live = {c.id: c for c in containers if c.pod_id in uids_of}
-    problems: list[str] = []
-    disbelieved: list[str] = []
-    kept, strangers = _match_known_containers(machine, prior, by_pod, live, problems, disbelieved)
-    uids = {uid: pod_id for pod_id, uid in uids_of.items()}
-    records = [
-        record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
-        for uid, record in prior.pods.items()
-        if uid in uids
-    ]
-    state = build_node_state(kept, records, prior.serial, prior.kubelet)
-    for ended in (
-        _ended_reservations(prior, uids, live) if machine.settings.reservation_seconds else ()
-    ):
-        if not (ended.cpus | ended.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
-            state = state.with_allocation(ended)
-            if not ended.reserved_at:
-                state = state.with_reservation(ended.container_id, now)
-    adopted = [a.container_id for a in kept]
-    resized: list[tuple[Allocation, DecisionTrace]] = []
-    for allocation in kept:
-        # One that carries the annotation alone was read from its present size.
-        container = live[allocation.container_id]
-        if container.id not in prior.allocations:
-            continue
-        size = changed_resources(allocation, container.resources)
-        if size is None:
-            continue
-        pod, container = by_pod[container.pod_id], replace(container, resources=size)
-        found = resized_to(machine, state, pod, container, reading, now)
-        if isinstance(found, Rejected):
-            problems.append(f"resized while we were away and keeps what it has: {found.message}")
-        else:
-            state, _ = with_size(machine, state, found[0])
-            resized.append(found)
-    pool = DesiredState(machine, state).pool
-    gap: list[str] = []
-    unexplained: list[str] = []
-    decisions: list[Decision] = []
-    # A second container of that name in the pod would take the first one's place.
-    names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
-    calm: list[Allocation] = []
-    base = state
-    ordered = _sort_unknown(by_pod, strangers)
-    undecided: list[tuple[PodSandbox, Container]] = []
-    for number, (pod, stranger) in enumerate(ordered):
-        if not in_time():
-            undecided = ordered[number:]
-            problems.append(
-                f"{len(undecided)} containers that started while we were away are decided after "
-                "the answer, since no time was left"
-            )
-            break
-        container, held = _running_request(machine, state, pool, stranger)
-        resolved = machine.options_resolver(pod, container)
-        if names[container.pod_id, container.name] == 1:
-            alone = unpinned_allocation(machine, state.kubelet, pod, container, now, resolved)
-            if alone is not None:
-                calm.append(alone)
+    rebuild = _Rebuild(machine, prior, pods, containers, reading, now)
+    candidates, strangers = rebuild.match_known()
+    known = rebuild.resolve_conflicts(candidates, strangers)
+    rebuild.restore_reservations(known)
+    rebuild.resize_known(known)
+    rebuild.admit_strangers(strangers, in_time)
+    return rebuild.finish(known)
+
+
+class _Rebuild:
+    """A state that is being rebuilt, and what there is to report about it."""
+
+    def __init__(
+        self,
+        machine: NodeModel,
+        prior: NodeState,
+        pods: PodTable,
+        containers: Iterable[Container],
+        reading: MeasuredFree | None,
+        now: float,
+    ) -> None:
+        self.machine, self.prior, self.pods = machine, prior, pods
+        self.reading, self.now = reading, now
+        self.live = {c.id: c for c in containers if c.pod_id in pods.uids}
+        self.state = prior
+        self.problems: list[str] = []
+        self.rejected_annotations: list[str] = []
+        self.resized: list[tuple[Allocation, DecisionTrace]] = []
+        self.decisions: list[Decision] = []
+        self.unpinned: list[Allocation] = []
+        self.missed_starts: list[str] = []
+        self.unknown_cpusets: list[str] = []
+        self.undecided: list[tuple[PodSandbox, Container]] = []
+
+    def match_known(self) -> tuple[list[Allocation], list[Container]]:
+        """Allocations of live containers, the most trusted first, and the strangers.
+
+        What the prior state knows, then what we signed, then what anybody may have written; owners
+        first, then by id.
+        """
+        marker = f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
+        candidates: list[tuple[int, bool, str, Allocation]] = []
+        strangers: list[Container] = []
+        for container_id, container in self.live.items():
+            doubt, allocation = 0, self.prior.allocations.get(container_id)
+            if allocation is not None and allocation.is_undecided:
+                allocation = None
+            if allocation is None and marker in container.annotations:
+                doubt, allocation = self._read_annotation(marker, container)
+            if allocation is None:
+                strangers.append(container)
+            else:
+                candidates.append((doubt, not allocation.exclusive, container_id, allocation))
+        candidates.sort()  # no two have one id, so allocations are not compared
+        return [allocation for *_, allocation in candidates], strangers
+
+    def _read_annotation(self, marker: str, container: Container) -> tuple[int, Allocation | None]:
+        """What a container's annotation says, signed (1) or not (2); None if it cannot be so."""
+        text, pod = container.annotations[marker], self.pods[container.pod_id]
+        # Three lists and a sentence: what is longer is not of our writing.
+        assignment = (
+            adopt_assignment(self.machine, text, pod, container)
+            if len(text) <= 2 * self.machine.max_list_chars
+            else f"has {len(text)} characters, more than ours can have"
+        )
+        if isinstance(assignment, str):
+            subject = f"{pod.full_name}/{container.name}: its annotation {marker}"
+            self.rejected_annotations.append(f"{subject} {assignment}: decided anew")
+            return 0, None
+        return 1 if is_signed(text, container.id, self.machine.key) else 2, assignment
+
+    def resolve_conflicts(
+        self, candidates: Iterable[Allocation], strangers: list[Container]
+    ) -> list[Allocation]:
+        """The allocations that can be true together; the containers of others become strangers."""
+        taken = listed = 0
+        usable = DesiredState(self.machine, NodeState(kubelet=self.prior.kubelet)).pool.bits
+        known: list[Allocation] = []
+        lists: set[tuple[str, CPUSet] | None] = set()
+        for allocation in candidates:
+            wants = allocation.cpus.bits | allocation.idle_siblings.bits
+            if (
+                allocation.yields_to_exclusive
+                or not (wants or allocation.exclusive)  # a shared one is in no other's way
+                or (own := allocation.exclusive_list) in lists  # its pod's containers share it
+            ):
+                known.append(allocation)
                 continue
+            claim = ""
+            if clash := wants & (taken | listed if own else taken):
+                claim = f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
+            elif gone := allocation.cpus - self.machine.topology.possible:
+                claim = f"{cpus_text(gone)}, which the machine does not have"
+            elif own and not usable & ~(taken | wants):
+                claim = "the last CPUs of the shared pool"
+            if claim:
+                self.problems.append(f"{allocation.full_name} claims {claim}: decided anew")
+                strangers.append(self.live[allocation.container_id])
+                continue
+            known.append(allocation)
+            if own:
+                taken |= wants
+                lists.add(own)
+            elif allocation.kind is ContainerKind.LISTED:
+                listed |= wants
+        pool = CPUSet.from_bits(usable & ~taken)
+        return [
+            a if a.kind is not ContainerKind.FOREIGN else self._refresh_foreign(a, pool)
+            for a in known
+        ]
+
+    def _refresh_foreign(self, allocation: Allocation, pool: CPUSet) -> Allocation:
+        """Another program's pin by the cpuset of now; with a grant it stays the kubelet's."""
+        grants, text = self.prior.kubelet, self.live[allocation.container_id].resources.cpus
+        if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
+            pinned = parse_foreign_cpuset(text)
+            return replace(allocation, foreign_cpus=pinned) if pinned else allocation
+        return reclassify_cpuset(allocation, text, pool, grants.shared)
+
+    def restore_reservations(self, known: Iterable[Allocation]) -> None:
+        """Start the state from what is known, and what pods keep of containers that ended."""
+        prior, pod_ids = self.prior, {uid: pod_id for pod_id, uid in self.pods.uids.items()}
+        records = [
+            record if record.pod_id == pod_ids[uid] else replace(record, pod_id=pod_ids[uid])
+            for uid, record in prior.pods.items()
+            if uid in pod_ids
+        ]
+        self.state = build_node_state(known, records, prior.serial, prior.kubelet)
+        if not self.machine.settings.reservation_seconds:
+            return
+        for container_id, ended in sorted(prior.allocations.items()):
+            if not ended.is_reservable or container_id in self.live or ended.pod_uid not in pod_ids:
+                continue
+            state = self.state
+            if (ended.cpus | ended.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
+                continue
+            self.state = state.with_allocation(ended)
+            if not ended.reserved_at:
+                self.state = self.state.with_reservation(container_id, self.now)
+
+    def resize_known(self, known: Iterable[Allocation]) -> None:
+        """Give known containers that were resized meanwhile the size they have now."""
+        for allocation in known:
+            # One that carries the annotation alone was read from its present size.
+            if allocation.container_id not in self.prior.allocations:
+                continue
+            container = self.live[allocation.container_id]
+            size = changed_resources(allocation, container.resources)
+            if size is None:
+                continue
+            pod, container = self.pods[container.pod_id], replace(container, resources=size)
+            resized = resize_to_current_resources(
+                self.machine, self.state, pod, container, self.reading, self.now
+            )
+            if isinstance(resized, Rejected):
+                self.problems.append(
+                    f"resized while we were away and keeps what it has: {resized.message}"
+                )
+            else:
+                self.state, _ = with_size(self.machine, self.state, resized[0])
+                self.resized.append(resized)
+
+    def admit_strangers(self, strangers: Iterable[Container], in_time: Callable[[], bool]) -> None:
+        """Decide about strangers as about new containers, as long as there is time."""
+        before = DesiredState(self.machine, self.state)
+        ordered = sorted(
+            [(self.pods[container.pod_id], container) for container in strangers],
+            key=lambda one: (one[0].full_name, one[1].name, one[1].id),
+        )
+        # A second container of that name in the pod would take the first one's place.
+        names = Counter([(c.pod_id, c.name) for c in self.live.values()] if ordered else ())
+        for number, (pod, container) in enumerate(ordered):
+            if not in_time():
+                self.undecided = ordered[number:]
+                self.problems.append(
+                    f"{len(self.undecided)} containers that started while we were away are decided "
+                    "after the answer, since no time was left"
+                )
+                break
+            is_single = names[container.pod_id, container.name] == 1
+            self._admit_stranger(before, pod, container, is_single=is_single)
+        undecided = [self._undecided_allocation(before.pool, *one) for one in self.undecided]
+        if self.unpinned or undecided:
+            self.state = self.state.with_allocation(*self.unpinned, *undecided)
+
+    def _admit_stranger(
+        self, before: DesiredState, pod: PodSandbox, stranger: Container, *, is_single: bool
+    ) -> None:
+        machine, state, now = self.machine, self.state, self.now
+        container, held = _running_request(machine, state, before.pool, stranger)
+        resolved = machine.options_resolver(pod, container)
+        if is_single:
+            unpinned = unpinned_allocation(machine, state.kubelet, pod, container, now, resolved)
+            if unpinned is not None:
+                self.unpinned.append(unpinned)
+                return
         decision = admit(
-            machine, state, pod, container, reading, now, held,
+            machine, state, pod, container, self.reading, now, held,
             running=True, resolved=resolved,
         )  # fmt: skip
         if isinstance(decision, Rejected):
-            decisions.append(decision)
-            problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = state.with_allocation(
-                _unpinned_allocation(pod, container, decision.reason, now)
+            self.decisions.append(decision)
+            self.problems.append(
+                f"started while we were away and stays unpinned: {decision.message}"
             )
-            gap.append(container.id)
-            continue
-        state = decision.state
-        if decision.updates:
-            decisions.append(decision)
-        else:
-            # A thousand states at once would take more memory than the rest of the agent.
-            decisions.append(replace(decision, state=base))
-        if decision.allocation.kind is ContainerKind.FOREIGN:
-            unexplained.append(decision.allocation.full_name)
-        elif decision.allocation.kind is not ContainerKind.UNPINNED:
-            gap.append(container.id)
-    state = state.with_allocation(*calm) if calm else state
-    if undecided:
-        waiting = [
-            _undecided_allocation(pool, state.kubelet.shared, now, *one) for one in undecided
-        ]
-        every = [*state.allocations.values(), *waiting]
-        state = build_node_state(every, state.pods.values(), state.serial, state.kubelet)
-    # What we have known until now we may have narrowed, for an owner that is gone.
-    desired = DesiredState(machine, state, narrowed_at=now)
-    updates, repaired = _resync_updates(desired, live, frozenset(adopted))
-    return Resynced(
-        state=state,
-        change=StateChange(
-            tuple({**prior.allocations, **state.allocations}), tuple({**prior.pods, **state.pods})
-        ),
-        updates=updates,
-        adopted=tuple(sorted(adopted)),
-        repaired=repaired,
-        missed_starts=tuple(sorted(gap)),
-        removed=tuple(sorted(i for i in prior.allocations if i not in live)),
-        problems=tuple(problems),
-        decisions=tuple(decisions),
-        unpinned=tuple(calm),
-        resized=tuple(resized),
-        rejected_annotations=tuple(disbelieved),
-        unknown_cpusets=tuple(unexplained),
-        undecided=tuple(undecided),
-    )
+            rejected = _unpinned_allocation(pod, container, decision.reason, now)
+            self.state = state.with_allocation(rejected)
+            self.missed_starts.append(container.id)
+            return
+        self.state, allocation = decision.state, decision.allocation
+        # A thousand states at once would take more memory than the rest of the agent.
+        kept_state = decision.state if decision.updates else before.state
+        self.decisions.append(replace(decision, state=kept_state))
+        if allocation.kind is ContainerKind.FOREIGN:
+            self.unknown_cpusets.append(allocation.full_name)
+        elif allocation.kind is not ContainerKind.UNPINNED:
+            self.missed_starts.append(container.id)
 
+    def _undecided_allocation(
+        self, pool: CPUSet, pod: PodSandbox, container: Container
+    ) -> Allocation:
+        """What a stranger has until it is decided about: what it had, and nothing is allocated."""
+        cpus = container.resources.cpus
+        if is_shared_pool_cpuset(cpus, pool, self.state.kubelet.shared):
+            return _unpinned_allocation(pod, container, None, self.now)
+        waiting = _unpinned_allocation(pod, container, None, self.now, ContainerKind.FOREIGN)
+        return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
 
-def _ended_reservations(
-    prior: NodeState, uids: Collection[str], live: Mapping[str, Container]
-) -> list[Allocation]:
-    """What pods keep of containers that ended, some of them while we were away."""
-    return [
-        allocation
-        for container_id, allocation in sorted(prior.allocations.items())
-        if allocation.is_reservable and container_id not in live and allocation.pod_uid in uids
-    ]
+    def finish(self, known: Iterable[Allocation]) -> Resynced:
+        """What came of it, and the updates that give every container what it should have."""
+        prior, state = self.prior, self.state
+        adopted = sorted(a.container_id for a in known)
+        # What we have known until now we may have narrowed, for an owner that is gone.
+        desired = DesiredState(self.machine, state, narrowed_at=self.now)
+        updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))
+        return Resynced(
+            state=state,
+            change=StateChange(
+                tuple({**prior.allocations, **state.allocations}),
+                tuple({**prior.pods, **state.pods}),
+            ),
+            updates=updates,
+            adopted=tuple(adopted),
+            repaired=repaired,
+            missed_starts=tuple(sorted(self.missed_starts)),
+            removed=tuple(sorted(i for i in prior.allocations if i not in self.live)),
+            problems=tuple(self.problems),
+            decisions=tuple(self.decisions),
+            unpinned=tuple(self.unpinned),
+            resized=tuple(self.resized),
+            rejected_annotations=tuple(self.rejected_annotations),
+            unknown_cpusets=tuple(self.unknown_cpusets),
+            undecided=tuple(self.undecided),
+        )
 
 
 def reclassify_unanswered_containers(outcome: Resynced, unsure: Collection[str]) -> Resynced:
@@ -251,14 +381,6 @@ def admit_running(
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
 
-def _sort_unknown(
-    pods: PodTable, strangers: Iterable[Container]
-) -> list[tuple[PodSandbox, Container]]:
-    """Strangers with their pods, by namespace, pod, container and id."""
-    found = [(pods[container.pod_id], container) for container in strangers]
-    return sorted(found, key=lambda one: (one[0].full_name, one[1].name, one[1].id))
-
-
 def _running_request(
     machine: NodeModel, state: NodeState, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
@@ -273,114 +395,6 @@ def _running_request(
         # everybody shares.
         container = replace(container, resources=replace(container.resources, cpus=""))
     return container, held
-
-
-def _undecided_allocation(
-    pool: CPUSet,
-    shared: Collection[CPUSet],
-    now: float,
-    pod: PodSandbox,
-    container: Container,
-) -> Allocation:
-    """What a stranger has until it is decided about: what it had, and nothing is allocated."""
-    cpus = container.resources.cpus
-    if not cpus or is_shared_pool_cpuset(cpus, pool, shared):
-        return _unpinned_allocation(pod, container, None, now)
-    waiting = _unpinned_allocation(pod, container, None, now, ContainerKind.FOREIGN)
-    return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
-
-
-def _match_known_containers(
-    machine: NodeModel,
-    prior: NodeState,
-    by_pod: PodTable,
-    live: Mapping[str, Container],
-    problems: list[str],
-    disbelieved: list[str],
-) -> tuple[list[Allocation], list[Container]]:
-    """Sort the live containers into what is known and strangers."""
-    marker = f"{machine.settings.prefix}/{ASSIGNED_KEY}"
-    candidates: list[tuple[int, bool, str, Allocation]] = []
-    strangers: list[Container] = []
-    for container_id, container in live.items():
-        allocation = prior.allocations.get(container_id)
-        if allocation is not None and allocation.is_undecided:
-            allocation = None
-        doubt = 0
-        if allocation is None and marker in container.annotations:
-            text, pod = container.annotations[marker], by_pod[container.pod_id]
-            # Three lists and a sentence: what is longer is not of our writing.
-            found = (
-                adopt_assignment(machine, text, pod, container)
-                if len(text) <= 2 * machine.max_list_chars
-                else f"has {len(text)} characters, more than ours can have"
-            )
-            if isinstance(found, str):
-                name = f"{pod.full_name}/{container.name}"
-                disbelieved.append(f"{name}: its annotation {marker} {found}: decided anew")
-            else:
-                allocation = found
-                doubt = 1 if is_signed(text, container_id, machine.key) else 2
-        if allocation is None:
-            strangers.append(container)
-            continue
-        candidates.append((doubt, not allocation.exclusive, container_id, allocation))
-    # What the prior state knows, then what we signed, then what anybody may have written; owners
-    # first, then by id.
-    candidates.sort()  # no two have one id, so allocations are not compared
-    taken = listed = 0
-    usable = DesiredState(machine, NodeState(kubelet=prior.kubelet)).pool.bits
-    kept: list[Allocation] = []
-    lists: set[tuple[str, CPUSet]] = set()
-    for _, _, container_id, allocation in candidates:
-        wants = allocation.cpus.bits | allocation.idle_siblings.bits
-        if allocation.yields_to_exclusive or not (wants or allocation.exclusive):
-            kept.append(allocation)  # a shared container is in no other's way
-            continue
-        own = allocation.exclusive_list
-        if own in lists:
-            kept.append(allocation)  # a container of its pod has that list too
-            continue
-        clash = wants & taken
-        if allocation.exclusive:
-            clash |= wants & listed
-        gone = allocation.cpus - machine.topology.possible
-        last = allocation.exclusive and not usable & ~(taken | wants)
-        if clash or gone or last:
-            what = (
-                f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
-                if clash
-                else f"{cpus_text(gone)}, which the machine does not have"
-                if gone
-                else "the last CPUs of the shared pool"
-            )
-            problems.append(f"{allocation.full_name} claims {what}: decided anew")
-            strangers.append(live[container_id])
-            continue
-        if own is not None:
-            taken |= wants
-            lists.add(own)
-        else:
-            listed |= wants if allocation.kind is ContainerKind.LISTED else 0
-        kept.append(allocation)
-    pool = CPUSet.from_bits(usable & ~taken)
-    return [
-        _refresh_foreign_allocation(prior, a, live[a.container_id], pool)
-        if a.kind is ContainerKind.FOREIGN
-        else a
-        for a in kept
-    ], strangers
-
-
-def _refresh_foreign_allocation(
-    prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
-) -> Allocation:
-    """Another program's pin by the cpuset of now; a container with a grant stays the kubelet's."""
-    grants = prior.kubelet
-    if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
-        pinned = parse_foreign_cpuset(container.resources.cpus)
-        return replace(allocation, foreign_cpus=pinned) if pinned else allocation
-    return reclassify_cpuset(allocation, container.resources.cpus, pool, grants.shared)
 
 
 def _unpinned_allocation(

@@ -131,7 +131,7 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
     machine = NodeModel(topology=topology, settings=Settings(), key=b"signs")
     sandboxes, live = _full(node)
     of = {p.id: p for p in sandboxes}
-    told = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0)
+    told = rebuild_node_state(machine, NodeState(), PodTable.from_pods(sandboxes), live, now=7.0)
     state, one_by_one = NodeState(), []
     updates: list[ContainerUpdate] = []
     for stranger in sorted(live, key=lambda c: (of[c.pod_id].full_name, c.name, c.id)):
@@ -163,12 +163,15 @@ def test_states_that_somebody_has_are_never_changed(
     """The remembered state, and that of each decision which tells others."""
     machine = NodeModel(topology=topology, settings=Settings())
     sandboxes, live = _full(first)
-    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(
+        machine, NodeState(), PodTable.from_pods(sandboxes), live, now=7.0
+    ).state
     known, text = list(prior.allocations), repr(prior)
     more, others = _full(then)
     more = [replace(p, id=f"n{p.id}", uid=f"n{p.uid}") for p in more]
     others = [replace(c, id=f"n{c.id}", pod_id=f"n{c.pod_id}") for c in others]
-    told = rebuild_node_state(machine, prior, [*sandboxes, *more], [*live, *others], now=9.0)
+    every = PodTable.from_pods([*sandboxes, *more])
+    told = rebuild_node_state(machine, prior, every, [*live, *others], now=9.0)
     assert repr(prior) == text
     for decision in told.decisions:
         if not isinstance(decision, Admitted):
@@ -191,7 +194,9 @@ def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     )
     asks: Mapping[str, str] = {"policy": "best-effort"}
     sandboxes, live = _full([(asks, QoSClass.BURSTABLE, [("app", resources(1))])] * 3)
-    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(
+        machine, NodeState(), PodTable.from_pods(sandboxes), live, now=7.0
+    ).state
     asked: list[str] = []
 
     def make(pod_id: str) -> PodSandbox:

@@ -16,7 +16,7 @@ from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import KubeletGrants, QoSClass
+from nri_numa.model.workload import KubeletGrants, PodTable, QoSClass
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
@@ -241,7 +241,7 @@ def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
     assert counted == {"uid-left", "uid-nothing"}
     strangers = [pod("stranger", {"policy": "restricted"})]
     waiting = rebuild_node_state(
-        made.machine, NodeState(), strangers,
+        made.machine, NodeState(), PodTable.from_pods(strangers),
         [container(strangers[0], "server", resources(2, 0.25))], in_time=lambda: False,
     )  # fmt: skip
     assert zones_document(made.machine, waiting.state, None).counted_containers == ()

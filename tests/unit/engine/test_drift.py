@@ -14,7 +14,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import QoSClass, Resources
+from nri_numa.model.workload import PodTable, QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -257,9 +257,8 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
 def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
     machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
     of = pod("twice")
-    told = rebuild_node_state(
-        machine, NodeState(), [of], [container(of, id="a"), container(of, id="b")], now=7.0
-    )
+    pods, live = PodTable.from_pods([of]), [container(of, id="a"), container(of, id="b")]
+    told = rebuild_node_state(machine, NodeState(), pods, live, now=7.0)
     assert list(told.state.allocations) == ["b"]
     assert told.state.allocations["b"].kind is ContainerKind.UNPINNED
     assert check_invariants(told.state, machine.topology, machine.settings) == []
@@ -272,7 +271,7 @@ def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster()
     for count in (50, 200, 800):
         pods = [pod(f"asks-{n}", {"policy": "best-effort"}) for n in range(count)]
         live = [container(p, wants=resources(0.001)) for p in pods]
-        told = rebuild_node_state(machine, NodeState(), pods, live, now=7.0)
+        told = rebuild_node_state(machine, NodeState(), PodTable.from_pods(pods), live, now=7.0)
         assert len(told.missed_starts) == len(told.decisions) == count
         states = {id(d.state): d.state for d in told.decisions if isinstance(d, Admitted)}
         kept.append(sum(len(state.allocations) for state in states.values()))

@@ -1109,11 +1109,7 @@ class Agent:
     def _hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
         # Containers without any request would cost memory for an explanation of one clause.
-        plain = (
-            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-            and not allocation.mems
-        )
-        if not plain or not allocation.aligned:
+        if allocation.is_pinned or not allocation.aligned:
             self._traces[allocation.container_id] = trace
             self._tasks.add(partial(self._pack_trace, allocation.container_id))
 

@@ -40,7 +40,6 @@ from nri_numa.engine.decision import (
     PlacementRequest,
     Rejected,
     Resized,
-    UnalignedRejection,
 )
 from nri_numa.engine.desired import DesiredState, answer_to_update, updates_between
 from nri_numa.engine.foreign_pins import (
@@ -131,7 +130,6 @@ class _Resize:
             case = replace(case, demand=replace(case.demand, pod_requested_milli=paid))
             if not may_be_exclusive(case.requested, had.cpus, case.demand):
                 return unrequested_rejection(case, had.cpus)
-        if had.exclusive:
             _, milli = self._exclusive_by_node(had.cpus)
         else:
             counts = case.machine.topology.cpu_count_by_node(had.cpus) or dict.fromkeys(
@@ -139,50 +137,35 @@ class _Resize:
             )
             want, count = self._allocated_milli(), sum(counts.values())
             milli = {i: want * n // count for i, n in counts.items()}
-        return self._build_placement(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
+        return self._build_placement(had.kind, had.reason, had.numa_nodes, milli, had.cpus)
 
     def resize_shared(self) -> Placement | Rejection:
         """The shared CPUs of the NUMA nodes it is on."""
-        case, had, wanted = self.case, self.prior, self.case.demand
-        numa_nodes = had.numa_nodes
-        self.steps.append(f"stays on {numa_text(numa_nodes)}")
-        left = case.desired.free_shared_milli
-        grows = wanted.cpu_milli > had.cpu_milli
-        if grows or (self.had_shortfall and wanted.cpu_milli == had.cpu_milli):
-            have = sum(left.get(i, 0) for i in numa_nodes)
-            if have < wanted.cpu_milli:
-                free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
-                free += lowered_capacity_factor_text(case.machine, numa_nodes)
-                text = shortage_clause("cpu", human_milli(wanted.cpu_milli), free)
-                text += exclusive_holders_text(case.state, numa_nodes, requests=True)
-                if grows and case.on_failure is OnFailure.REJECT:
-                    return Rejection(
-                        reason=RejectionReason.NOT_ENOUGH_CPUS, detail=text, rule=RESIZE_RULE_TEXT
-                    )
-                self.steps.append(f"{case.message_subject}: {text}")
-                self.has_shortfall = True
+        case, numa_nodes = self.case, self.prior.numa_nodes
+        where, left = numa_text(numa_nodes), case.desired.free_shared_milli
+        self.steps.append(f"stays on {where}")
+        needed, had_milli = case.demand.cpu_milli, self.prior.cpu_milli
+        have = sum(left.get(i, 0) for i in numa_nodes)
+        if self._is_short(needed, had_milli, have):
+            free = f"{human_milli(have)} free on {where}"
+            free += lowered_capacity_factor_text(case.machine, numa_nodes)
+            text = shortage_clause("cpu", human_milli(needed), free)
+            text += exclusive_holders_text(case.state, numa_nodes, requests=True)
+            shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
+            if not self._accepts_shortage(shortage, grows=needed > had_milli):
+                return shortage
         milli = split_cpu_milli(self._allocated_milli(), numa_nodes, left)
-        return self._build_placement(
-            ContainerKind.SHARED,
-            NO_CPUS,
-            NO_CPUS,
-            numa_nodes,
-            milli,
-            f"shared CPUs on {numa_text(numa_nodes)}",
-        )
+        caption = f"shared CPUs on {where}"
+        return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
     def resize_exclusive(self) -> Placement | Rejection:
         """CPUs of its own: those it has, fewer of them, or these and more beside them."""
         taken = self._resize_cpus()
         if isinstance(taken, Rejection):
-            if not self._may_keep_cpus(taken):
+            if not (self._may_keep_cpus() and self._accepts_shortage(taken)):
                 return taken
             # Memory is booked at the new size all the same: that is what the container may use.
-            self.steps += (
-                f"{self.case.message_subject}: {taken.detail}",
-                f"it keeps what it has, which is {SHORTFALL_TEXT}",
-            )
-            self.has_shortfall = True
+            self.steps.append(f"it keeps what it has, which is {SHORTFALL_TEXT}")
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
             taken = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
@@ -192,9 +175,9 @@ class _Resize:
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
             self.is_misaligned = False  # by now
-        reason = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
+        caption = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._build_placement(
-            ContainerKind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason
+            ContainerKind.EXCLUSIVE, caption, numa_nodes, milli, taken.cpus, taken.idle
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
@@ -205,14 +188,21 @@ class _Resize:
         counts = topology.cpu_count_by_node(cpus)
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
-    def _may_keep_cpus(self, why: Rejection) -> bool:
-        """Whether it keeps its CPUs where it cannot have the new number of them.
+    def _is_short(self, needed: int, before: int, have: int) -> bool:
+        """True if it grows beyond what there is, or has not got its size since an earlier time."""
+        return have < needed and (needed > before or (self.had_shortfall and needed == before))
 
-        What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
-        """
-        case, had = self.case, self.prior
-        if case.on_failure is OnFailure.REJECT or why.reason is RejectionReason.UNPAID_CPUS:
+    def _accepts_shortage(self, shortage: Rejection, note: str = "", *, grows: bool = True) -> bool:
+        """Run on with less than its size, unless it grows and ``on-failure`` rejects that."""
+        if grows and self.case.on_failure is OnFailure.REJECT:
             return False
+        self.steps.append(f"{self.case.message_subject}: {shortage.detail}{note}")
+        self.has_shortfall = True
+        return True
+
+    def _may_keep_cpus(self) -> bool:
+        """True if it may keep its CPUs where it cannot have the new number: they are paid for."""
+        case, had = self.case, self.prior
         paid = 1000 * len(had.cpus) <= case.demand.cpu_requested_milli
         return had.kind is not ContainerKind.EXCLUSIVE or paid or case.requested.unrequested_cpus
 
@@ -232,39 +222,32 @@ class _Resize:
         if count < len(held):
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
-        machine, rest = case.machine, case.state
+        return self._grow_cpus(count, held)
+
+    def _grow_cpus(self, count: int, held: CPUSet) -> ChosenCPUs | Rejection:
+        """The CPUs it has and more beside them, within the floors and quotas."""
+        case, machine, state = self.case, self.case.machine, self.case.state
         pool, free = case.desired.pool, exclusive_candidate_cpus(case.desired)
-        free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
-        free = free - group_floor_cpus(machine, rest, pool, free, held)
-        home = self._own_nodes()
-        limits = count_free_exclusive(
-            case.desired, free | held, self._effective_smt(), case.desired.free_cpu_milli
-        )
+        free = free - pool_floor_cpus(machine, state, pool - held, free - held)
+        free = free - group_floor_cpus(machine, state, pool, free, held)
+        home, smt = self._own_nodes(), self._effective_smt()
+        limits = count_free_exclusive(case.desired, free | held, smt, case.desired.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
-        found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
+        chosen: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
         if room >= count:
-            found = self._take_cpus(free, limits, strict=True)
-            if isinstance(found, SMTMisaligned):
-                return self._smt_rejection(found)
+            chosen = self._take_cpus(free, limits, strict=True)
+            if isinstance(chosen, SMTMisaligned):
+                return self._smt_rejection(chosen)
         # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
-            found = self._take_cpus(free, limits, strict=False)
-        if not isinstance(found, ChosenCPUs):
+        if not isinstance(chosen, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
+            chosen = self._take_cpus(free, limits, strict=False)
+        who = exclusive_cpu_count_text(count)
+        if not isinstance(chosen, ChosenCPUs):
             where = f"{numa_text(home)}{lowered_capacity_factor_text(machine, home)}"
-            return Rejection(
-                reason=RejectionReason.NOT_ENOUGH_CPUS,
-                detail=shortage_clause(
-                    "cpu",
-                    exclusive_cpu_count_text(count),
-                    f"{room} free for exclusive use on {where} for it",
-                )
-                + f" (smt: {self._effective_smt().value})"
-                + exclusive_holders_text(rest, home, requests=True),
-                rule=RESIZE_RULE_TEXT,
-            )
-        who = f"cpu: {exclusive_cpu_count_text(count)}"
-        refused = check_exclusive_limits(case, who, found.cpus, found.idle)
-        return found if refused is None else refused
+            text = shortage_clause("cpu", who, f"{room} free for exclusive use on {where} for it")
+            text += f" (smt: {smt.value})" + exclusive_holders_text(state, home, requests=True)
+            return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
+        return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
 
     def _allocated_milli(self) -> int:
         """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
@@ -308,73 +291,76 @@ class _Resize:
     def _build_placement(
         self,
         kind: ContainerKind,
-        cpus: CPUSet,
-        idle: CPUSet,
+        caption: str,
         numa_nodes: NUMASet,
         milli: Mapping[int, int],
-        reason: str,
+        cpus: CPUSet = NO_CPUS,
+        idle: CPUSet = NO_CPUS,
     ) -> Placement | Rejection:
         """Book the new size on the memory nodes it has; see that growing fits there."""
-        case, had, wanted = self.case, self.prior, self.case.demand
-        mems = had.mems
-        memory = wanted.memory_bytes if mems else 0
-        hugepages = wanted.hugepages if mems else {}
-        memory_left = case.free_memory
-        pages_left = case.free_hugepages() if hugepages else {}
-        has = sum(memory_left.get(i, 0) for i in mems)
-        needs = [("memory", memory, had.memory_bytes, has)]
-        for size, amount in sorted(hugepages.items()):  # by page size
-            has = sum(pages_left[size].get(i, 0) for i in mems)
-            before = had.hugepages.get(size, 0)
-            needs.append((hugepages_resource_name(size), amount, before, has))
-        for what, amount, before, have in needs:
-            grows = amount > before
-            if have >= amount or not (grows or (self.had_shortfall and amount == before)):
-                continue
-            text = byte_shortage_clause(what, amount, have, f" on {numa_text(mems)}")
-            if grows and case.on_failure is OnFailure.REJECT:
-                return Rejection(
-                    reason=RejectionReason.NOT_ENOUGH_MEMORY, detail=text, rule=RESIZE_RULE_TEXT
-                )
-            self.steps.append(
-                f"{case.message_subject}: {text}; memory nodes of a running container do not change"
-            )
-            self.has_shortfall = True
-        listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
-        owned = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
-        # A list that is paid for by now keeps its CPUs, unless others own some already.
-        soft = (
-            kind is ContainerKind.LISTED
-            and not owned
-            and (
-                is_yielding_list(case.requested, cpus, wanted)
-                or (had.yields_to_exclusive and bool(cpus & case.state.unavailable_cpus))
-            )
-        )
-        is_misaligned = self.is_misaligned and not listed
+        case, had = self.case, self.prior
+        pages_left = case.free_hugepages() if had.mems else {}
+        shortage = self._check_memory(pages_left)
+        if shortage is not None:
+            return shortage
+        is_listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
+        is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
+        is_misaligned = self.is_misaligned and not is_listed
         charges = charge_nodes(
-            numa_nodes, milli, mems,
-            wanted.memory_requested, memory_left, hugepages, pages_left,
+            numa_nodes, milli, had.mems,
+            case.demand.memory_requested, case.free_memory, case.demand.hugepages, pages_left,
         )  # fmt: skip
         return replace(
             case.initial_placement,
             kind=kind,
             cpus=cpus,
             idle_siblings=idle,
-            exclusive=owned,
-            yields_to_exclusive=soft,
+            exclusive=is_exclusive,
+            yields_to_exclusive=kind is ContainerKind.LISTED
+            and not is_exclusive
+            and self._list_yields(cpus),
             numa_nodes=numa_nodes,
-            mems=mems,
-            charges=interleaved_charges(case, had.mempolicy, mems, charges),
+            mems=had.mems,
+            charges=interleaved_charges(case, had.mempolicy, had.mems, charges),
             policy=had.policy,
             aligned=not (self.is_misaligned or self.has_shortfall),
             reason=with_outcome(
-                reason, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
+                caption, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
             ),
             has_shortfall=self.has_shortfall,
             is_misaligned=is_misaligned,
             decision_steps=tuple(self.steps),
         )
+
+    def _check_memory(self, pages_left: Mapping[int, Mapping[int, int]]) -> Rejection | None:
+        """See that memory and huge pages fit on its memory nodes, or may be short there."""
+        case, had, wanted, mems = self.case, self.prior, self.case.demand, self.prior.mems
+        if not mems:
+            return None
+        amounts = [("memory", wanted.memory_bytes, had.memory_bytes, case.free_memory)]
+        for size, amount in sorted(wanted.hugepages.items()):  # by page size
+            name = hugepages_resource_name(size)
+            amounts.append((name, amount, had.hugepages.get(size, 0), dict(pages_left[size])))
+        for name, needed, before, free in amounts:
+            have = sum(free.get(i, 0) for i in mems)
+            if self._is_short(needed, before, have):
+                text = byte_shortage_clause(name, needed, have, f" on {numa_text(mems)}")
+                shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_MEMORY, text)
+                note = "; memory nodes of a running container do not change"
+                if not self._accepts_shortage(shortage, note, grows=needed > before):
+                    return shortage
+        return None
+
+    def _list_yields(self, cpus: CPUSet) -> bool:
+        """True if a shared list yields: it is not paid for, or others own CPUs of it already."""
+        case = self.case
+        return is_yielding_list(case.requested, cpus, case.demand) or (
+            self.prior.yields_to_exclusive and bool(cpus & case.state.unavailable_cpus)
+        )
+
+
+def _shortage_rejection(reason: RejectionReason, text: str) -> Rejection:
+    return Rejection(reason=reason, detail=text, rule=RESIZE_RULE_TEXT)
 
 
 def resize_container(
@@ -395,33 +381,26 @@ def resize_container(
     trace = DecisionTrace(pod=pod, container=container)
     if allocation is None:
         return Resized(state=state, container_update=None, trace=trace)
-    granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    wanted = parse_foreign_cpuset(update.cpus) if granted and update.cpus else NO_CPUS
-    if wanted and (wanted <= granted or allocation.kind is ContainerKind.FOREIGN):
-        given_up = _yield_to_kubelet(machine, state, pod, container, update, trace)
-        if given_up is not None:
-            return given_up
-    if allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not allocation.mems:
-        if update.cpus:
-            return _apply_foreign_cpuset(machine, state, allocation, update, trace)
-        desired = DesiredState(machine, state, narrowed_at)
-        own = answer_to_update(desired, desired, container, update)
-        return Resized(state=state, container_update=own, trace=trace)
-    merged = _apply_update(container, allocation, update)
+    if update.cpus:
+        outcome = _apply_other_cpuset(machine, state, pod, container, update, trace)
+        if outcome is not None:
+            return outcome
     after, change = state, NO_CHANGE
-    resized: tuple[str, ...] = ()
-    if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
-        found = resize_to_current_resources(machine, state, pod, merged, reading, now)
-        if isinstance(found, Rejected):
-            return found
-        allocation, trace = found
-        after, resized = with_size(machine, state, allocation)
-        change = StateChange((container.id, *resized), (pod.uid,))
+    sharers: tuple[str, ...] = ()
+    has_amounts = update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages
+    if allocation.is_pinned and has_amounts:
+        merged = _apply_update(container, allocation, update)
+        resized = resize_to_current_resources(machine, state, pod, merged, reading, now)
+        if isinstance(resized, Rejected):
+            return resized
+        allocation, trace = resized
+        after, sharers = with_size(machine, state, allocation)
+        change = StateChange((container.id, *sharers), (pod.uid,))
     old, new = (DesiredState(machine, s, narrowed_at) for s in (state, after))
     if after is not state:
         trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
     own = answer_to_update(old, new, container, update)
-    updates = updates_between(old, new, skip=container.id, resized=resized)
+    updates = updates_between(old, new, skip=container.id, resized=sharers)
     return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
 
 
@@ -429,27 +408,26 @@ def with_size(
     machine: NodeModel, state: NodeState, allocation: Allocation
 ) -> tuple[NodeState, tuple[str, ...]]:
     """The state once a container has its new size, and who else has other CPUs of its pod then."""
-    had = state.allocations[allocation.container_id]
-    mates = (
-        state.cpu_sharers(had)
-        if had.kind is ContainerKind.EXCLUSIVE and allocation.exclusive
-        else ()
-    )
-    after = state.without_allocation(had.container_id)
-    if not mates or allocation.cpus == had.cpus:
-        return after.with_allocation(allocation), ()
-    for one in mates:
+    had, sharers = state.allocations[allocation.container_id], tuple[Allocation, ...]()
+    if allocation.exclusive and allocation.cpus != had.cpus:
+        sharers = _pool_sharers(state, had)
+    after = state
+    for one in (had, *sharers):
         after = after.without_allocation(one.container_id)
     after = after.with_allocation(allocation)
-    after = after.with_pod_pool(mates, allocation, machine.topology)
-    return after, tuple(a.container_id for a in mates)
+    after = after.with_pod_pool(sharers, allocation, machine.topology)
+    return after, tuple(a.container_id for a in sharers)
+
+
+def _pool_sharers(state: NodeState, allocation: Allocation) -> tuple[Allocation, ...]:
+    """Others of its pod that have the same computed CPUs, which go with it."""
+    is_computed = allocation.kind is ContainerKind.EXCLUSIVE
+    return state.cpu_sharers(allocation) if is_computed else ()
 
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
     """What a container is resized to, by what the runtime has; None when that is as remembered."""
-    if allocation.kind is ContainerKind.FOREIGN or (
-        allocation.kind is ContainerKind.UNPINNED and not allocation.mems
-    ):
+    if not allocation.is_pinned:
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
         # The quota was lifted, so the one it was created with still counts.
@@ -469,22 +447,18 @@ def changed_resources(allocation: Allocation, resources: Resources) -> Resources
 def _apply_update(container: Container, allocation: Allocation, update: Resources) -> Container:
     """The container as the request wants it; a lifted quota counts as what was asked for once."""
     now = container.resources
-    quota = allocation.lifted_quota if allocation.lifted_quota else now.cpu_quota
-    return replace(
-        container,
-        resources=Resources(
-            cpu_shares=update.cpu_shares or now.cpu_shares,
-            cpu_quota=update.cpu_quota or quota,
-            cpu_period=update.cpu_period or now.cpu_period,
-            memory_limit=update.memory_limit or now.memory_limit,
-            hugepages={**now.hugepages, **update.hugepages},
-            cpus=now.cpus,
-            mems=now.mems,
-        ),
+    merged = replace(
+        now,
+        cpu_shares=update.cpu_shares or now.cpu_shares,
+        cpu_quota=update.cpu_quota or allocation.lifted_quota or now.cpu_quota,
+        cpu_period=update.cpu_period or now.cpu_period,
+        memory_limit=update.memory_limit or now.memory_limit,
+        hugepages={**now.hugepages, **update.hugepages},
     )
+    return replace(container, resources=merged)
 
 
-def _yield_to_kubelet(
+def _apply_other_cpuset(
     machine: NodeModel,
     state: NodeState,
     pod: PodSandbox,
@@ -492,37 +466,48 @@ def _yield_to_kubelet(
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized | None:
-    """Leave a container to the kubelet, which granted it CPUs and writes them now.
+    """Let another program's cpuset stand; None where that of the container's allocation counts.
 
-    The kubelet may do so with a container that we placed: its policy became static afterwards.
-    Both would write for ever, so the configured side wins; None when that is ours.
+    The kubelet may grant CPUs to a container that we placed: its policy became static afterwards.
+    Both would write for ever, so the configured side wins.
     """
-    allocation = state.allocations[container.id]
+    allocation, cpus = state.allocations[container.id], parse_foreign_cpuset(update.cpus)
+    grant = state.kubelet.cpus_of(pod.uid, container.name, container.id)
+    if (
+        grant
+        and cpus
+        and (cpus <= grant or allocation.kind is ContainerKind.FOREIGN)
+        and not _overrides_grant(machine, state, pod, container, allocation)
+    ):
+        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
+            return Resized(state=state, container_update=None, trace=trace)
+        after, own = to_kubelet_allocation(allocation, cpus), None
+        if allocation.mems and not update.mems:  # no other program takes our pin back
+            own = ContainerUpdate(container.id, mems=str(machine.topology.memory_nodes))
+        return _reclassified(machine, state, after, own, trace, after.reason)
+    if allocation.is_pinned:
+        return None
+    if not cpus:  # what is no list, the runtime refuses
+        return Resized(state=state, container_update=None, trace=trace)
+    return _apply_foreign_cpuset(machine, state, allocation, cpus, update, trace)
+
+
+def _overrides_grant(
+    machine: NodeModel,
+    state: NodeState,
+    pod: PodSandbox,
+    container: Container,
+    allocation: Allocation,
+) -> bool:
+    """True if what the container requests is stronger than the kubelet's grant."""
     requested = _with_current_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
-    if not isinstance(requested, Rejection):
-        side = keep_or_override_grant(
+    return not isinstance(requested, Rejection) and isinstance(
+        keep_or_override_grant(
             machine.topology, machine.settings, state.kubelet, pod, container, requested
-        )
-        if isinstance(side, OverrideGrant):
-            return None
-    pinned = parse_foreign_cpuset(update.cpus)
-    if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == pinned:
-        return Resized(state=state, container_update=None, trace=trace)
-    theirs = to_kubelet_allocation(allocation, pinned)
-    after = state.without_allocation(container.id).with_allocation(theirs)
-    mems = ""
-    if allocation.mems and not update.mems:
-        mems = str(machine.topology.memory_nodes)  # no other program takes our pin back
-    return Resized(
-        state=after,
-        change=StateChange((container.id,), (pod.uid,)),
-        container_update=ContainerUpdate(container_id=container.id, mems=mems) if mems else None,
-        updates=updates_between(
-            DesiredState(machine, state), DesiredState(machine, after), skip=container.id
         ),
-        trace=replace(trace, decision_steps=(theirs.reason,)),
+        OverrideGrant,
     )
 
 
@@ -545,6 +530,7 @@ def _apply_foreign_cpuset(
     machine: NodeModel,
     state: NodeState,
     allocation: Allocation,
+    cpus: CPUSet,
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized:
@@ -553,27 +539,38 @@ def _apply_foreign_cpuset(
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    wanted = parse_foreign_cpuset(update.cpus)
-    if not wanted:  # what is no list, the runtime refuses
-        return Resized(state=state, container_update=None, trace=trace)
-    pool = DesiredState(machine, state).pool
-    taken = wanted & state.unavailable_cpus
+    pool, taken = DesiredState(machine, state).pool, cpus & state.unavailable_cpus
     after = allocation
     if allocation.kind is ContainerKind.FOREIGN or not taken:
         after = reclassify_cpuset(allocation, update.cpus, pool, state.kubelet.shared)
-    own, step, change = None, after.reason, NO_CHANGE
-    if after.kind is ContainerKind.UNPINNED and wanted != pool:
-        own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
+    own, step = None, after.reason
+    if after.kind is ContainerKind.UNPINNED and cpus != pool:
+        own = ContainerUpdate(allocation.container_id, cpus=str(pool))
         step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
             step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
-    if after is not allocation:
-        state = state.without_allocation(allocation.container_id).with_allocation(after)
-        change = StateChange((allocation.container_id,), (allocation.pod_uid,))
+    return _reclassified(machine, state, after, own, trace, step)
+
+
+def _reclassified(
+    machine: NodeModel,
+    state: NodeState,
+    allocation: Allocation,
+    own: ContainerUpdate | None,
+    trace: DecisionTrace,
+    step: str,
+) -> Resized:
+    """The answer once a container counts as what another program's cpuset makes of it."""
+    container_id, after, change = allocation.container_id, state, NO_CHANGE
+    if allocation is not state.allocations[container_id]:
+        after = state.without_allocation(container_id).with_allocation(allocation)
+        change = StateChange((container_id,), (allocation.pod_uid,))
+    old, new = DesiredState(machine, state), DesiredState(machine, after)
     return Resized(
-        state=state,
+        state=after,
         change=change,
         container_update=own,
+        updates=updates_between(old, new, skip=container_id),
         trace=replace(trace, decision_steps=(step,)),
     )
 
@@ -592,9 +589,8 @@ def resize_to_current_resources(
     """
     had, rest = state.allocations[container.id], state.without_allocation(container.id)
     allocation = had.with_migration_finished
-    if allocation.kind is ContainerKind.EXCLUSIVE:
-        for one in state.cpu_sharers(allocation):
-            rest = rest.without_allocation(one.container_id)
+    for one in _pool_sharers(rest, allocation):
+        rest = rest.without_allocation(one.container_id)
     trace = DecisionTrace(
         pod=pod,
         container=container,
@@ -609,39 +605,40 @@ def resize_to_current_resources(
     requested = _with_current_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
+    trace = replace(trace, requested=requested)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
-    wanted = compute_demand(pod, container, requested, machine.memory_total, others)
-    trace = replace(trace, requested=requested)
-    if isinstance(wanted, Rejection):
-        return Rejected(wanted, replace(trace, rule=wanted.rule))
-    wanted = _demand_staying_exclusive(allocation, wanted)
-    trace = replace(trace, demand=wanted)
+    demand = compute_demand(pod, container, requested, machine.memory_total, others)
+    if isinstance(demand, Rejection):
+        return Rejected(demand, replace(trace, rule=demand.rule))
+    demand = _demand_staying_exclusive(allocation, demand)
+    trace = replace(trace, demand=demand)
     case = PlacementRequest(
-        machine, rest, pod, container, requested, wanted, reading, allocation.policy
+        machine, rest, pod, container, requested, demand, reading, allocation.policy
     )
     placed = resize_in_place(case, allocation)
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
+    after = _resized_allocation(case, allocation, placed, now).with_migration_started(had)
+    return after, replace(trace, decision_steps=placed.decision_steps)
+
+
+def _resized_allocation(
+    case: PlacementRequest, allocation: Allocation, placed: Placement, now: float
+) -> Allocation:
+    """What the state keeps of a placement in place: what belongs to its processes stays."""
     after = new_allocation(case, placed, now)
-    return (
-        replace(
-            after,
-            assigned_at=allocation.assigned_at,
-            mempolicy=allocation.mempolicy,  # that of its processes, which does not change
-            smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
-            movable=allocation.movable,
-        ).with_migration_started(had),
-        replace(trace, alignment=placed.alignment, decision_steps=placed.decision_steps),
+    return replace(
+        after,
+        assigned_at=allocation.assigned_at,
+        mempolicy=allocation.mempolicy,
+        smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
+        movable=allocation.movable,
     )
 
 
 def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
-    return Rejected(
-        why,
-        replace(trace, alignment=UnalignedRejection.alignment_of(why), rule=why.rule),
-        is_resize=True,
-    )
+    return Rejected(why, replace(trace, rule=why.rule), is_resize=True)
 
 
 def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:

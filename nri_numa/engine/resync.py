@@ -179,7 +179,7 @@ class _Rebuild:
             if own:
                 taken |= wants
                 lists.add(own)
-            elif allocation.kind is ContainerKind.LISTED:
+            else:
                 listed |= wants
         pool = CPUSet.from_bits(usable & ~taken)
         return [
@@ -307,7 +307,7 @@ class _Rebuild:
     def finish(self, known: Iterable[Allocation]) -> Resynced:
         """What came of it, and the updates that give every container what it should have."""
         prior, state = self.prior, self.state
-        adopted = sorted(a.container_id for a in known)
+        adopted = sorted([a.container_id for a in known])
         # What we have known until now we may have narrowed, for an owner that is gone.
         desired = DesiredState(self.machine, state, narrowed_at=self.now)
         updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))

@@ -165,6 +165,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     unpinned_for: RejectionReason | None = None
 
     @property
+    def is_pinned(self) -> bool:
+        """True if its CPUs or its memory nodes are ours to write."""
+        is_left_alone = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+        return not is_left_alone or bool(self.mems)
+
+    @property
     def blocks_exclusive(self) -> bool:
         """True if no container can own the CPUs that it lists and shares."""
         return self.kind is ContainerKind.LISTED and not (

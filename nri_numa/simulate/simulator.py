@@ -29,7 +29,7 @@ from nri_numa.engine.rebalance import (
     state_after_migration,
 )
 from nri_numa.engine.resize import resize_container
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
     DEVICE_REJECTION_REASON,
@@ -460,10 +460,7 @@ class _Simulator:
         self, manifest: ContainerManifest, id: str, trace: DecisionTrace
     ) -> ContainerOutcome:
         allocation = self.state.allocations[id]
-        if (
-            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-            and not allocation.mems
-        ):
+        if not allocation.is_pinned:
             verdict = (
                 SimulatedOutcome.UNTOUCHED if allocation.aligned else SimulatedOutcome.UNPINNED
             )

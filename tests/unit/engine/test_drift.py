@@ -264,6 +264,24 @@ def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
     assert check_invariants(told.state, machine.topology, machine.settings) == []
 
 
+def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:
+    """As of a virtual machine that had more."""
+    wants, world = resources(3, 1), World(TOPOLOGY)
+    pods = [pod(name, {"policy": "single-numa-node"}) for name in ("first", "second")]
+    for of in pods:
+        world.place(of, wants=wants)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    machine, live = (
+        NodeModel(topology=topology, settings=Settings()),
+        container(pods[1], wants=wants),
+    )
+    prior, table = world.agent.state, PodTable.from_pods(pods[1:])
+    told = rebuild_node_state(machine, prior, table, [live], now=7.0)
+    (problem,) = told.problems
+    assert problem.endswith("4-6, which the machine does not have: decided anew")
+    assert told.state.allocations[live.id].cpus == CPUSet.parse("0-2")
+
+
 def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster() -> None:
     """A state is made for each stranger; all of them at once would be megabytes."""
     machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())

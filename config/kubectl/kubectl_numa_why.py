@@ -31,8 +31,8 @@ _WAITING = {
     "never": "Waiting does not help: what the message names has to be changed.",
     "node-change": "It starts once the node, its configuration or the claim is as the message "
     "expects: the kubelet asks again every 10 to 15 seconds.",
-    "room": "The kubelet asks again every 10 to 15 seconds, and starts it when there is room; no "
-    "scheduler looks at it any more.",
+    "room": "The kubelet asks again every 10 to 15 seconds, and starts it when there is room, "
+    "which a node that is too small never has; no scheduler looks at it any more.",
 }
 """What waiting is good for, by the reason's condition; of an unknown reason as for want of room."""
 

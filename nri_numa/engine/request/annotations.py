@@ -286,9 +286,6 @@ def _invalid_value_rejection(
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
         f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
-        key=key,
-        value=value,
-        source=source,
     )
 
 

@@ -596,9 +596,6 @@ def with_slots(
             detail=f"{key} is {value!r} ({source.text}) and it holds {held}, expected one of "
             f"them, because {why}",
             rule="slots and annotations must not contradict each other",
-            key=key,
-            value=value,
-            source=source,
         )
     # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)

@@ -238,7 +238,6 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
     for name in (key, f"{key}.main"):
         bad = asked({f"{PREFIX}/{name}": value})
         assert isinstance(bad, Rejection), bad
-        assert (bad.key, bad.value) == (key, value)
         assert bad.detail.startswith(f"{key} is ")
         assert quote_value(value) in bad.detail
         assert f"(annotation {PREFIX}/{name})" in bad.detail
@@ -274,7 +273,6 @@ def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
 ) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
     assert isinstance(bad, Rejection)
-    assert (bad.key, bad.value) == (key, "v1")
     for part in (f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
         assert part in bad.detail
 
@@ -325,7 +323,8 @@ def test_contradicting_keys_of_one_level_are_refused(
     for suffix in ("", ".main"):
         bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
         assert isinstance(bad, Rejection), keys
-        assert {bad.key, *(k for k in (first, second) if f"no {k} " in bad.detail)} == set(keys)
+        named = bad.detail.partition(" is ")[0]
+        assert {named, *(k for k in (first, second) if f"no {k} " in bad.detail)} == set(keys)
         for part in (
             *(quote_value(value) for value in keys.values()),
             *(f"{PREFIX}/{key}{suffix}" for key in keys),

@@ -120,42 +120,42 @@ class _Resize:
 
     def resize_listed(self) -> Placement | Rejection:
         """CPUs of a list stay that list; only the amounts change."""
-        case, had = self.case, self.prior
-        if had.exclusive:
+        case, prior = self.case, self.prior
+        if prior.exclusive:
             # The runtime may tell the pod's sum of its creation, not that of now.
-            paid = case.demand.cpu_requested_milli
-            paid += sum(a.cpu_milli for a in exclusive_list_sharers(case, had.cpus))
+            requested_milli = case.demand.cpu_requested_milli
+            requested_milli += sum(a.cpu_milli for a in exclusive_list_sharers(case, prior.cpus))
             if case.demand.pod_requested_milli is not None:
-                paid = min(paid, case.demand.pod_requested_milli)
-            case = replace(case, demand=replace(case.demand, pod_requested_milli=paid))
-            if not may_be_exclusive(case.requested, had.cpus, case.demand):
-                return unrequested_rejection(case, had.cpus)
-            _, milli = self._exclusive_by_node(had.cpus)
+                requested_milli = min(requested_milli, case.demand.pod_requested_milli)
+            case = replace(case, demand=replace(case.demand, pod_requested_milli=requested_milli))
+            if not may_be_exclusive(case.requested, prior.cpus, case.demand):
+                return unrequested_rejection(case, prior.cpus)
+            _, milli = self._exclusive_by_node(prior.cpus)
         else:
-            counts = case.machine.topology.cpu_count_by_node(had.cpus) or dict.fromkeys(
-                had.numa_nodes, 1
+            counts = case.machine.topology.cpu_count_by_node(prior.cpus) or dict.fromkeys(
+                prior.numa_nodes, 1
             )
-            want, count = self._allocated_milli(), sum(counts.values())
-            milli = {i: want * n // count for i, n in counts.items()}
-        return self._build_placement(had.kind, had.reason, had.numa_nodes, milli, had.cpus)
+            allocated_milli, count = self._allocated_milli(), sum(counts.values())
+            milli = {i: allocated_milli * n // count for i, n in counts.items()}
+        return self._build_placement(prior.kind, prior.reason, prior.numa_nodes, milli, prior.cpus)
 
     def resize_shared(self) -> Placement | Rejection:
         """The shared CPUs of the NUMA nodes it is on."""
         case, numa_nodes = self.case, self.prior.numa_nodes
-        where, left = numa_text(numa_nodes), case.desired.free_shared_milli
-        self.steps.append(f"stays on {where}")
-        needed, had_milli = case.demand.cpu_milli, self.prior.cpu_milli
-        have = sum(left.get(i, 0) for i in numa_nodes)
-        if self._is_short(needed, had_milli, have):
-            free = f"{human_milli(have)} free on {where}"
-            free += lowered_capacity_factor_text(case.machine, numa_nodes)
-            text = shortage_clause("cpu", human_milli(needed), free)
+        nodes_text, free_by_node = numa_text(numa_nodes), case.desired.free_shared_milli
+        self.steps.append(f"stays on {nodes_text}")
+        wanted_milli, prior_milli = case.demand.cpu_milli, self.prior.cpu_milli
+        free_milli = sum(free_by_node.get(i, 0) for i in numa_nodes)
+        if self._has_shortage(wanted_milli, prior_milli, free_milli):
+            free_text = f"{human_milli(free_milli)} free on {nodes_text}"
+            free_text += lowered_capacity_factor_text(case.machine, numa_nodes)
+            text = shortage_clause("cpu", human_milli(wanted_milli), free_text)
             text += exclusive_holders_text(case.state, numa_nodes, requests=True)
             shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
-            if not self._accepts_shortage(shortage, grows=needed > had_milli):
+            if not self._accepts_shortage(shortage, grows=wanted_milli > prior_milli):
                 return shortage
-        milli = split_cpu_milli(self._allocated_milli(), numa_nodes, left)
-        caption = f"shared CPUs on {where}"
+        milli = split_cpu_milli(self._allocated_milli(), numa_nodes, free_by_node)
+        caption = f"shared CPUs on {nodes_text}"
         return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
     def resize_exclusive(self) -> Placement | Rejection:
@@ -181,16 +181,17 @@ class _Resize:
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
-        """Where CPUs of its own are and count; those that are offline come back as they were."""
-        topology, had = self.case.machine.topology, self.prior
+        """NUMA nodes of CPUs of its own, and milli there; offline ones come back as they were."""
+        topology, prior = self.case.machine.topology, self.prior
         if not cpus <= topology.online:
-            return had.numa_nodes, {i: charge.cpu_milli for i, charge in had.charges.items()}
+            return prior.numa_nodes, {i: charge.cpu_milli for i, charge in prior.charges.items()}
         counts = topology.cpu_count_by_node(cpus)
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
-    def _is_short(self, needed: int, before: int, have: int) -> bool:
+    def _has_shortage(self, amount: int, prior_amount: int, free_amount: int) -> bool:
         """True if it grows beyond what there is, or has not got its size since an earlier time."""
-        return have < needed and (needed > before or (self.had_shortfall and needed == before))
+        is_due = amount > prior_amount or (self.had_shortfall and amount == prior_amount)
+        return is_due and free_amount < amount
 
     def _accepts_shortage(self, shortage: Rejection, note: str = "", *, grows: bool = True) -> bool:
         """Run on with less than its size, unless it grows and ``on-failure`` rejects that."""
@@ -201,10 +202,11 @@ class _Resize:
         return True
 
     def _may_keep_cpus(self) -> bool:
-        """True if it may keep its CPUs where it cannot have the new number: they are paid for."""
-        case, had = self.case, self.prior
-        paid = 1000 * len(had.cpus) <= case.demand.cpu_requested_milli
-        return had.kind is not ContainerKind.EXCLUSIVE or paid or case.requested.unrequested_cpus
+        """True if it may keep its CPUs where it cannot have the new number: it requests them."""
+        case, prior = self.case, self.prior
+        if prior.kind is not ContainerKind.EXCLUSIVE or case.requested.unrequested_cpus:
+            return True
+        return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
     def _own_nodes(self) -> NUMASet:
         """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
@@ -298,16 +300,16 @@ class _Resize:
         idle: CPUSet = NO_CPUS,
     ) -> Placement | Rejection:
         """Book the new size on the memory nodes it has; see that growing fits there."""
-        case, had = self.case, self.prior
-        pages_left = case.free_hugepages() if had.mems else {}
+        case, prior = self.case, self.prior
+        pages_left = case.free_hugepages() if prior.mems else {}
         shortage = self._check_memory(pages_left)
         if shortage is not None:
             return shortage
         is_listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
-        is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
+        is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is prior.kind and prior.exclusive)
         is_misaligned = self.is_misaligned and not is_listed
         charges = charge_nodes(
-            numa_nodes, milli, had.mems,
+            numa_nodes, milli, prior.mems,
             case.demand.memory_requested, case.free_memory, case.demand.hugepages, pages_left,
         )  # fmt: skip
         return replace(
@@ -320,9 +322,9 @@ class _Resize:
             and not is_exclusive
             and self._list_yields(cpus),
             numa_nodes=numa_nodes,
-            mems=had.mems,
-            charges=interleaved_charges(case, had.mempolicy, had.mems, charges),
-            policy=had.policy,
+            mems=prior.mems,
+            charges=interleaved_charges(case, prior.mempolicy, prior.mems, charges),
+            policy=prior.policy,
             aligned=not (self.is_misaligned or self.has_shortfall),
             reason=with_outcome(
                 caption, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
@@ -334,20 +336,22 @@ class _Resize:
 
     def _check_memory(self, pages_left: Mapping[int, Mapping[int, int]]) -> Rejection | None:
         """See that memory and huge pages fit on its memory nodes, or may be short there."""
-        case, had, wanted, mems = self.case, self.prior, self.case.demand, self.prior.mems
+        case, prior, demand, mems = self.case, self.prior, self.case.demand, self.prior.mems
         if not mems:
             return None
-        amounts = [("memory", wanted.memory_bytes, had.memory_bytes, case.free_memory)]
-        for size, amount in sorted(wanted.hugepages.items()):  # by page size
+        amounts = [("memory", demand.memory_bytes, prior.memory_bytes, case.free_memory)]
+        for size, amount in sorted(demand.hugepages.items()):  # by page size
             name = hugepages_resource_name(size)
-            amounts.append((name, amount, had.hugepages.get(size, 0), dict(pages_left[size])))
-        for name, needed, before, free in amounts:
-            have = sum(free.get(i, 0) for i in mems)
-            if self._is_short(needed, before, have):
-                text = byte_shortage_clause(name, needed, have, f" on {numa_text(mems)}")
+            amounts.append((name, amount, prior.hugepages.get(size, 0), dict(pages_left[size])))
+        for name, amount_wanted, prior_amount, free_by_node in amounts:
+            free_amount = sum(free_by_node.get(i, 0) for i in mems)
+            if self._has_shortage(amount_wanted, prior_amount, free_amount):
+                text = byte_shortage_clause(
+                    name, amount_wanted, free_amount, f" on {numa_text(mems)}"
+                )
                 shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_MEMORY, text)
                 note = "; memory nodes of a running container do not change"
-                if not self._accepts_shortage(shortage, note, grows=needed > before):
+                if not self._accepts_shortage(shortage, note, grows=amount_wanted > prior_amount):
                     return shortage
         return None
 
@@ -396,12 +400,14 @@ def resize_container(
         allocation, trace = resized
         after, sharers = with_size(machine, state, allocation)
         change = StateChange((container.id, *sharers), (pod.uid,))
-    old, new = (DesiredState(machine, s, narrowed_at) for s in (state, after))
+    desired_before, desired_after = (DesiredState(machine, s, narrowed_at) for s in (state, after))
     if after is not state:
-        trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
-    own = answer_to_update(old, new, container, update)
-    updates = updates_between(old, new, skip=container.id, resized=sharers)
-    return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
+        trace = replace(trace, pool_before=desired_before.pool, pool_after=desired_after.pool)
+    own_update = answer_to_update(desired_before, desired_after, container, update)
+    updates = updates_between(desired_before, desired_after, skip=container.id, resized=sharers)
+    return Resized(
+        state=after, change=change, container_update=own_update, updates=updates, trace=trace
+    )
 
 
 def with_size(
@@ -426,7 +432,7 @@ def _pool_sharers(state: NodeState, allocation: Allocation) -> tuple[Allocation,
 
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
-    """What a container is resized to, by what the runtime has; None when that is as remembered."""
+    """Read a container's new size from what the runtime has; None when it is as remembered."""
     if not allocation.is_pinned:
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
@@ -481,10 +487,10 @@ def _apply_other_cpuset(
     ):
         if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
             return Resized(state=state, container_update=None, trace=trace)
-        after, own = to_kubelet_allocation(allocation, cpus), None
+        after, own_update = to_kubelet_allocation(allocation, cpus), None
         if allocation.mems and not update.mems:  # no other program takes our pin back
-            own = ContainerUpdate(container.id, mems=str(machine.topology.memory_nodes))
-        return _reclassified(machine, state, after, own, trace, after.reason)
+            own_update = ContainerUpdate(container.id, mems=str(machine.topology.memory_nodes))
+        return _foreign_cpuset_outcome(machine, state, after, own_update, trace, after.reason)
     if allocation.is_pinned:
         return None
     if not cpus:  # what is no list, the runtime refuses
@@ -543,35 +549,35 @@ def _apply_foreign_cpuset(
     after = allocation
     if allocation.kind is ContainerKind.FOREIGN or not taken:
         after = reclassify_cpuset(allocation, update.cpus, pool, state.kubelet.shared)
-    own, step = None, after.reason
+    own_update, step_text = None, after.reason
     if after.kind is ContainerKind.UNPINNED and cpus != pool:
-        own = ContainerUpdate(allocation.container_id, cpus=str(pool))
-        step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
+        own_update = ContainerUpdate(allocation.container_id, cpus=str(pool))
+        step_text = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
-            step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
-    return _reclassified(machine, state, after, own, trace, step)
+            step_text += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
+    return _foreign_cpuset_outcome(machine, state, after, own_update, trace, step_text)
 
 
-def _reclassified(
+def _foreign_cpuset_outcome(
     machine: NodeModel,
     state: NodeState,
     allocation: Allocation,
-    own: ContainerUpdate | None,
+    own_update: ContainerUpdate | None,
     trace: DecisionTrace,
-    step: str,
+    step_text: str,
 ) -> Resized:
     """The answer once a container counts as what another program's cpuset makes of it."""
     container_id, after, change = allocation.container_id, state, NO_CHANGE
     if allocation is not state.allocations[container_id]:
         after = state.without_allocation(container_id).with_allocation(allocation)
         change = StateChange((container_id,), (allocation.pod_uid,))
-    old, new = DesiredState(machine, state), DesiredState(machine, after)
+    desired_before, desired_after = DesiredState(machine, state), DesiredState(machine, after)
     return Resized(
         state=after,
         change=change,
-        container_update=own,
-        updates=updates_between(old, new, skip=container_id),
-        trace=replace(trace, decision_steps=(step,)),
+        container_update=own_update,
+        updates=updates_between(desired_before, desired_after, skip=container_id),
+        trace=replace(trace, decision_steps=(step_text,)),
     )
 
 
@@ -583,7 +589,7 @@ def resize_to_current_resources(
     reading: MeasuredFree | None,
     now: float,
 ) -> tuple[Allocation, DecisionTrace] | Rejected:
-    """What a container has once it has the size that its resources say.
+    """Decide what a container has once it has the size that its resources say.
 
     Only these count: a rule that reads differently by now moves no running container.
     """
@@ -626,7 +632,7 @@ def resize_to_current_resources(
 def _resized_allocation(
     case: PlacementRequest, allocation: Allocation, placed: Placement, now: float
 ) -> Allocation:
-    """What the state keeps of a placement in place: what belongs to its processes stays."""
+    """The allocation of a placement in place: what belongs to its processes stays."""
     after = new_allocation(case, placed, now)
     return replace(
         after,

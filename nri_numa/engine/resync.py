@@ -82,7 +82,7 @@ def rebuild_node_state(
     rebuild.restore_reservations(known)
     rebuild.resize_known(known)
     rebuild.admit_strangers(strangers, in_time)
-    return rebuild.finish(known)
+    return rebuild.build_outcome(known)
 
 
 class _Rebuild:
@@ -133,7 +133,7 @@ class _Rebuild:
         return [allocation for *_, allocation in candidates], strangers
 
     def _read_annotation(self, marker: str, container: Container) -> tuple[int, Allocation | None]:
-        """What a container's annotation says, signed (1) or not (2); None if it cannot be so."""
+        """Read a container's annotation, signed (1) or not (2); None if it cannot be so."""
         text, pod = container.annotations[marker], self.pods[container.pod_id]
         # Three lists and a sentence: what is longer is not of our writing.
         assignment = (
@@ -151,40 +151,42 @@ class _Rebuild:
         self, candidates: Iterable[Allocation], strangers: list[Container]
     ) -> list[Allocation]:
         """The allocations that can be true together; the containers of others become strangers."""
-        taken = listed = 0
+        exclusive_bits = listed_bits = 0
         usable = DesiredState(self.machine, NodeState(kubelet=self.prior.kubelet)).pool.bits
-        known: list[Allocation] = []
+        allocations: list[Allocation] = []
         lists: set[tuple[str, CPUSet] | None] = set()
         for allocation in candidates:
-            wants = allocation.cpus.bits | allocation.idle_siblings.bits
+            claimed_bits = allocation.cpus.bits | allocation.idle_siblings.bits
             if (
                 allocation.yields_to_exclusive
-                or not (wants or allocation.exclusive)  # a shared one is in no other's way
-                or (own := allocation.exclusive_list) in lists  # its pod's containers share it
+                or not (claimed_bits or allocation.exclusive)  # a shared one is in no other's way
+                or (own_list := allocation.exclusive_list) in lists  # its pod's containers share it
             ):
-                known.append(allocation)
+                allocations.append(allocation)
                 continue
             claim = ""
-            if clash := wants & (taken | listed if own else taken):
+            if clash := claimed_bits & (
+                exclusive_bits | listed_bits if own_list else exclusive_bits
+            ):
                 claim = f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
-            elif gone := allocation.cpus - self.machine.topology.possible:
-                claim = f"{cpus_text(gone)}, which the machine does not have"
-            elif own and not usable & ~(taken | wants):
+            elif missing_cpus := allocation.cpus - self.machine.topology.possible:
+                claim = f"{cpus_text(missing_cpus)}, which the machine does not have"
+            elif own_list and not usable & ~(exclusive_bits | claimed_bits):
                 claim = "the last CPUs of the shared pool"
             if claim:
                 self.problems.append(f"{allocation.full_name} claims {claim}: decided anew")
                 strangers.append(self.live[allocation.container_id])
                 continue
-            known.append(allocation)
-            if own:
-                taken |= wants
-                lists.add(own)
+            allocations.append(allocation)
+            if own_list:
+                exclusive_bits |= claimed_bits
+                lists.add(own_list)
             else:
-                listed |= wants
-        pool = CPUSet.from_bits(usable & ~taken)
+                listed_bits |= claimed_bits
+        pool = CPUSet.from_bits(usable & ~exclusive_bits)
         return [
             a if a.kind is not ContainerKind.FOREIGN else self._refresh_foreign(a, pool)
-            for a in known
+            for a in allocations
         ]
 
     def _refresh_foreign(self, allocation: Allocation, pool: CPUSet) -> Allocation:
@@ -195,7 +197,7 @@ class _Rebuild:
             return replace(allocation, foreign_cpus=pinned) if pinned else allocation
         return reclassify_cpuset(allocation, text, pool, grants.shared)
 
-    def restore_reservations(self, known: Iterable[Allocation]) -> None:
+    def restore_reservations(self, allocations: Iterable[Allocation]) -> None:
         """Start the state from what is known, and what pods keep of containers that ended."""
         prior, pod_ids = self.prior, {uid: pod_id for pod_id, uid in self.pods.uids.items()}
         records = [
@@ -203,22 +205,24 @@ class _Rebuild:
             for uid, record in prior.pods.items()
             if uid in pod_ids
         ]
-        self.state = build_node_state(known, records, prior.serial, prior.kubelet)
+        self.state = build_node_state(allocations, records, prior.serial, prior.kubelet)
         if not self.machine.settings.reservation_seconds:
             return
-        for container_id, ended in sorted(prior.allocations.items()):
-            if not ended.is_reservable or container_id in self.live or ended.pod_uid not in pod_ids:
-                continue
-            state = self.state
-            if (ended.cpus | ended.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
-                continue
-            self.state = state.with_allocation(ended)
-            if not ended.reserved_at:
-                self.state = self.state.with_reservation(container_id, self.now)
+        reservations = [
+            a
+            for container_id, a in sorted(prior.allocations.items())
+            if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
+        ]
+        for a in reservations:
+            withheld_cpus = self.state.unavailable_cpus | self.state.listed_cpus
+            if not (a.cpus | a.idle_siblings) & withheld_cpus:
+                self.state = self.state.with_allocation(a)
+                if not a.reserved_at:
+                    self.state = self.state.with_reservation(a.container_id, self.now)
 
-    def resize_known(self, known: Iterable[Allocation]) -> None:
+    def resize_known(self, allocations: Iterable[Allocation]) -> None:
         """Give known containers that were resized meanwhile the size they have now."""
-        for allocation in known:
+        for allocation in allocations:
             # One that carries the annotation alone was read from its present size.
             if allocation.container_id not in self.prior.allocations:
                 continue
@@ -297,17 +301,17 @@ class _Rebuild:
     def _undecided_allocation(
         self, pool: CPUSet, pod: PodSandbox, container: Container
     ) -> Allocation:
-        """What a stranger has until it is decided about: what it had, and nothing is allocated."""
+        """Leave a stranger what it has until it is decided about; nothing is allocated."""
         cpus = container.resources.cpus
         if is_shared_pool_cpuset(cpus, pool, self.state.kubelet.shared):
             return _unpinned_allocation(pod, container, None, self.now)
-        waiting = _unpinned_allocation(pod, container, None, self.now, ContainerKind.FOREIGN)
-        return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
+        allocation = _unpinned_allocation(pod, container, None, self.now, ContainerKind.FOREIGN)
+        return replace(allocation, foreign_cpus=parse_foreign_cpuset(cpus))
 
-    def finish(self, known: Iterable[Allocation]) -> Resynced:
-        """What came of it, and the updates that give every container what it should have."""
+    def build_outcome(self, allocations: Iterable[Allocation]) -> Resynced:
+        """Report all of it, with the updates that give every container what it should have."""
         prior, state = self.prior, self.state
-        adopted = sorted([a.container_id for a in known])
+        adopted = sorted([a.container_id for a in allocations])
         # What we have known until now we may have narrowed, for an owner that is gone.
         desired = DesiredState(self.machine, state, narrowed_at=self.now)
         updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))
@@ -404,7 +408,7 @@ def _unpinned_allocation(
     now: float,
     kind: ContainerKind = ContainerKind.UNPINNED,
 ) -> Allocation:
-    """What a running container has that was rejected, or that no decision was made about yet."""
+    """Build the allocation of a running container that was rejected, or is not decided about."""
     return Allocation(
         **container_identity(pod, container),
         kind=kind,
@@ -421,7 +425,7 @@ def _unpinned_allocation(
 def _resync_updates(
     desired: DesiredState, live: Mapping[str, Container], adopted: frozenset[str]
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
-    """What to send so that every container has what it should, and which known ones differed."""
+    """List updates that give every container what it should have, and known ones that differed."""
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}

@@ -6,6 +6,7 @@ What is offline, not allowed or without memory is in tests/shipped/test_docs_ref
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import MeasuredFree
 from nri_numa.engine.state import ContainerKind
@@ -55,25 +56,30 @@ def test_what_does_not_exist_is_refused(
     assert not world.agent.state.allocations
 
 
-def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
-    topology = machines.single_no_smt()
-    lenient = World(topology, Settings(reserved_cpus=CPUSet([0])))
-    assert lenient.refused("a", {"numacpu": "0"}).reason == "CPUReserved"
-    ruled = (Rule(namespaces=("system",), values={"numacpu": "0"}),)
-    lenient = World(topology, Settings(reserved_cpus=CPUSet([0]), rules=ruled))
-    assert lenient.place(pod("a", namespace="system")) == ("0", "")
-    refused = lenient.refuse(
-        pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1)
-    )
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(rules=(Rule(namespaces=("system",), values={"numacpu": "0"}),)),
+        Settings(defaults={"numacpu": "0"}),
+    ],
+    ids=["rule", "default"],
+)
+def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
+    settings: Settings, strict: bool
+) -> None:
+    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_reserved=strict)
+    world = World(machines.single_no_smt(), settings)
+    says(world.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
+    assert world.place(pod("a", namespace="system")) == ("0", "")
+    world.check()
+    refused = world.refuse(pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1))
     assert refused.reason == "CPUReserved"
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in lenient.agent.explanation_of_refusal(lenient.agent.rejections[-1]).basis.rule
+        in world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
     )
-    strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
-    assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
-    says(strict.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
 
 
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:

@@ -254,8 +254,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             reason=RejectionReason.CPU_NOT_ALLOWED,
         )
     reserved = cpus & settings.reserved_cpus
-    by_pod = settings.strict_reserved or requested.is_from_annotation("numacpu")
-    if reserved and by_pod and not requested.reserved_cpus:
+    if reserved and requested.is_from_annotation("numacpu") and not requested.reserved_cpus:
         others = topology.allowed - settings.reserved_cpus
         return _list_rejection(
             text,

@@ -247,7 +247,7 @@ def _simulate_cluster(
         config = configuration.load_config(path, {}, _parse_settings("--set", settings))
     counted_by = slots_resource(config)
     with _combine_errors("the manifests"):
-        manifests = read_files(pods, counted_by)
+        manifests = read_files(pods, counted_by, every_device=True)
     _require_pods(manifests)
     return simulate_cluster(
         cluster,

@@ -79,6 +79,10 @@ EVERY_MEMORY_POLICY: Final = MemoryPolicies()
 """Nothing says that any of them is missing."""
 
 
+ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that have nothing any more."""
+
+
 class QoSClass(StrEnum):
     """The pod's quality of service class."""
 

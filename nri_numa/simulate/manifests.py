@@ -28,6 +28,8 @@ from msgspec.structs import replace
 
 from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
+from nri_numa.model.machine import count_text
+from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.simulate.pods import (
     ContainerManifest,
     ContainerRole,
@@ -249,18 +251,23 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_files(
-    paths: Iterable[str | Path], counted: str = "", devices: Collection[str] | None = None
+    paths: Iterable[str | Path],
+    counted: str = "",
+    devices: Collection[str] | None = None,
+    *,
+    every_device: bool = False,
 ) -> Manifests:
     """Read files, folders (their YAML and JSON files in order of name), or ``-``.
 
     ``counted`` is the extended resource that counts exclusive CPUs, if there is one. Resources that
     are not in an inventory of ``devices`` are mistakes; without an inventory pods are placed
-    without what they ask for of such resources.
+    without what they ask for of such resources, unless ``every_device`` is read: a cluster's nodes
+    publish what they have.
 
     Raises:
         ManifestError: with every mistake in all of them.
     """
-    reading = _ManifestReader(counted, devices)
+    reading = _ManifestReader(counted, devices, every_device=every_device)
     for path in paths:
         for file in _list_manifest_files(Path(path), reading.problems):
             try:
@@ -296,8 +303,7 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
     meta.as_mapping(required=True)
     name = meta["name"].as_text() or meta["generateName"].as_text()
     namespace = meta["namespace"].as_text("default")
-    reading = _ManifestReader(counted)
-    reading.every_device = True
+    reading = _ManifestReader(counted, every_device=True)
     template = reading.read_pod(place, namespace)
     uid = meta["uid"].as_text() or _pod_uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
@@ -321,10 +327,12 @@ def _list_manifest_files(path: Path, problems: list[str]) -> list[Path]:
 class _ManifestReader:
     """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
 
-    def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
-        self.counted, self.devices = counted, devices
-        self.every_device = False
+    def __init__(
+        self, counted: str, devices: Collection[str] | None = None, *, every_device: bool = False
+    ) -> None:
+        self.counted, self.devices, self.every_device = counted, devices, every_device
         self.workloads: list[Workload] = []
+        self.ended_pods = 0
         self.notes: list[str] = []
         self.problems: list[str] = []
 
@@ -349,7 +357,11 @@ class _ManifestReader:
         """What was read, unless there were mistakes."""
         if self.problems:
             raise ManifestError(tuple(self.problems))
-        return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
+        notes = list(self.notes)
+        if self.ended_pods:
+            phases = " or ".join(sorted(ENDED_POD_PHASES, reverse=True))
+            notes.append(f"{count_text(self.ended_pods, 'pod')} with phase {phases}: left out")
+        return Manifests(workloads=tuple(self.workloads), notes=tuple(notes))
 
     def _read_document(self, place: DocumentNode) -> None:
         if not isinstance(place.value, Mapping):
@@ -377,6 +389,9 @@ class _ManifestReader:
                 self._read_document(
                     DocumentNode(f"{place.location}, {item.path}", "", item.value, self.problems)
                 )
+            return
+        if kind == "Pod" and str(place["status"]["phase"].value) in ENDED_POD_PHASES:
+            self.ended_pods += 1
             return
         before = len(self.problems)
         workload = self._read_workload(place, kind)
@@ -606,6 +621,8 @@ class _ManifestReader:
                 place.add_problem(f"is not in the inventory of devices, expected it there{hint}")
             elif whose == _POD_SUBJECT:
                 place.add_problem("is asked for by the pod as a whole, expected in a container")
+            return
+        if self.every_device:
             return
         note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:

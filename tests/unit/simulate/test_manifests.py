@@ -161,6 +161,14 @@ def test_other_kinds_are_passed_over_with_a_note_and_slips_are_not() -> None:
     )
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Running", "[]"])
+def test_pods_that_have_ended_take_nothing(phase: str) -> None:
+    read = read_text(f"{POD}status: {{phase: {phase}}}\n---\n{POD}")
+    ended = phase in ("Succeeded", "Failed")
+    assert len(read.workloads) == 2 - ended
+    assert read.notes == ("1 pod with phase Succeeded or Failed: left out",) * ended
+
+
 # --- containers and resources ---------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
     annotations = metadata.get("annotations") or {}
     answers = _SAID | ({"containers"} if f"{prefix}/placed" in annotations else set())
     asks = {
-        key[len(prefix) + 1 :]: str(value)
+        key[len(prefix) + 1 :]: str(value).strip()
         for key, value in sorted(annotations.items())
         if key.startswith(f"{prefix}/") and key[len(prefix) + 1 :] not in answers
     }

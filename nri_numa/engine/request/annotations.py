@@ -608,7 +608,7 @@ def _read_annotations(
         key, target = parts
         if key in AGENT_WRITTEN_KEYS:
             continue
-        value = pod.annotations[name]
+        value = pod.annotations[name].removesuffix("\n")  # the end of a YAML block scalar
         source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
         if key not in _VALUE_CHECKS:
             expected = _known_keys_text(key)

@@ -409,10 +409,10 @@ def test_a_reload_keeps_what_needs_a_restart() -> None:
 def test_settings_are_what_the_file_says() -> None:
     made = config.derive_settings(
         config.load_config(
-            text="""
+            text=r"""
 annotationPrefix: numa.example.org
 keepExclusiveCPUs: 1m30s
-defaults: {policy: restricted}
+defaults: {policy: "restricted\n"}
 rules:
   - match:
       namespaces: [a*]

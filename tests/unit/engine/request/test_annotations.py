@@ -27,7 +27,7 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Rule, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Permission, Rule, Settings
 from nri_numa.model.workload import (
     ALWAYS_BUSY_SCHEDULE,
     NEVER_BUSY_SCHEDULE,
@@ -122,6 +122,10 @@ def test_every_value_of_every_key_is_understood(key: str, value: str, expected: 
     assert requested.explicit_keys == {key}
     assert requested.source_text(key) == f"annotation {PREFIX}/{key}"
     assert check_value(key, value) is None
+    # The end of a block scalar, which a permission does not see either.
+    only = Permission(name="only", keys=(key,), values={key: (value,)})
+    trimmed = good({f"{PREFIX}/{key}": f"{value}\n"}, Settings(permissions=(only,)))
+    assert trimmed == replace(requested, permission="only")
 
 
 def test_the_containers_own_annotation_beats_the_pods() -> None:

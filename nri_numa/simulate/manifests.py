@@ -42,8 +42,8 @@ from nri_numa.text import (
     HUGEPAGES_PREFIX,
     BadQuantity,
     milli_cpus,
-    page_bytes_of_resource,
     parse_exact_quantity,
+    parse_hugepages,
     whole_bytes,
 )
 
@@ -593,10 +593,7 @@ class _ManifestReader:
                 elif name == "memory":
                     memory = whole_bytes(at.value)
                 elif name.startswith(HUGEPAGES_PREFIX):
-                    size, amount = page_bytes_of_resource(name), whole_bytes(at.value)
-                    if amount % size:
-                        raise BadQuantity(f"whole pages of {size} bytes")
-                    hugepages[size] = amount
+                    size, hugepages[size] = parse_hugepages(name, at.value)
                 else:
                     parse_exact_quantity(at.value)
                     self._check_resource_name(name, at, whose)

@@ -290,7 +290,10 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
             resources("{limits: {memory: 1Gi}, requests: {memory: 2Gi}}"),
             "requests.memory is '2Gi', expected at most the limit, '1Gi'",
         ),
-        (resources("{limits: {cpu: 1, hugepages-2Mi: 3Mi}}"), "expected whole pages of 2097152"),
+        (
+            resources("{limits: {cpu: 1, hugepages-2Mi: 3Mi}}"),
+            "expected a multiple of 2 MiB such as 4Mi",
+        ),
         (resources("{limits: {cpu: 1, hugepages-5Mi: 5Mi}}"), "expected hugepages-2Mi"),
         (resources("{limits: {hugepages-2Mi: 4Mi}}"), "huge pages alone, expected cpu or memory"),
         (

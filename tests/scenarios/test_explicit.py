@@ -186,6 +186,13 @@ def test_numamem_of_memory_without_cpus_puts_cpus_at_the_least_distance() -> Non
     assert world.allocation("a-app").numa_nodes == NUMASet([1])
 
 
+def test_memory_of_one_kind_that_no_computed_pin_may_use_is_one_warning() -> None:
+    world = World(build_synthetic_topology(sockets=2, numa_per_socket=1, memory_only_gib=[8] * 4))
+    placed = world.admit(pod("a", {"numamem": "0,2-5"}))
+    (warning,) = placed.warnings
+    assert warning.startswith("memory-only NUMA nodes 2-5, at distance 17 from the nearest CPUs, a")
+
+
 def test_numamem_that_does_not_hold_the_memory_is_refused_with_a_policy_too(world: World) -> None:
     assert (
         world.refused("a", {"policy": "best-effort", "numamem": "1"}, 2, 20).reason

@@ -128,17 +128,16 @@ def _list_charges(
 
 def unattached_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
     """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
-    topology, excluded = machine.topology, mems & machine.memory_only_nodes.excluded
-    warnings: list[str] = []
-    for i in excluded:
+    topology, nodes_by_kind = machine.topology, dict[tuple[int, int | None], list[int]]()
+    for i in mems & machine.memory_only_nodes.excluded:
         min_distance = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
-        text = tier_text(topology, NUMASet([i]))
-        warnings.append(
-            f"{text}, at distance {min_distance} from the nearest CPUs, is not allowed for "
-            "computed pins (memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow "
-            "tier"
-        )
-    return tuple(warnings)
+        nodes_by_kind.setdefault((min_distance, topology.numa_nodes[i].tier), []).append(i)
+    return tuple(
+        f"{tier_text(topology, NUMASet(ids))}, at distance {min_distance} from the nearest CPUs, "
+        f"{'is' if len(ids) == 1 else 'are'} not allowed for computed pins (memoryOnlyNodes, "
+        "memoryTiers); it may be a device's memory or a slow tier"
+        for (min_distance, _), ids in nodes_by_kind.items()  # by the lowest NUMA node
+    )
 
 
 def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:

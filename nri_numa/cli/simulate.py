@@ -195,9 +195,9 @@ def _combine_errors(where: str) -> Iterator[None]:
 
 
 def _require_pods(manifests: Manifests) -> None:
-    """Refuse manifests of which none makes pods: it is the wrong file."""
+    """Refuse manifests without a pod: it is the wrong file."""
     if not manifests.workloads:
-        raise InputError(problems_text(manifests.notes, "the manifests: none of them makes pods"))
+        raise InputError(problems_text(manifests.notes, "the manifests: there is no pod to place"))
 
 
 def _collect_warnings(result: Simulation) -> list[str]:

@@ -1,7 +1,7 @@
 """Manifests become workloads: every document is checked, and every mistake is reported at once.
 
 Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
-is about one machine), Job, CronJob (one run) and List. Kinds that make no pods are passed over with
+is about one machine), Job, CronJob (one run) and List. Other kinds are passed over with
 a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
 
 Files are read the way Kubernetes reads them: it reads YAML 1.1 and makes JSON of it, so that
@@ -231,6 +231,14 @@ _API_VERSION_BY_KIND: Final = {
     "Job": "batch/v1",
     "CronJob": "batch/v1",
 }
+_VIRTUAL_MACHINE_KINDS: Final = frozenset(
+    {
+        "VirtualMachine",
+        "VirtualMachineInstance",
+        "VirtualMachineInstanceReplicaSet",
+        "VirtualMachinePool",
+    }
+)
 _DNS_LABEL_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _DNS_SUBDOMAIN_PATTERN = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
@@ -378,7 +386,7 @@ class _ManifestReader:
             if near:
                 place["kind"].add_expectation_problem(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.location}: {value_text(kind)} makes no pods: left out")
+                self.notes.append(f"{place.location}: {_unread_kind_text(place, kind)}: left out")
             return
         version = place["apiVersion"]
         if version.value != wanted:
@@ -624,6 +632,16 @@ class _ManifestReader:
         note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _unread_kind_text(place: DocumentNode, kind: str) -> str:
+    """Why a document of another kind is no workload; a custom resource may become pods."""
+    group, slash, _ = str(place["apiVersion"].value).partition("/")
+    if kind in _VIRTUAL_MACHINE_KINDS:
+        return f"what counts of a {kind} is its launcher pod (virt-launcher-…), made by KubeVirt"
+    if slash and "." in group and not group.endswith(".k8s.io"):
+        return f"pods that a controller makes of {value_text(kind)} are not known"
+    return f"{value_text(kind)} makes no pods"
 
 
 def _is_extended_resource(name: str) -> bool:

@@ -33,7 +33,7 @@ from nri_numa.engine.desired import DesiredState
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
-from nri_numa.kubelet.inherited_settings import merge_kubelet_settings
+from nri_numa.kubelet.inherited_settings import merge_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -115,6 +115,19 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
     yield from check_numa_balancing(root)
     yield from check_interrupt_steering(config, root)
     yield from check_systemd_service(config, root)
+
+
+def read_config_in_effect(config: AgentConfig) -> AgentConfig:
+    """The configuration with what becomes ours of the kubelet's, as far as both can be read."""
+    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
+
+    watch = KubeletConfigWatch(config.kubelet_root)
+    watch.read_config(config)
+    try:
+        settings = watch.effective_settings(config, discover_topology(config.sysfs_root))
+    except TopologyError:
+        return config
+    return with_inherited_settings(config, settings)
 
 
 def check_machine(topology: Topology) -> Iterator[Finding]:

@@ -185,6 +185,10 @@ class LiveView:
         before = []
         if assignment.displaced:
             before.append(displaced_text(assignment.displaced))
+        if reserved := assignment.reserved:
+            before.append(
+                f"{cpus_text(reserved)} became reserved later: its own until it is created again"
+            )
         if isinstance(assignment.start_delay, float):
             before.append(start_delay_text(assignment.start_delay))
         if before or since:
@@ -412,6 +416,7 @@ class StateSnapshot:
             numa_nodes=str(a.numa_nodes),
             idle_siblings=str(a.idle_siblings),
             displaced=str(a.cpus) if self.desired.is_displaced(a) else "",
+            reserved=str(a.cpus & self.machine.settings.reserved_cpus) if a.exclusive else "",
             aligned=a.aligned,
             reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
             cpu_milli=a.cpu_milli,

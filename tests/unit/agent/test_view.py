@@ -393,6 +393,19 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
 
 
+def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
+    def reserved() -> dict[str, str]:
+        return {one.pod: one.reserved for one in bed.view.list_assignments().containers}
+
+    (own,) = [one.cpus for one in bed.view.list_assignments().containers if one.pod == "own"]
+    assert not any(reserved().values())
+    settings = replace(bed.machine.settings, reserved_cpus=bed.machine.topology.online)
+    bed.agent.machine = replace(bed.machine, settings=settings)
+    assert {pod: cpus for pod, cpus in reserved().items() if cpus} == {"own": own}
+    (explained,) = bed.view.explain_pod("shop", "own", None)
+    assert any(f"CPUs {own} became reserved later" in step for step in explained.decision_steps)
+
+
 def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
     bed.create("banded", numamem="0", mempolicy="interleave")
     shown = {one.pod: to_builtins(one) for one in bed.view.list_assignments().containers}

@@ -393,6 +393,18 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
 
 
+@pytest.mark.parametrize(
+    ("asks", "numa_nodes"),
+    [({"numamem": "1"}, "1"), ({"numacpu": "8", "numamem": "1"}, "0"), ({}, "")],
+)
+def test_the_metrics_have_the_numa_nodes_of_memory_where_no_cpus_are_pinned(
+    bed: Bed, asks: dict[str, str], numa_nodes: str
+) -> None:
+    bed.create("near", **asks)
+    (line,) = (one for one in bed.metrics.render_metrics().splitlines() if '"near"' in one)
+    assert f'numa_nodes="{numa_nodes}"' in line
+
+
 def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
     def reserved() -> dict[str, str]:
         return {one.pod: one.reserved for one in bed.view.list_assignments().containers}

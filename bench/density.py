@@ -18,7 +18,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bench.stats import table
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, NodeModel
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
@@ -69,7 +71,7 @@ def admitted(topology: Topology, settings: Settings, pods: Sequence[Pod]) -> int
             memory_limit=gib * GIB,
         )  # fmt: skip
         container = Container(id=f"c{n}", pod_id=f"s{n}", name="c", resources=resources)
-        decision = admit(machine, state, pod, container)
+        decision = admit(NodeSnapshot(machine, state), pod, container)
         if not isinstance(decision, Admitted):
             return n
         state = decision.state

@@ -9,7 +9,9 @@ from bench.bench_merge import ROUNDS, SIZES, loads
 from bench.bench_merge import measure as measure_merge
 from bench.stats import summary, table, us
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, NodeModel
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
@@ -45,14 +47,14 @@ def admits(rounds: int = 400) -> str:
             for residents in (0, 100, 500):
                 state = NodeState()
                 for n in range(residents):
-                    made = admit(machine, state, *_request(SHARED, f"r{n}"))
+                    made = admit(NodeSnapshot(machine, state), *_request(SHARED, f"r{n}"))
                     assert isinstance(made, Admitted)
                     state = made.state
                 samples = []
                 for n in range(rounds):
                     request = _request(shape, f"n{n}")
                     begun = time.perf_counter()
-                    admit(machine, state, *request)
+                    admit(NodeSnapshot(machine, state), *request)
                     samples.append(time.perf_counter() - begun)
                 s = summary(samples)
                 rows.append((title, name, residents, us(s.least), us(s.p50), us(s.p99)))

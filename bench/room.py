@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple
 from bench.stats import ms, quantile, table
 from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
 from nri_numa.engine.admit import release_container
-from nri_numa.engine.decision import Admitted, NodeModel, Rejected
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Admitted, Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.engine.state import NodeState
@@ -93,13 +94,13 @@ def _filled(rng: random.Random, machine: NodeModel, most: int, hostile: bool) ->
         memory += rng.randrange(4096) * 4096 if hostile else 0
         if rng.random() < 0.2:
             asks["bind"] = "cpu"
-        decision = admit_pod(machine, state, *_pod(f"p{n}", asks, milli, memory))
+        decision = admit_pod(NodeSnapshot(machine, state), *_pod(f"p{n}", asks, milli, memory))
         refused = refused + 1 if isinstance(decision, Rejected) else 0
         if isinstance(decision, Admitted):
             state = decision.state
     there = sorted(state.allocations)
     for container_id in rng.sample(there, k=len(there) // rng.randrange(4, 12)):
-        state = release_container(machine, state, container_id).state
+        state = release_container(NodeSnapshot(machine, state), container_id).state
     return state
 
 
@@ -116,8 +117,8 @@ def shapes(seed: int, *, hostile: bool, most_cpus: int) -> Iterator[Shape]:
     machine = NodeModel(topology=topology, settings=settings)
     state = _filled(rng, machine, 1000 if hostile else 200, hostile)
     free, total = (
-        max(max_exclusive_by_node(DesiredState(machine, state)).values()),
-        total_free_exclusive(DesiredState(machine, state)),
+        max(max_exclusive_by_node(NodeSnapshot(machine, state)).values()),
+        total_free_exclusive(NodeSnapshot(machine, state)),
     )
     most = min(cpus // numa_nodes, max(total, free + 1))
     for number in range(3):
@@ -152,11 +153,11 @@ def cost(shape: Shape) -> Cost | None:
     gc.disable()  # as the agent does: it collects between requests, and has no thousand shapes
     try:
         begun = time.process_time()
-        decision = admit_pod(shape.machine, shape.state, shape.pod, shape.container, None, 0.0)
+        decision = admit_pod(NodeSnapshot(shape.machine, shape.state), shape.pod, shape.container)
         decided = time.process_time()
         if isinstance(decision, Admitted):
             return None
-        found = admit_by_moving(shape.machine, shape.state, decision, None, 0.0)
+        found = admit_by_moving(NodeSnapshot(shape.machine, shape.state), decision)
         ended = time.process_time()
     finally:
         gc.enable()

@@ -18,7 +18,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import ContainerScan, MemoryWatch, WaitingWatch
 from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings

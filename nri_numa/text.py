@@ -129,3 +129,21 @@ def page_bytes_of_resource(resource: str) -> int:
             f"{HUGEPAGES_PREFIX}2Mi, {HUGEPAGES_PREFIX}1Gi or another size of huge pages"
         )
     return size
+
+
+def whole_pages_text(page_bytes: int) -> str:
+    """What is expected of an amount of huge pages: ``a multiple of 1 GiB such as 2Gi``."""
+    example = human_bytes(2 * page_bytes).replace(" ", "").removesuffix("B")
+    return f"a multiple of {human_bytes(page_bytes)} such as {example}"
+
+
+def parse_hugepages(resource: str, value: object) -> tuple[int, int]:
+    """Bytes of one page, and of an amount of a resource such as ``hugepages-2Mi``.
+
+    Raises:
+        BadQuantity: it is no such resource, or the amount no number of pages.
+    """
+    page_bytes, amount = page_bytes_of_resource(resource), whole_bytes(value)
+    if amount % page_bytes:
+        raise BadQuantity(whole_pages_text(page_bytes))
+    return page_bytes, amount

@@ -17,11 +17,6 @@ MAX_CONDITIONS: Final = 20
 PACKAGE: Final = Path("nri_numa/engine")
 EXEMPT: Final = {
     "preferred_mask": "mathematics, held to an oracle",
-    "admit": "not cut yet",
-    "restore_pod_reservation": "not cut yet",
-    "rebuild_node_state": "not cut yet",
-    "updates_between": "not cut yet",
-    "_match_known_containers": "not cut yet",
 }
 """Functions that may be above, and why."""
 _BRANCHES: Final = (

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings

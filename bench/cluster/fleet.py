@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.admit import admit, forget_pod, release_container
-from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import container_of, pod_sandbox
@@ -56,7 +57,7 @@ class Agent:
         total = self.machine.memory_total
         for one in manifest.containers:
             container = container_of(manifest, one, total)
-            decision = admit(self.machine, state, sandbox, container)
+            decision = admit(NodeSnapshot(self.machine, state), sandbox, container)
             if not isinstance(decision, Admitted):
                 return decision.message
             state = decision.state
@@ -69,15 +70,15 @@ class Agent:
         """The pod ended."""
         sandbox, made = self._held.pop(uid)
         for container in made:
-            self.state = release_container(self.machine, self.state, container).state
-        self.state = forget_pod(self.machine, self.state, sandbox).state
+            self.state = release_container(NodeSnapshot(self.machine, self.state), container).state
+        self.state = forget_pod(NodeSnapshot(self.machine, self.state), sandbox).state
 
     def zones(self) -> list[dict[str, int]]:
         """What is left on each NUMA node: whole CPUs, and bytes of memory."""
         machine, state = self.machine, self.state
         cpus, memory = (
-            DesiredState(machine, state).free_cpu_milli,
-            machine.free_memory(state, MeasuredFree()),
+            NodeSnapshot(machine, state).free_cpu_milli,
+            NodeSnapshot(machine, state, MeasuredFree()).free_memory,
         )
         return [{"cpu": cpus[i] // 1000, "memory": memory[i]} for i in sorted(cpus)]
 
@@ -95,7 +96,7 @@ class Agent:
         if self._room is None or self._room[0] is not self.state:
             self._room = (
                 self.state,
-                max(max_exclusive_by_node(DesiredState(self.machine, self.state)).values()),
+                max(max_exclusive_by_node(NodeSnapshot(self.machine, self.state)).values()),
             )
         return self._room[1]
 

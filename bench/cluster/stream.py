@@ -30,7 +30,8 @@ from bench.cluster.checker import Checker
 from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
 from bench.stats import quantile, table
 from nri_numa.agent.view import zones_document
-from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import topology
@@ -306,7 +307,7 @@ class Published:
     def document(self, node: str, *, ready: bool = True) -> JsonObject:
         """A node's object, as it is to be now."""
         agent = self._made[node]
-        found = zones_document(agent.machine, agent.state, MeasuredFree())
+        found = zones_document(NodeSnapshot(agent.machine, agent.state, MeasuredFree()))
         what = topology.build_topology_contents(PREFIX, found)
         what = what if ready else topology.contents_with_agent_not_ready(PREFIX, what)
         return topology.build_topology_object(node, self._uids[node], {}, what)

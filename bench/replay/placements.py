@@ -10,7 +10,9 @@ from typing import Protocol
 from bench.replay.optimum import moved_least
 from bench.replay.trace import Pod
 from nri_numa.engine.admit import admit, forget_pod, release_container
-from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import admit_by_moving, state_after_migration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.cpuset import CPUSet
@@ -89,10 +91,11 @@ class Ours:
             memory_limit=pod.memory,
         )  # fmt: skip
         container = Container(id=f"c{pod.number}", pod_id=sandbox.id, name="c", resources=resources)
-        decision = admit(self._machine, self._state, sandbox, container)
+        node = NodeSnapshot(self._machine, self._state)
+        decision = admit(node, sandbox, container)
         self.moved = {}
         if isinstance(decision, Rejected) and self._movable:
-            decision = admit_by_moving(self._machine, self._state, decision, None, 0.0)
+            decision = admit_by_moving(node, decision)
         if isinstance(decision, Rejected):
             return None
         # Memory has moved before the next pod comes.
@@ -103,8 +106,10 @@ class Ours:
         return _got(decision.allocation)
 
     def end(self, pod: Pod) -> None:
-        self._state = release_container(self._machine, self._state, f"c{pod.number}").state
-        self._state = forget_pod(self._machine, self._state, f"u{pod.number}").state
+        self._state = release_container(
+            NodeSnapshot(self._machine, self._state), f"c{pod.number}"
+        ).state
+        self._state = forget_pod(NodeSnapshot(self._machine, self._state), f"u{pod.number}").state
 
 
 def _got(made: Allocation) -> Got:

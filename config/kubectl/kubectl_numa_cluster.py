@@ -56,7 +56,7 @@ def ids(text: str) -> set[int]:
         ValueError: it is none.
     """
     found: set[int] = set()
-    for part in filter(None, text.replace(" ", "").split(",")):
+    for part in filter(None, "".join(text.split()).split(",")):
         first, _, last = part.partition("-")
         if not first.isdigit() or not (last or first).isdigit() or int(last or first) > 1023:
             raise ValueError(part)
@@ -150,7 +150,7 @@ def name_of(one: Object) -> str:
 def drained(node: Object, prefix: str) -> str:
     """What a Node's annotation says of drained NUMA nodes."""
     annotations = (node.get("metadata") or {}).get("annotations") or {}
-    return str(annotations.get(f"{prefix}/drained", ""))
+    return str(annotations.get(f"{prefix}/drained", "")).strip()
 
 
 def machines(topologies: Iterable[Object], known: dict[str, str], prefix: str) -> list[Object]:

@@ -31,8 +31,8 @@ _WAITING = {
     "never": "Waiting does not help: what the message names has to be changed.",
     "node-change": "It starts once the node, its configuration or the claim is as the message "
     "expects: the kubelet asks again every 10 to 15 seconds.",
-    "room": "The kubelet asks again every 10 to 15 seconds, and starts it when there is room; no "
-    "scheduler looks at it any more.",
+    "room": "The kubelet asks again every 10 to 15 seconds, and starts it when there is room, "
+    "which a node that is too small never has; no scheduler looks at it any more.",
 }
 """What waiting is good for, by the reason's condition; of an unknown reason as for want of room."""
 
@@ -50,7 +50,7 @@ def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
     annotations = metadata.get("annotations") or {}
     answers = _SAID | ({"containers"} if f"{prefix}/placed" in annotations else set())
     asks = {
-        key[len(prefix) + 1 :]: str(value)
+        key[len(prefix) + 1 :]: str(value).strip()
         for key, value in sorted(annotations.items())
         if key.startswith(f"{prefix}/") and key[len(prefix) + 1 :] not in answers
     }

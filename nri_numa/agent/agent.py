@@ -21,10 +21,11 @@ from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
 from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
-from nri_numa.engine.decision import Admitted, DecisionTrace, NodeModel, Rejected, Resized, Resynced
-from nri_numa.engine.desired import DesiredState, Drift, updates_between
+from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected, Resized, Resynced
+from nri_numa.engine.desired import Drift, NodeSnapshot, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import (
     StepwiseSearch,
     admit_by_moving,
@@ -263,9 +264,7 @@ class Agent:
         before = self.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        decision = pod_admission.admit_pod(
-            self.machine, self.state, pod, container, self._readings.memory, self._now()
-        )
+        decision = pod_admission.admit_pod(self._snapshot(), pod, container)
         if isinstance(decision, Rejected):
             decision = self._admit_by_moving(decision)
             if isinstance(decision, Rejected):
@@ -298,9 +297,9 @@ class Agent:
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
-        state, memory, now = self.state, self._readings.memory, self._now()
+        node = self._snapshot()
         problems, still = self._cgroup_write_problems(), self._immovable_ids()
-        decide = partial(admit_by_moving, self.machine, state, refused, memory, now)
+        decide = partial(admit_by_moving, node, refused)
         found = decide(still | problems.keys())
         made: tuple[ContainerUpdate, ...] | str
         if isinstance(found, Rejected):
@@ -309,7 +308,7 @@ class Agent:
             made = next(iter(problems.values()))
         else:
             self._replace_state(found.state, found.change, refused.trace.pod)
-            made = self._apply_moves(state, found, "room")
+            made = self._apply_moves(node.state, found, "room")
         if isinstance(made, str):
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
@@ -317,15 +316,12 @@ class Agent:
     def is_retry_expected(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
-        record = self.state.pods.get(uid)
-        there = [self.state.allocations[i].container for i in record.containers] if record else ()
+        there = [a.container for a in self.state.allocations_of_pod(uid)]
         return _rejection_key_of(refused) in self._refusals and name not in there
 
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
-        memory, now = self._readings.memory, self._now()
-        state, still = self.state, self.immovable_ids()
-        return rebalance_search(self.machine, state, refused, memory, now, still, is_deferred=True)
+        return rebalance_search(self._snapshot(), refused, self.immovable_ids(), is_deferred=True)
 
     def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
         """What a search found that went on after a refusal: some move, and the refusal says it."""
@@ -352,8 +348,7 @@ class Agent:
 
         Returns how many were to.
         """
-        state, memory, now = self.state, self._readings.memory, self._now()
-        found = restore_headroom(self.machine, state, memory, now, self.immovable_ids(), most)
+        found = restore_headroom(self._snapshot(), self.immovable_ids(), most)
         if found is None:
             return 0
         self._move_for_newcomer(found, "keep")
@@ -371,7 +366,7 @@ class Agent:
 
     def nodes_short_of_free_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
         """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
-        return nodes_short_of_memory(self.state, self._readings.memory, used)
+        return nodes_short_of_memory(self._snapshot(), used)
 
     def immovable_ids(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
@@ -484,16 +479,7 @@ class Agent:
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
-        outcome = resize_container(
-            self.machine,
-            self.state,
-            pod,
-            container,
-            requested,
-            self._readings.memory,
-            self._now(),
-            self.narrowed_at,
-        )
+        outcome = resize_container(self._snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
             self._on_rejected(outcome)
             return (
@@ -550,17 +536,14 @@ class Agent:
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
-        kept = pod_admission.reserve_for_sandbox(
-            self.machine, self.state, pod, self._readings.memory, self._now()
-        )
+        kept = pod_admission.reserve_for_sandbox(self._snapshot(), pod)
         if kept.state is not self.state or self.state.may_reserve_for_pod(pod.uid):
             self._replace_state(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
             self._request_check_of_unsent(self._write_updates(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
-        record = self.state.pods.get(uid)
-        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        every = self.state.allocations_of_pod(uid)
         over = [a for a in every if a.reserved_at or a.container_id in self.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
 
@@ -597,7 +580,7 @@ class Agent:
     def _release_reservations(self, kept: Sequence[Allocation]) -> None:
         if not kept:
             return
-        released = admit.release_reservations(self.machine, self.state, kept)
+        released = admit.release_reservations(self.desired, kept)
         self._replace_state(released.state, released.change)
         for allocation in kept:
             self._forget_container(allocation.container_id)
@@ -607,7 +590,7 @@ class Agent:
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
         self._filter_refusals(lambda one: one.pod_id != sandbox)
-        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
+        before, released = self.state, admit.forget_pod(self.desired, uid, sandbox)
         if released.state is self.state:
             return
         self._replace_state(released.state, released.change)
@@ -627,11 +610,10 @@ class Agent:
             c.id for c in containers if self._assignment_annotation_key not in c.annotations
         ]
         containers = [self._with_annotation_from_cgroup(c) for c in containers]
-        began = self._now()
+        node = self._snapshot()
         outcome = rebuild_node_state(
-            self.machine, self.state, pods, containers, self._readings.memory, began,
-            in_time=lambda: self._clock.monotonic() < end,
-        )  # fmt: skip
+            node, pods, containers, in_time=lambda: self._clock.monotonic() < end
+        )
         before = self.state
         self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
         self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
@@ -645,7 +627,7 @@ class Agent:
             self._correct_all_starting()
         self.unconfirmed_ids, self.widening = set(), {}
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
-            self.narrowed_at = began
+            self.narrowed_at = node.now
         updates, outcome = self._write_synchronized_cgroups(
             reclassify_unanswered_containers(outcome, unsure)
         )
@@ -678,9 +660,7 @@ class Agent:
         known = self.state.allocations.get(container.id)
         if known is None or not known.is_undecided:
             return  # it is gone, or was decided about since
-        met = admit_running(
-            self.machine, self.state, pod, container, self._readings.memory, self._now()
-        )
+        met = admit_running(self._snapshot(), pod, container)
         decision = met.decision
         if isinstance(decision, Rejected):
             self._on_rejected(decision, running=True)
@@ -913,9 +893,15 @@ class Agent:
         return str(self.desired.cpuset_of(allocation))
 
     @property
-    def desired(self) -> DesiredState:
+    def desired(self) -> NodeSnapshot:
         """What containers should have at this moment."""
-        return DesiredState(self.machine, self.state, self.narrowed_at)
+        return NodeSnapshot(self.machine, self.state, narrowed_at=self.narrowed_at)
+
+    def _snapshot(self) -> NodeSnapshot:
+        """What a decision looks at: also what is free and the time."""
+        return NodeSnapshot(
+            self.machine, self.state, self._readings.memory, self._now(), self.narrowed_at
+        )
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -926,7 +912,7 @@ class Agent:
             self._forget_container(container_id)
             return ()
         self._log_if_never_started(allocation)
-        released = admit.release_container(self.machine, self.state, container_id, self._now())
+        released = admit.release_container(self.desired, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
         self._schedule_overlap_report(allocation)
@@ -1079,9 +1065,7 @@ class Agent:
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
-        met = admit_running(
-            self.machine, self.state, pod, container, self._readings.memory, self._now()
-        )
+        met = admit_running(self._snapshot(), pod, container)
         self._replace_state(met.state, met.change, pod)
         if not self.observe:  # else it was refused in words only, and is no gap
             self._track_unreported_start(container)
@@ -1133,11 +1117,7 @@ class Agent:
     def _hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
         # Containers without any request would cost memory for an explanation of one clause.
-        plain = (
-            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-            and not allocation.mems
-        )
-        if not plain or not allocation.aligned:
+        if allocation.is_pinned or not allocation.aligned:
             self._traces[allocation.container_id] = trace
             self._tasks.add(partial(self._pack_trace, allocation.container_id))
 
@@ -1203,7 +1183,7 @@ class Agent:
         self._decision_log.log_synchronized(outcome)
 
     def _allocation_cpus_in_state(self, state: NodeState, allocation: Allocation) -> str:
-        return str(DesiredState(self.machine, state).cpuset_of(allocation))
+        return str(NodeSnapshot(self.machine, state).cpuset_of(allocation))
 
 
 class ForeignPinReporter:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.state import ContainerKind
 from nri_numa.model.workload import ContainerAdjustment
 from nri_numa.observe.logs import get_logger
 from nri_numa.store.files import remove_directory
@@ -47,11 +46,7 @@ class AssignedFiles:
         self, allocation: Allocation, to: ContainerAdjustment
     ) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
-        free = (
-            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-            and not allocation.mems
-        )
-        if free or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
+        if not allocation.is_pinned or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
             return to
         path = os.path.join(self._root, allocation.container_id)
         try:

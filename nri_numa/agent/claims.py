@@ -45,7 +45,7 @@ from nri_numa.dra.claims import (
     parse_claim_variables,
 )
 from nri_numa.engine.accounting import max_exclusive_by_node
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import OptionsResolver
 from nri_numa.engine.request.demand import (
     claim_result_text,

@@ -62,7 +62,7 @@ from nri_numa.config import (
     parse_plugin_index,
 )
 from nri_numa.config.sections import StealMode
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.configuration import hostname_override
 from nri_numa.kubelet.state_files import KubeletStateFiles

@@ -275,7 +275,7 @@ class MemoryMigrator:
 
     async def _migrate_home(self, a: Allocation, sources: NUMASet, far: int) -> None:
         agent, container_id, began = self._agent, a.container_id, self._clock.monotonic()
-        left = agent.machine.free_memory(agent.state, None)
+        left = agent.desired.free_memory
         target = max(a.mems, key=lambda i: (left.get(i, 0), -i))
 
         def goes_on() -> bool:

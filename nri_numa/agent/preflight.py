@@ -34,12 +34,12 @@ from nri_numa.config import (
 )
 from nri_numa.config.sections import config_keys
 from nri_numa.engine.cpus.index import build_allocator_index
-from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
-from nri_numa.kubelet.inherited_settings import merge_kubelet_settings
+from nri_numa.kubelet.inherited_settings import merge_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -123,6 +123,19 @@ def run_checks(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]
     yield from check_systemd_service(config, root)
 
 
+def read_config_in_effect(config: AgentConfig) -> AgentConfig:
+    """The configuration with what becomes ours of the kubelet's, as far as both can be read."""
+    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
+
+    watch = KubeletConfigWatch(config.kubelet_root)
+    watch.read_config(config)
+    try:
+        settings = watch.settings_with_kubelet_config(config, discover_topology(config.sysfs_root))
+    except TopologyError:
+        return config
+    return with_inherited_settings(config, settings)
+
+
 def check_machine(topology: Topology) -> Iterator[Finding]:
     """What the machine is, and what is odd about it."""
     counts = ", ".join(
@@ -191,7 +204,7 @@ def check_isolated_cpus(config: AgentConfig, topology: Topology) -> Iterator[Fin
             "Boot with isolcpus=, or set isolatedCPUs: avoid.",
         )
     machine = NodeModel(topology=topology, settings=derive_settings(config))
-    pool = DesiredState(machine, NodeState()).pool
+    pool = NodeSnapshot(machine, NodeState()).pool
     lone = [
         i for i, node in topology.numa_nodes.items()
         if (here := node.cpus & pool) and here <= topology.isolated

@@ -40,7 +40,7 @@ from nri_numa.agent.drift_policy import (
 )
 from nri_numa.agent.loop import Clock
 from nri_numa.config import parse_duration
-from nri_numa.engine.desired import DesiredState, Drift, plan_corrections
+from nri_numa.engine.desired import Drift, NodeSnapshot, plan_corrections
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -582,7 +582,7 @@ class Reconciler:
         elif said and not self._behind:
             log.info("systemd has the CPUs that cgroups have again")
 
-    def _sync_scope(self, container_id: str, desired: DesiredState, write_count: int) -> str:
+    def _sync_scope(self, container_id: str, desired: NodeSnapshot, write_count: int) -> str:
         """Compare systemd's properties with those that are meant, and set them; runs in a thread.
 
         Nothing of what was ``desired`` is sent once the cgroup was written more often than
@@ -628,7 +628,7 @@ def _log_each(
 
 def observe_cgroups(
     reader: CgroupReader,
-    desired: DesiredState,
+    desired: NodeSnapshot,
     places: Sequence[tuple[str, CgroupPlace]],
     pause: Callable[[float], object] = time.sleep,
 ) -> CgroupCheckResult:
@@ -652,7 +652,7 @@ def observe_cgroups(
 
 
 def observe_cgroup_batch(
-    reader: CgroupReader, desired: DesiredState, places: Sequence[tuple[str, CgroupPlace]]
+    reader: CgroupReader, desired: NodeSnapshot, places: Sequence[tuple[str, CgroupPlace]]
 ) -> CgroupCheckResult:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
     where, observed = dict(places), read_actual_cgroups(reader, places)

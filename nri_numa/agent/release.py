@@ -34,8 +34,8 @@ from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.assigned import ASSIGNED_KEY
-from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US, cpu_request_milli
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState, build_node_state
@@ -166,11 +166,12 @@ def plan_release(
     since unbound containers that were created without us carry none, whatever has exactly the
     shared pool. Everything else is left alone.
     """
-    by_pod = {pod.id: pod for pod in pods}
-    live = [container for container in containers if container.pod_id in by_pod]
-    outcome = rebuild_node_state(machine, prior, by_pod.values(), live)
+    by_pod = PodTable.from_pods(pods)
+    live = [container for container in containers if container.pod_id in by_pod.uids]
+    node = NodeSnapshot(machine, prior)
+    outcome = rebuild_node_state(node, by_pod, live)
     known = [outcome.state.allocations[i] for i in outcome.adopted]
-    pool = DesiredState(machine, build_node_state(known, kubelet=prior.kubelet)).pool
+    pool = node.with_state(build_node_state(known, kubelet=prior.kubelet)).pool
     placed = outcome.state.allocations
     found = [
         _plan_container_release(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id))

@@ -23,7 +23,7 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import read_memory

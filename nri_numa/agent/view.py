@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, convert
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from nri_numa.agent.agent import Agent, RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
@@ -27,8 +27,7 @@ from nri_numa.agent.usage import (
     UsageWatches,
 )
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
-from nri_numa.engine.decision import MeasuredFree, NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import explain_allocation, explain_rejection
 from nri_numa.engine.explain.sentences import (
     displaced_text,
@@ -38,6 +37,7 @@ from nri_numa.engine.explain.sentences import (
 )
 from nri_numa.engine.foreign_pins import KUBELET_KIND, shown_kind
 from nri_numa.engine.kubelet_grants import grant_holders
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import movable_exclusive_by_node
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -143,7 +143,7 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
-        uses = numa_node_uses(moment.desired, self._more.readings.memory)
+        uses = numa_node_uses(replace(moment.desired, reading=self._more.readings.memory))
         head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
         return AssignmentListing(
             head, (moment.assignment_document(a) for a in _sorted_allocations(state))
@@ -187,6 +187,10 @@ class LiveView:
         before = []
         if assignment.displaced:
             before.append(displaced_text(assignment.displaced))
+        if reserved := assignment.reserved:
+            before.append(
+                f"{cpus_text(reserved)} became reserved later: its own until it is created again"
+            )
         if isinstance(assignment.start_delay, float):
             before.append(start_delay_text(assignment.start_delay))
         if before or since:
@@ -251,11 +255,9 @@ class LiveView:
         more = self._more
         # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.pod_names()
-        agent, state = self._agent, self._agent.state
+        agent, desired = self._agent, self._agent.desired
         return zones_document(
-            agent.machine,
-            state,
-            more.readings.memory,
+            replace(desired, reading=more.readings.memory),
             still=agent.immovable_ids(),
             reason=self._unready_reason(),
             measured=None if more.measured is None else more.measured.enforced_factors(),
@@ -324,17 +326,17 @@ class LiveView:
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
-        desired = self._agent.desired
-        machine, state = desired.machine, desired.state
+        desired = replace(self._agent.desired, reading=self._more.readings.memory)
+        state, topology = desired.state, desired.machine.topology
         written = self._agent.checkpoint.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
-            numa_nodes=numa_node_samples(desired, self._more.readings.memory),
+            numa_nodes=numa_node_samples(desired),
             node_name=self._about.node_name,
             container_counts=count_by_kind(state),
             state=state,
             shared_pool_cpus=len(desired.pool),
-            offline_cpus=len(machine.topology.present - machine.topology.online),
+            offline_cpus=len(topology.present - topology.online),
             checkpoint_written=written,
             checkpoint_failing=bool(self._agent.checkpoint.write_problem),
             ready=self.readiness().ready,
@@ -383,7 +385,7 @@ class StateSnapshot:
     ) -> None:
         self.machine, self.state, self.known, self.late = machine, state, known, late
         self.moving = moving
-        self.desired = DesiredState(machine, state)
+        self.desired = NodeSnapshot(machine, state)
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
         self._owners: dict[int, str] | None = None
@@ -414,6 +416,7 @@ class StateSnapshot:
             numa_nodes=str(a.numa_nodes),
             idle_siblings=str(a.idle_siblings),
             displaced=str(a.cpus) if self.desired.is_displaced(a) else "",
+            reserved=str(a.cpus & self.machine.settings.reserved_cpus) if a.exclusive else "",
             aligned=a.aligned,
             reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
             cpu_milli=a.cpu_milli,
@@ -520,12 +523,10 @@ def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
 # --- NUMA nodes ---
 
 
-def numa_node_uses(
-    desired: DesiredState, reading: MeasuredFree | None
-) -> Iterator[shown.NUMANodeUse]:
+def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     machine, state, pool = desired.machine, desired.state, desired.pool
-    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
@@ -558,12 +559,10 @@ def numa_node_uses(
         )
 
 
-def numa_node_samples(
-    desired: DesiredState, reading: MeasuredFree | None
-) -> Iterator[NUMANodeSample]:
+def numa_node_samples(desired: NodeSnapshot) -> Iterator[NUMANodeSample]:
     """For a scrape: the same in counts of CPUs, each CPU in one of them."""
     machine, state = desired.machine, desired.state
-    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     pool = desired.pool - machine.settings.reserved_cpus
     free = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
@@ -602,9 +601,7 @@ MIXED_CORE_KIND: Final = "mixed"
 
 
 def zones_document(
-    machine: NodeModel,
-    state: NodeState,
-    reading: MeasuredFree | None,
+    desired: NodeSnapshot,
     *,
     still: Collection[str] = (),
     reason: str = "",
@@ -623,6 +620,7 @@ def zones_document(
     its policy is what refuses pods.
     """
     pins = kubelet if kubelet is not None and kubelet.pins_containers else None
+    machine, state = desired.machine, desired.state
     topology, settings = machine.topology, machine.settings
     defaults = settings.defaults
     charged = {
@@ -632,16 +630,16 @@ def zones_document(
     }
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
-    desired, empty = DesiredState(machine, state), DesiredState(machine, NodeState())
-    cpu_left, memory_left = desired.free_cpu_milli, machine.free_memory(state, reading)
+    empty = desired.with_state(NodeState())
+    cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free, whole = max_exclusive_by_node(desired), max_exclusive_by_node(empty)
     freed, most = (
-        movable_exclusive_by_node(machine, state, reading, still),
+        movable_exclusive_by_node(desired, still),
         total_free_exclusive(desired),
     )
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
-    left = {size: machine.free_hugepages(size, state, reading) for size in sizes}
+    left = {size: desired.free_hugepages(size) for size in sizes}
     devices_of = _devices_by_numa_node(devices)
     return shown.Zones(
         serial=state.serial,

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from nri_numa.controller.evictor import would_be_recreated
 from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
-from nri_numa.kube.requests import mapping_or_empty
+from nri_numa.kube.requests import mapping_or_empty, text_of
 from nri_numa.model.cpuset import ListFormatError, NUMASet
-from nri_numa.model.workload import Strategy
+from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
 from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
 from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
@@ -32,7 +32,6 @@ from nri_numa.simulate.manifests import value_text
 
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
-_FINISHED_PHASES: Final = ("Succeeded", "Failed")
 
 MAX_MOVED_PODS: Final = 4
 """Pods of a set; moving more of them is another question."""
@@ -159,12 +158,12 @@ def _add_captured_pod(
 ) -> RunningPod | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
     node = mapping_or_empty(document.get("spec")).get("nodeName")
-    phase = mapping_or_empty(document.get("status")).get("phase")
+    phase = text_of(document, "status", "phase")
     room = nodes.published_resources(node) if isinstance(node, str) else None
     if (
         not isinstance(node, str)
         or not isinstance(room, NodeResources)
-        or phase in _FINISHED_PHASES
+        or phase in ENDED_POD_PHASES
     ):
         return None
     request, placed = reader.read_pod_request(document), reader.scheduled_numa_nodes(document)

@@ -57,7 +57,7 @@ from nri_numa.text import (
     BadQuantity,
     escape_unprintable,
     human_bytes,
-    page_bytes_of_resource,
+    parse_hugepages,
     whole_bytes,
 )
 
@@ -448,7 +448,7 @@ def parse_synthetic(text: str) -> Topology:
             raise ValueError(f"{key} is given twice; expected it once")
         try:
             if key.startswith(HUGEPAGES_PREFIX):
-                hugepages[page_bytes_of_resource(key)] = whole_bytes(value)
+                size, hugepages[size] = parse_hugepages(key, value)
                 continue
             if key not in SYNTHETIC_KEYS:
                 near = difflib.get_close_matches(key, SYNTHETIC_KEYS, n=1)

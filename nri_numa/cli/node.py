@@ -97,7 +97,13 @@ def check(
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
     from nri_numa import config as configuration
-    from nri_numa.agent.preflight import Finding, FindingLevel, run_checks, worst_level
+    from nri_numa.agent.preflight import (
+        Finding,
+        FindingLevel,
+        read_config_in_effect,
+        run_checks,
+        worst_level,
+    )
 
     path = default_path(config_path)
     try:
@@ -118,7 +124,7 @@ def check(
         found = sorted(run_checks(config), key=lambda one: list(FindingLevel).index(one.level))
     ready, effective = (
         worst_level(found) is not FindingLevel.FAIL,
-        configuration.effective_document(config),
+        configuration.effective_document(read_config_in_effect(config)),
     )
     document = {"ready": ready, "findings": to_builtins(found), "config": effective}
     if show_config and output == "table":

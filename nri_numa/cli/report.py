@@ -67,7 +67,7 @@ def report(
     it replays it: simulate pods.json --machine machine.tar.gz --config config.json
     """
     from nri_numa import config as configuration
-    from nri_numa.agent.preflight import run_checks
+    from nri_numa.agent.preflight import read_config_in_effect, run_checks
     from nri_numa.cli.machine import build_capture
     from nri_numa.store.files import replace_file
 
@@ -77,7 +77,7 @@ def report(
         machine = build_capture(Path(config.sysfs_root))
         documents: dict[str, Any] = {
             "versions": _collect_versions(),
-            "config": configuration.effective_document(config),
+            "config": configuration.effective_document(read_config_in_effect(config)),
             "check": [
                 {"subject": f.subject, "level": f.level, "message": f.message, "remedy": f.remedy}
                 for f in run_checks(config)

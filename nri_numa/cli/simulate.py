@@ -26,7 +26,7 @@ from nri_numa.errors import ConfigError
 from nri_numa.model.machine import count_text
 
 if TYPE_CHECKING:
-    from nri_numa.engine.decision import MeasuredFree, NodeModel
+    from nri_numa.engine.node_model import MeasuredFree, NodeModel
     from nri_numa.machine.tree import Tree
     from nri_numa.model.machine import Topology
     from nri_numa.simulate.devices import DeviceInventory
@@ -201,9 +201,9 @@ def _combine_errors(where: str) -> Iterator[None]:
 
 
 def _require_pods(manifests: Manifests) -> None:
-    """Refuse manifests of which none makes pods: it is the wrong file."""
+    """Refuse manifests without a pod: it is the wrong file."""
     if not manifests.workloads:
-        raise InputError(problems_text(manifests.notes, "the manifests: none of them makes pods"))
+        raise InputError(problems_text(manifests.notes, "the manifests: there is no pod to place"))
 
 
 def _outcome_warnings(result: Simulation) -> list[str]:
@@ -253,7 +253,7 @@ def _simulate_cluster(
         config = configuration.load_config(path, {}, _parse_settings("--set", settings))
     counted_by = slots_resource(config)
     with _combine_errors("the manifests"):
-        manifests = read_files(pods, counted_by)
+        manifests = read_files(pods, counted_by, every_device=True)
     _require_pods(manifests)
     return simulate_cluster(
         cluster,
@@ -267,7 +267,7 @@ def _simulate_cluster(
 
 def _read_free_memory_and_hugepages(given: str | None, topology: Topology) -> MeasuredFree:
     """What the machine's kernel has left."""
-    from nri_numa.engine.decision import MeasuredFree
+    from nri_numa.engine.node_model import MeasuredFree
     from nri_numa.machine.sysfs import read_memory
 
     nodes = read_memory(given or "/", topology).numa_nodes
@@ -324,7 +324,7 @@ def _build_machine(
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
     from nri_numa.engine.cpus.index import build_allocator_index
-    from nri_numa.engine.decision import NodeModel
+    from nri_numa.engine.node_model import NodeModel
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
     from nri_numa.kubelet.inherited_settings import MergedSettings, merge_kubelet_settings
 

@@ -314,6 +314,9 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
     _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
+    _StatusColumn(
+        Column("NOW RESERVED", ColumnKind.LIST), _cell_getter("reserved"), _any_row_has("reserved")
+    ),
     _StatusColumn(Column("LATE"), lambda c, _: _late_pinning_text(c), _any_row_has("late")),
     _StatusColumn(
         Column("LOCAL MEMORY"),

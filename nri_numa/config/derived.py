@@ -128,7 +128,7 @@ def derive_settings(config: AgentConfig) -> Settings:
 
 def annotation_values_as_text(values: Mapping[str, str | int]) -> dict[str, str]:
     """Values of annotations as a pod would write them."""
-    return {key: str(value) for key, value in values.items()}
+    return {key: str(value).removesuffix("\n") for key, value in values.items()}
 
 
 def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:

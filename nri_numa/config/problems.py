@@ -33,6 +33,7 @@ from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level,
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.settings import ANY_ANNOTATION_KEY, CPUOrder
+from nri_numa.text import whole_pages_text
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -257,6 +258,9 @@ def _check_reserved_resource_syntax(config: AgentConfig) -> Iterator[str]:
         if resource != "memory":
             yield from _check_value(path, page_bytes_of_type, resource)
         yield from _check_value(path, parse_memory_bytes, quantity)
+        size = _parse_or_none(page_bytes_of_type, resource)
+        if size and (_parse_or_none(parse_memory_bytes, quantity) or 0) % size:
+            yield f"{path}: {quantity} is no number of pages, expected {whole_pages_text(size)}"
     if config.strict_reserved and config.reserved_cpus == "":
         yield "strictReserved: is true, but reservedCPUs names no CPU to keep out"
 

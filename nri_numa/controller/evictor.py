@@ -26,6 +26,7 @@ from nri_numa.kube.requests import (
     Verb,
     annotations_of,
     mapping_or_empty,
+    text_of,
 )
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
@@ -37,6 +38,7 @@ from nri_numa.model.offline_capacity import (
     parse_id_list,
     parse_zone_id,
 )
+from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Output, TokenBucket, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
@@ -99,7 +101,7 @@ def would_be_recreated(document: Mapping[str, Any]) -> bool:
     metadata = mapping_or_empty(document.get("metadata"))
     if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
         return False
-    if mapping_or_empty(document.get("status")).get("phase") in ("Succeeded", "Failed"):
+    if text_of(document, "status", "phase") in ENDED_POD_PHASES:
         return False
     if "kubernetes.io/config.mirror" in annotations_of(document):
         return False

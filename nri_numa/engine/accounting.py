@@ -34,14 +34,15 @@ from nri_numa.engine.cpus.allocator import (
     take_cpus,
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.decision import NodeModel, PlacementRequest
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import PlacementRequest
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     holder_list_text,
     yielding_list_cpus,
 )
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Allocation, NodeState, union_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import count_text, numa_text
@@ -57,7 +58,7 @@ from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
 
 def count_free_exclusive(
-    desired: DesiredState, free: CPUSet, smt: SMT, left: Mapping[int, int]
+    node: NodeSnapshot, free: CPUSet, smt: SMT, left: Mapping[int, int]
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
 
@@ -65,13 +66,13 @@ def count_free_exclusive(
     containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
     cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
-    machine, state, pool = desired.machine, desired.state, desired.pool.bits
+    machine, pool = node.machine, node.pool.bits
     sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     counts: dict[int, int] = {}
     milli_of_cpu = max(1, machine.shared_milli_of(1))
     for i, cpus in machine.usable_cpus_by_node.items():
         pool_count = (cpus.bits & pool).bit_count()
-        promised = -(-state.shared_milli(i, cpus) // milli_of_cpu)
+        promised = -(-node.state.shared_milli(i, cpus) // milli_of_cpu)
         isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, pool_count - promised) + isolated_count
         if smt is SMT.ISOLATE:
@@ -120,7 +121,7 @@ def take_avoiding_contended(
     order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
     belong to no NUMA node have no limit.
     """
-    machine, state = case.machine, case.state
+    machine, state = case.node.machine, case.node.state
     request = replace(
         request,
         loads=loads_by_cpu(state) if request.smt is SMT.PAIR else {},
@@ -231,28 +232,28 @@ def check_exclusive_limits(
 ) -> Rejection | None:
     """Refuse exclusive CPUs that the floor of the pool or a quota does not allow."""
     withheld = cpus | idle
-    return check_pool_floor(case.desired, who, withheld) or _check_quotas(case, who, withheld, idle)
+    return check_pool_floor(case.node, who, withheld) or _check_quotas(case, who, withheld, idle)
 
 
 # --- the floor of the shared pool -----------------------------------------------------------------
 
 
-def exclusive_candidate_cpus(desired: DesiredState) -> CPUSet:
+def exclusive_candidate_cpus(node: NodeSnapshot) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
-    machine, bits = desired.machine, desired.exclusive_pool_bits
+    machine, bits = node.machine, node.exclusive_pool_bits
     if machine.settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
-    never = machine.settings.reserved_cpus.bits | desired.state.listed_cpus.bits
+    never = machine.settings.reserved_cpus.bits | node.state.listed_cpus.bits
     return CPUSet.from_bits(bits & ~never)
 
 
-def max_exclusive_total(desired: DesiredState, smt: SMT) -> int:
+def max_exclusive_total(node: NodeSnapshot, smt: SMT) -> int:
     """How many CPUs one more container could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
     """
-    machine, pool = desired.machine, desired.pool
-    apart = exclusive_candidate_cpus(desired) - pool
+    machine, pool = node.machine, node.pool
+    apart = exclusive_candidate_cpus(node) - pool
     only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
     total = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
@@ -262,16 +263,16 @@ def max_exclusive_total(desired: DesiredState, smt: SMT) -> int:
     return total - total % threads if smt is SMT.FULL_CORE and uniform else total
 
 
-def pool_floor_text(desired: DesiredState, smt: SMT, count: int) -> str:
+def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    machine, most = desired.machine, max_exclusive_total(desired, smt)
+    machine, most = node.machine, max_exclusive_total(node, smt)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(exclusive_candidate_cpus(desired)) // each:
+    if not most < count <= len(exclusive_candidate_cpus(node)) // each:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
-def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
+def pool_floor_cpus(node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 
     Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
@@ -279,6 +280,7 @@ def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CP
     threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
     decision to the next, while they last.
     """
+    machine, pool = node.machine, node.pool - held
     if not (machine.node_pool_floors or machine.withheld_isolated_cpus):
         return NO_CPUS
     topology, floor_bits = machine.topology, 0
@@ -294,7 +296,7 @@ def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CP
         pool_here = pool & cpus
         floor_here = machine.node_pool_floors.get(i, 0)
         if machine.withheld_isolated_cpus:
-            promised = -(-state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
+            promised = -(-node.state.shared_milli(i, cpus) // max(1, machine.shared_milli_of(1)))
             floor_here = max(floor_here, promised)
         floor_bits |= select_floor_bits(pool_here & free, floor_here - len(pool_here - free))
     if machine.withheld_isolated_cpus:
@@ -303,9 +305,9 @@ def pool_floor_cpus(machine: NodeModel, state: NodeState, pool: CPUSet, free: CP
     return CPUSet.from_bits(floor_bits)
 
 
-def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejection | None:
+def check_pool_floor(node: NodeSnapshot, who: str, withheld: CPUSet) -> Rejection | None:
     """Why these CPUs stay in the shared pool; None where it can lose them."""
-    machine, pool = desired.machine, desired.pool
+    machine, pool = node.machine, node.pool
     withheld = withheld & pool
     if not withheld:
         return None  # isolated CPUs are no part of it
@@ -313,18 +315,18 @@ def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejec
     for i, keep in machine.node_pool_floors.items():
         if withheld & machine.usable_cpus_by_node[i]:
             places.append((pool & machine.usable_cpus_by_node[i], keep, NUMASet([i])))
-    for here, keep, node in places:
+    for here, keep, numa_nodes in places:
         left = len(here - withheld)
         if left >= keep:
             continue
-        where = "" if node is None else f" of {numa_text(node)}"
-        key = "sharedPool.cpus" if node is None else "sharedPool.numaNodeCPUs"
+        where = "" if numa_nodes is None else f" of {numa_text(numa_nodes)}"
+        key = "sharedPool.cpus" if numa_nodes is None else "sharedPool.numaNodeCPUs"
         pool_text = f"the shared pool{where or ' of the machine'}"
         reason, rule = (
             RejectionReason.SHARED_POOL_FLOOR,
             f"{pool_text} keeps {count_text(keep, 'CPU')}",
         )
-        if node is None and not left:
+        if numa_nodes is None and not left:
             reason, rule, key = (
                 RejectionReason.SHARED_POOL_EMPTY,
                 "the shared pool is never empty",
@@ -335,9 +337,9 @@ def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejec
             detail=f"{who} would leave {left} of the {count_text(len(here), 'CPU')} in the shared "
             f"pool{where} for other containers; expected at least {keep} to stay"
             + (f" ({key})" if key else "")
-            + exclusive_holders_text(desired.state, node),
+            + exclusive_holders_text(node.state, numa_nodes),
             rule=rule,
-            allows_best_effort=node is not None,
+            allows_best_effort=numa_nodes is not None,
         )
     return None
 
@@ -348,7 +350,7 @@ def check_pool_floor(desired: DesiredState, who: str, withheld: CPUSet) -> Rejec
 def _check_quotas(
     case: PlacementRequest, who: str, withheld: CPUSet, idle: CPUSet
 ) -> Rejection | None:
-    machine, state, namespace = case.machine, case.state, case.pod.namespace
+    machine, state, namespace = case.node.machine, case.node.state, case.pod.namespace
     limits, allocations = machine.settings.limits, state.allocations.values()
     used, more = len(state.exclusive | state.idle_siblings), len(withheld)
 
@@ -391,7 +393,7 @@ def check_listed_cpus_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> R
 
     A list that the request pays for is within every quota; soft ones are never refused.
     """
-    machine, state, pod = case.machine, case.state, case.pod
+    machine, state, pod = case.node.machine, case.node.state, case.pod
     if cpus <= state.listed_cpus or case.demand.cpu_requested_milli >= 1000 * len(cpus):
         return None
     # Alone, reserved CPUs withhold nothing: they cannot be owned anyway.
@@ -449,24 +451,18 @@ def _quota_rejection(
 
 
 def group_floor_cpus(
-    machine: NodeModel,
-    state: NodeState,
-    pool: CPUSet,
-    free: CPUSet,
-    held: CPUSet = NO_CPUS,
-    *,
-    pair: bool = False,
+    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS, *, pair: bool = False
 ) -> CPUSet:
     """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
 
     One for each group that has nothing there but free CPUs; one may do for several. With ``pair``
     the other threads of cores in use are what the container looks for.
     """
-    floor_bits = 0
-    for key in sorted(state.shared_groups):
+    machine, floor_bits = node.machine, 0
+    for key in sorted(node.state.shared_groups):
         if key < 0:
             continue
-        group_bits = pool.bits & machine.topology.cpu_bits_of(key)
+        group_bits = node.pool.bits & machine.topology.cpu_bits_of(key)
         spare = group_bits & ~held.bits
         if not spare or group_bits & ~free.bits or spare & floor_bits:
             continue
@@ -495,7 +491,7 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.allocated.values()) + sum(self.free.values())
 
 
-def slot_capacity(desired: DesiredState) -> SlotCapacity:
+def slot_capacity(node: NodeSnapshot) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
 
     The scheduler has one number for the whole machine and subtracts what pods request, also those
@@ -507,12 +503,12 @@ def slot_capacity(desired: DesiredState) -> SlotCapacity:
     say something else cost more than is counted here (``smt: isolate``). Quotas of single
     namespaces are the business of a ResourceQuota.
     """
-    holders = tuple(a for _, a in sorted(desired.state.allocations.items()) if a.slots)
+    holders = tuple(a for _, a in sorted(node.state.allocations.items()) if a.slots)
     allocated = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
-        for i, cpus in desired.machine.usable_cpus_by_node.items()
+        for i, cpus in node.machine.usable_cpus_by_node.items()
     }
-    free, total = _free_exclusive(desired)
+    free, total = _free_exclusive(node)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
     # the highest NUMA node.
     for _ in range(sum(free.values()) - max(0, total)):
@@ -520,39 +516,39 @@ def slot_capacity(desired: DesiredState) -> SlotCapacity:
     return SlotCapacity(allocated=allocated, free=free, holders=holders)
 
 
-def max_exclusive_by_node(desired: DesiredState) -> dict[int, int]:
+def max_exclusive_by_node(node: NodeSnapshot) -> dict[int, int]:
     """By NUMA node, how many exclusive CPUs one more container could have there and nowhere else.
 
     `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
     sum is right; here each NUMA node is counted as if the container went to it.
     """
-    left, most = _free_exclusive(desired)
+    left, most = _free_exclusive(node)
     return {i: max(0, min(count, most)) for i, count in left.items()}
 
 
-def total_free_exclusive(desired: DesiredState) -> int:
+def total_free_exclusive(node: NodeSnapshot) -> int:
     """How many exclusive CPUs containers could have in all.
 
     Less than `max_exclusive_by_node` adds up to where the floor of the shared pool, or a quota, is
     one of the whole machine.
     """
-    left, most = _free_exclusive(desired)
+    left, most = _free_exclusive(node)
     return max(0, min(sum(left.values()), most))
 
 
-def _free_exclusive(desired: DesiredState) -> tuple[dict[int, int], int]:
+def _free_exclusive(node: NodeSnapshot) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
-    machine, state, pool = desired.machine, desired.state, desired.pool
-    smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
-    free = exclusive_candidate_cpus(desired)
-    free = free - pool_floor_cpus(machine, state, pool, free)
-    free = free - group_floor_cpus(machine, state, pool, free, pair=smt is SMT.PAIR)
-    left = count_free_exclusive(desired, free, smt, desired.free_cpu_milli)
-    most = min(max_exclusive_total(desired, smt), _free_exclusive_quota(machine, state, smt))
+    smt = SMT(node.machine.settings.defaults.get("smt", SMT.ANY))
+    free = exclusive_candidate_cpus(node)
+    free = free - pool_floor_cpus(node, free)
+    free = free - group_floor_cpus(node, free, pair=smt is SMT.PAIR)
+    left = count_free_exclusive(node, free, smt, node.free_cpu_milli)
+    most = min(max_exclusive_total(node, smt), _free_exclusive_quota(node, smt))
     return left, most
 
 
-def _free_exclusive_quota(machine: NodeModel, state: NodeState, smt: SMT) -> int:
+def _free_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
+    machine, state = node.machine, node.state
     limits, total = machine.settings.limits, machine.cpu_count
     count = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)
     if smt is SMT.ISOLATE:

@@ -8,13 +8,12 @@ doors, built from the same parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import check_pool_floor
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.captions import foreign_caption, unpinned_caption
 from nri_numa.engine.decision import (
@@ -22,42 +21,28 @@ from nri_numa.engine.decision import (
     Admitted,
     Decision,
     DecisionTrace,
-    MeasuredFree,
-    NodeModel,
     Placement,
     PlacementRequest,
     Rejected,
     Released,
     UnalignedRejection,
 )
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
 from nri_numa.engine.kubelet_grants import KeepGrant, OverrideGrant, keep_or_override_grant
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
+from nri_numa.engine.pod_reservation import NO_POD_RESERVATION, PodReservation, find_pod_reservation
 from nri_numa.engine.request.demand import (
     Demand,
     check_claim_in_use,
+    complete_options,
     compute_demand,
-    cpu_size_milli,
-    pod_cpu_request_milli,
-    uses_pod_resources,
-    with_slots,
-    with_static_cpus,
 )
-from nri_numa.engine.state import (
-    COMPUTED_KINDS,
-    NO_CHARGE,
-    POD_RESERVATION_NAME,
-    Allocation,
-    Charge,
-    ContainerKind,
-    NodeState,
-    PodRecord,
-)
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.engine.state import COMPUTED_KINDS, Allocation, Charge, ContainerKind, NodeState
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import NO_CFS_QUOTA, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
@@ -65,15 +50,12 @@ from nri_numa.model.workload import (
     Bind,
     Container,
     ContainerAdjustment,
-    CPUMode,
-    KubeletGrants,
     MemoryPolicy,
     MemoryPolicySetting,
     OnFailure,
     PlacementOptions,
     PodSandbox,
     Policy,
-    Scope,
     StateChange,
 )
 
@@ -82,13 +64,10 @@ MOVABLE_LIST_WARNING: Final = (
 )
 
 
-def admit(  # noqa: C901 - not cut yet
-    machine: NodeModel,
-    state: NodeState,
+def admit(
+    node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
-    reading: MeasuredFree | None = None,
-    now: float = 0.0,
     held: CPUSet = NO_CPUS,
     *,
     running: bool = False,
@@ -100,175 +79,212 @@ def admit(  # noqa: C901 - not cut yet
     request) gives it back first; its CPUs are preferred for this one. CPUs that a running stranger
     has (``held``) it keeps, as far as it can own them. For one that is ``running`` already nothing
     can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
-    is what ``machine.resolve`` says of it, where that is known. Times are Unix times in seconds,
-    here and in all that follows.
+    is what the machine's resolver says of it, where that is known.
     """
-    before, record = state, state.pods.get(pod.uid)
-    desired_before = DesiredState(machine, before)
-    state = _drop_replaced_allocations(state, pod, container)
-    requested = machine.options_resolver(pod, container) if resolved is None else resolved
-    kept = state.reservations_of(pod.uid)
-    open_to_pod = without_allocations(state, kept)
-    if container.annotations:
-        requested = with_slots(machine.settings, pod, container, requested)
-        requested = check_claim_in_use(open_to_pod, requested)
-    requested = with_static_cpus(machine.settings, pod, container, requested)
+    vacated = _vacate_previous(node, pod, container)
+    requested = _read_request(vacated, pod, container, resolved)
     if isinstance(requested, Rejection):
-        trace = DecisionTrace(
-            pod=pod,
-            container=container,
-            pool_before=desired_before.pool,
-            rule=requested.rule,
-        )
+        pool, rule = node.pool, requested.rule
+        trace = DecisionTrace(pod=pod, container=container, pool_before=pool, rule=rule)
         return Rejected(requested, trace)
-    grants = state.kubelet
-    # Most nodes have none: nothing is asked then, of the many who would ask.
-    side = None
-    if not grants.is_empty:
-        side = keep_or_override_grant(
-            machine.topology, machine.settings, grants, pod, container, requested
-        )
-    others = state
-    if isinstance(side, OverrideGrant):
-        requested, held = side.requested, side.cpus or held
-        # No other container may have what the kubelet granted it; it may.
-        others = replace(
-            state, kubelet=state.kubelet.without_container(pod.uid, container.name, container.id)
-        )
-    sharing: tuple[Allocation, ...] = ()
-    joins = False
-    needs: Demand | Rejection = NO_DEMAND
-    alone = requested.is_unpinned
-    if not alone and (side is None or isinstance(side, OverrideGrant)):
-        pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
-        others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
-        needs = compute_demand(pod, container, requested, machine.memory_total, others_have)
-        if requested.scope is Scope.POD:
-            sharing, joins = _pod_pool_members(state, pod, container, requested)
-        if sharing:
-            # It has theirs, or they give it all but one.
-            give = len(sharing[0].cpus) - (0 if joins else 1)
-            beside = others_have.subtract(Charge(cpu_milli=1000 * give))
-            among = compute_demand(pod, container, requested, machine.memory_total, beside)
-            if isinstance(among, Demand) and among.exclusive_cpus:
-                needs = among
-    known = NO_DEMAND if isinstance(needs, Rejection) else needs
-    if kept and (known.exclusive_cpus or requested.numacpu is not None):
-        # What its pod kept is for it; a container that shares leaves it.
-        state = open_to_pod
-        others = replace(state, kubelet=others.kubelet)
-    elif kept:
-        if {a.container for a in kept} == {POD_RESERVATION_NAME} and len(
-            state.pods[pod.uid].containers
-        ) == 1:
-            # One that shares speaks for its pod: what is kept for others to come is not needed.
-            kept = tuple(a for a in kept if a.container != POD_RESERVATION_NAME)
-        state = open_to_pod.with_allocation(*(_cpu_reservation(a) for a in kept if a.exclusive))
-        others = replace(state, kubelet=others.kubelet)
-    if not known.exclusive_cpus:
-        sharing = ()
-    elif sharing and not joins:
-        state = without_allocations(state, sharing)
-        others = replace(state, kubelet=others.kubelet)
-    if held is not NO_CPUS and len(held) > known.exclusive_cpus:
-        held = NO_CPUS
     case = PlacementRequest(
-        machine, others, pod, container, requested, known, reading,
-        _effective_policy(requested), held,
-        had_instance=running
-        or (record is not None and container.name in state.pods[pod.uid].previous),
-    )  # fmt: skip
-    if others is before:  # nothing was given back: its pool is worked out once
-        desired_before = case.desired
-    pool_before = desired_before.pool
-    if isinstance(side, Rejection):
-        return Rejected(side, _build_trace(case, side, pool_before, pool_before))
-    if isinstance(side, KeepGrant):
-        placed: Placement | Rejection = _place_kubelet_pinned(case, side)
-    elif alone:
-        placed = _place_unpinned(case, pool_before)
-    elif isinstance(needs, Rejection):
-        placed = needs
-    elif sharing and joins:
-        placed = _place_in_pod_pool(case, sharing[0])
+        vacated, pod, container, requested, current_cpus=held, is_running=running
+    )
+    case, grant = _resolve_kubelet_grant(case)
+    record = vacated.state.pods.get(pod.uid)
+    has_others = record is not None and record.containers
+    reservation = find_pod_reservation(case) if has_others else NO_POD_RESERVATION
+    case, demand_rejection = _with_demand(case, grant, reservation)
+    if has_others:
+        case, reservation = reservation.open_node(case)
+    placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
+    if isinstance(placement, Rejection):
+        return Rejected(placement, _build_trace(case, placement, node.pool, node.pool))
+    return _book_placement(case, placement, reservation, node)
+
+
+def _vacate_previous(node: NodeSnapshot, pod: PodSandbox, container: Container) -> NodeSnapshot:
+    """Take out what a failed start, or the same request before, left behind."""
+    state = node.state
+    if container.id in state.allocations:
+        state = state.without_allocation(container.id)
+    record = state.pods.get(pod.uid)
+    if record is not None:
+        for i in sorted(record.containers):
+            if state.allocations[i].container == container.name:
+                state = state.without_allocation(i)
+    return node.with_state(state)
+
+
+def _read_request(
+    node: NodeSnapshot,
+    pod: PodSandbox,
+    container: Container,
+    resolved: PlacementOptions | Rejection | None,
+) -> PlacementOptions | Rejection:
+    """What annotations, rules, defaults, slots and ``staticCPUs`` ask for; a claim is for one."""
+    machine, state = node.machine, node.state
+    requested = machine.options_resolver(pod, container) if resolved is None else resolved
+    requested = complete_options(machine.settings, pod, container, requested)
+    if isinstance(requested, Rejection) or requested.slots is None:
+        return requested
+    reserved = state.reservations_of(pod.uid)
+    others = state.without_allocation(*(a.container_id for a in reserved))
+    return check_claim_in_use(others, requested.slots) or requested
+
+
+_GrantDecision = KeepGrant | OverrideGrant | Rejection | None
+"""Whose decision a container is: the kubelet's, ours although it granted something, or ours."""
+
+
+def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _GrantDecision]:
+    """Decide whether the kubelet's grant stands; what the container asks for where it does not."""
+    grants, pod, container = case.node.state.kubelet, case.pod, case.container
+    if grants.is_empty:  # on most nodes
+        return case, None
+    grant = keep_or_override_grant(
+        case.node.machine.topology,
+        case.node.machine.settings,
+        grants,
+        pod,
+        container,
+        case.requested,
+    )
+    if not isinstance(grant, OverrideGrant):
+        return case, grant
+    # No other container may have what the kubelet granted it; it may.
+    others = grants.without_container(pod.uid, container.name, container.id)
+    node = case.node.with_state(replace(case.node.state, kubelet=others))
+    held = grant.cpus or case.current_cpus
+    return replace(case, node=node, requested=grant.requested, current_cpus=held), grant
+
+
+def _with_demand(
+    case: PlacementRequest, grant: _GrantDecision, reservation: PodReservation
+) -> tuple[PlacementRequest, Rejection | None]:
+    """Add what it needs beside the others of its pod, if there is anything to place.
+
+    Where others share the pod's CPUs it has these, or they give it all but one. CPUs that it has
+    while it runs are dropped unless it may own all of them.
+    """
+    requested, held = case.requested, case.current_cpus
+    if requested.is_unpinned or (grant is not None and not isinstance(grant, OverrideGrant)):
+        return case, None
+    compute = partial(
+        compute_demand, case.pod, case.container, requested, case.node.machine.memory_total
+    )
+    demand = compute(reservation.booked)
+    if reservation.sharers:
+        among_sharers = compute(reservation.booked_without_sharers)
+        if isinstance(among_sharers, Demand) and among_sharers.exclusive_cpus:
+            demand = among_sharers
+    if isinstance(demand, Rejection):
+        return case, demand
+    if held is not NO_CPUS and len(held) > demand.exclusive_cpus:
+        held = NO_CPUS
+    policy = requested.effective_policy
+    return replace(case, demand=demand, policy=policy, current_cpus=held), None
+
+
+def _place_with_fallback(
+    case: PlacementRequest,
+    grant: _GrantDecision,
+    demand_rejection: Rejection | None,
+    reservation: PodReservation,
+    pool: CPUSet,
+) -> Placement | Rejection:
+    """Place it, or have it start unpinned where that is what ``on-failure`` says."""
+    if isinstance(grant, Rejection):
+        return grant
+    placement = demand_rejection or _place(case, grant, reservation, pool)
+    if isinstance(placement, Rejection):
+        if case.on_failure is not OnFailure.UNPINNED:
+            return placement
+        placement = _place_unpinned_after(case, placement, pool)
+    if isinstance(grant, OverrideGrant) and grant.warnings:
+        return replace(
+            placement,
+            warnings=(*grant.warnings, *placement.warnings),
+            decision_steps=(*grant.warnings, *placement.decision_steps),
+        )
+    return placement
+
+
+def _place(
+    case: PlacementRequest,
+    grant: KeepGrant | OverrideGrant | None,
+    reservation: PodReservation,
+    pool: CPUSet,
+) -> Placement | Rejection:
+    """Leave a container to the kubelet, or alone, or place it: among its pod's CPUs or its own."""
+    requested = case.requested
+    if isinstance(grant, KeepGrant):
+        placement: Placement | Rejection = _place_kubelet_pinned(case, grant)
+    elif case.demand is NO_DEMAND:
+        placement = _place_unpinned(case, pool)
+    elif reservation.sharers and reservation.is_joining:
+        placement = _place_in_pod_pool(case, reservation.sharers[0])
     else:
-        placed = place_container(case)
-    if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placement):
-        placed = with_memory_policy(case, placed, running=running)
-    listed = requested.numacpu is not None or requested.numamem is not None
-    warned = listed and requested.movable and requested.is_from_annotation("movable")
-    if warned and isinstance(placed, Placement):
-        warnings, steps = (
-            (*placed.warnings, MOVABLE_LIST_WARNING),
-            (*placed.decision_steps, MOVABLE_LIST_WARNING),
-        )
-        placed = replace(placed, warnings=warnings, decision_steps=steps)
-    if isinstance(placed, Rejection) and case.on_failure is OnFailure.UNPINNED:
-        placed = replace(
-            _place_unpinned(case, pool_before),
-            reason=unpinned_caption(placed.reason),
-            unpinned_for=placed.reason,
-            aligned=False,
-            alignment=UnalignedRejection.alignment_of(placed),
-            decision_steps=(
-                f"{case.message_subject}: {placed.detail}",
-                "on-failure: unpinned, so it starts untouched",
-            ),
-        )
-    if isinstance(placed, Rejection):
-        return Rejected(placed, _build_trace(case, placed, pool_before, pool_before))
-    if isinstance(side, OverrideGrant) and side.warnings:
-        placed = replace(
-            placed,
-            warnings=(*side.warnings, *placed.warnings),
-            decision_steps=(*side.warnings, *placed.decision_steps),
-        )
-    allocation = new_allocation(case, placed, now)
-    after = state.with_allocation(allocation)
-    if placed.pod_affinity is not None:
-        grown = after.pods[pod.uid]
-        if grown.affinity is None:
-            after = after.with_pod(
-                replace(grown, affinity=placed.pod_affinity, affinity_is_preferred=placed.aligned)
-            )
-    if kept:
-        after = restore_pod_reservation(
-            machine, after, kept, allocation, pod_cpu_request_milli(pod)
-        )
-    resized: tuple[str, ...] = ()
-    change = _state_change(record, after, pod.uid, container.id, kept)
-    if sharing and not joins:
-        # As many fewer are left to them as it took, wherever these were.
-        milli = (pod_cpu_request_milli(pod) or 0) - after.charge_of_pod(pod.uid, "").cpu_milli
-        fewer = CPUSet(sorted(sharing[0].cpus - allocation.cpus)[: milli // 1000])
-        idle = sharing[0].idle_siblings & machine.topology.siblings_of(fewer)
-        like = replace(sharing[0], cpus=fewer, idle_siblings=idle)
-        after = after.with_pod_pool(sharing, like, machine.topology)
-        resized = tuple(a.container_id for a in sharing)
-        change = replace(change, containers=change.containers + resized)
-    desired = DesiredState(machine, after)
-    return Admitted(
-        state=after,
-        change=change,
-        allocation=allocation,
-        adjustment=build_adjustment(desired, allocation, placed.memory_policy, marked=not running),
-        updates=updates_between(desired_before, desired, skip=container.id, resized=resized),
-        warnings=placed.warnings,
-        trace=_build_trace(case, placed, pool_before, desired.pool),
+        placement = place_container(case)
+    if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placement, Placement):
+        placement = with_memory_policy(case, placement)
+    has_list = requested.numacpu is not None or requested.numamem is not None
+    asks_to_move = requested.movable and requested.is_from_annotation("movable")
+    if isinstance(placement, Rejection) or not (has_list and asks_to_move):
+        return placement
+    return replace(
+        placement,
+        warnings=(*placement.warnings, MOVABLE_LIST_WARNING),
+        decision_steps=(*placement.decision_steps, MOVABLE_LIST_WARNING),
     )
 
 
-def _pod_pool_members(
-    state: NodeState, pod: PodSandbox, container: Container, requested: PlacementOptions
-) -> tuple[tuple[Allocation, ...], bool]:
-    """Who shares the CPUs of its pod, and whether it is one of them or takes some of its own."""
-    if requested.slots is not None:
-        return (), False
-    if requested.numacpu is not None or requested.cpus is CPUMode.SHARED:
-        return (), False
-    whole = pod_cpu_request_milli(pod)
-    joins = uses_pod_resources(pod, requested, cpu_size_milli(container.resources))
-    return state.pod_pool(pod.uid, whole), joins
+def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CPUSet) -> Placement:
+    """Leave a container alone that asks for that rather than be rejected."""
+    return replace(
+        _place_unpinned(case, pool),
+        reason=unpinned_caption(rejection.reason),
+        unpinned_for=rejection.reason,
+        aligned=False,
+        alignment=UnalignedRejection.alignment_of(rejection),
+        decision_steps=(
+            f"{case.message_subject}: {rejection.detail}",
+            "on-failure: unpinned, so it starts untouched",
+        ),
+    )
+
+
+def _book_placement(
+    case: PlacementRequest,
+    placement: Placement,
+    reservation: PodReservation,
+    before: NodeSnapshot,
+) -> Admitted:
+    """Book a placement, restore the pod's reservation, and update whose CPUs differ by it."""
+    uid, container_id = case.pod.uid, case.container.id
+    allocation = new_allocation(case, placement)
+    state = case.node.state.with_allocation(allocation)
+    if state.kubelet is not before.state.kubelet:
+        state = replace(state, kubelet=before.state.kubelet)
+    record = state.pods[uid]
+    if placement.pod_affinity is not None and record.affinity is None:
+        preferred = placement.aligned
+        record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
+        state = state.with_pod(record)
+    resized_ids: tuple[str, ...] = ()
+    if reservation is not NO_POD_RESERVATION:
+        state, resized_ids = reservation.restore(case, state, allocation)
+    after = before.with_state(state)
+    memory_policy, marked = placement.memory_policy, not case.is_running
+    return Admitted(
+        state=state,
+        change=pod_state_change(before.state, state, uid, container_id),
+        allocation=allocation,
+        adjustment=build_adjustment(after, allocation, memory_policy, marked=marked),
+        updates=updates_between(before, after, skip=container_id, resized=resized_ids),
+        warnings=placement.warnings,
+        trace=_build_trace(case, placement, before.pool, after.pool),
+    )
 
 
 def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
@@ -276,7 +292,8 @@ def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
     where = f"on {numa_text(member.numa_nodes)}"
     why = f"{exclusive_cpu_count_text(len(member.cpus))} {where}, shared with others of its pod"
     charges = {
-        i: Charge(1000 * n) for i, n in case.machine.topology.cpu_count_by_node(member.cpus).items()
+        i: Charge(1000 * n)
+        for i, n in case.node.machine.topology.cpu_count_by_node(member.cpus).items()
     }
     return replace(
         case.initial_placement, kind=ContainerKind.EXCLUSIVE, exclusive=True, cpus=member.cpus,
@@ -286,16 +303,10 @@ def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
     )  # fmt: skip
 
 
-_EMPTY_NODE_STATE: Final = NodeState()
-"""Who else is there makes no difference to a container that nothing asks to pin."""
-
-
 def unpinned_allocation(
-    machine: NodeModel,
-    grants: KubeletGrants,
+    node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
-    now: float,
     resolved: PlacementOptions | Rejection,
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
@@ -305,32 +316,27 @@ def unpinned_allocation(
     """
     if container.resources.cpus:
         return None
-    requested = resolved
-    if container.annotations:
-        requested = with_slots(machine.settings, pod, container, requested)
-    requested = with_static_cpus(machine.settings, pod, container, requested)
+    grants = node.state.kubelet
+    requested = complete_options(node.machine.settings, pod, container, resolved)
     if isinstance(requested, Rejection) or not requested.is_unpinned:
         return None
     if not grants.is_empty and grants.cpus_of(pod.uid, container.name, container.id):
         return None
-    case = PlacementRequest(machine, _EMPTY_NODE_STATE, pod, container, requested)
-    return new_allocation(case, _place_unpinned(case, NO_CPUS), now)
+    case = PlacementRequest(node, pod, container, requested)
+    return new_allocation(case, _place_unpinned(case, NO_CPUS))
 
 
 def _build_trace(
     case: PlacementRequest, placed: Placement | Rejection, pool_before: CPUSet, pool_after: CPUSet
 ) -> DecisionTrace:
-    known = case.demand is not NO_DEMAND
-    ignored = case.requested.ignored
+    known, ignored = case.demand is not NO_DEMAND, case.requested.ignored
     if case.demand.ignored:
-        ignored = (*ignored, case.demand.ignored)
-    rule, steps = "", ignored
+        ignored += (case.demand.ignored,)
     if isinstance(placed, Placement):
-        alignment = placed.alignment
-        ignored += placed.ignored
-        steps = (*ignored, *placed.decision_steps)
+        alignment, rule, ignored = placed.alignment, "", ignored + placed.ignored
+        steps = ignored + placed.decision_steps
     else:
-        alignment, rule = UnalignedRejection.alignment_of(placed), placed.rule
+        alignment, rule, steps = UnalignedRejection.alignment_of(placed), placed.rule, ignored
     return DecisionTrace(
         pod=case.pod,
         container=case.container,
@@ -338,8 +344,8 @@ def _build_trace(
         demand=case.demand if known else None,
         alignment=alignment,
         decision_steps=steps,
-        free_cpu_milli=case.desired.free_cpu_milli if known else {},
-        free_memory=case.free_memory if known else {},
+        free_cpu_milli=case.node.free_cpu_milli if known else {},
+        free_memory=case.node.free_memory if known else {},
         pool_before=pool_before,
         pool_after=pool_after,
         rule=rule,
@@ -347,190 +353,96 @@ def _build_trace(
     )
 
 
-def _state_change(
-    record: PodRecord | None,
-    after: NodeState,
-    uid: str,
-    container_id: str,
-    kept: tuple[Allocation, ...],
+def pod_state_change(
+    before: NodeState, after: NodeState, uid: str, container_id: str
 ) -> StateChange:
-    """The container, and those of its pod, as it was, whose place or CPUs it takes."""
-    if record is None:
-        return StateChange((container_id,), (uid,))
-    gone = record.containers - after.pods[uid].containers | {a.container_id for a in kept}
-    return StateChange((container_id, *sorted(gone - {container_id})), (uid,))
-
-
-def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
-    """The state without these allocations."""
-    for allocation in allocations:
-        state = state.without_allocation(allocation.container_id)
-    return state
-
-
-def restore_pod_reservation(  # noqa: C901 - not cut yet
-    machine: NodeModel,
-    state: NodeState,
-    kept: Iterable[Allocation],
-    used: Allocation,
-    whole_milli: int | None = None,
-) -> NodeState:
-    """Keep for a pod what its next container did not take.
-
-    For containers that are still to come no more than the pod's sum, ``whole_milli``, leaves them;
-    and nothing of which the shared pool has to keep some by now.
-    """
-    topology = machine.topology
-    cpus_used = NO_CPUS if used.yields_to_exclusive else used.cpus | used.idle_siblings
-    taken = dict(used.charges)  # what of it was not kept, as far as was looked
-    for one in sorted(kept, key=lambda a: a.container == POD_RESERVATION_NAME):
-        if one.container_id in state.allocations:
-            state = state.without_allocation(one.container_id)
-        cpus, idle = one.cpus - cpus_used, one.idle_siblings - cpus_used
-        if one.container == POD_RESERVATION_NAME and whole_milli is not None:
-            milli = whole_milli
-            for a in (state.allocations[i] for i in state.pods[one.pod_uid].containers):
-                has = sum(c.cpu_milli for c in a.charges.values())
-                if not a.reserved_at:
-                    milli -= max(has, a.cpu_milli)
-                elif used.exclusive:  # one that shares leaves to the next owner what ended
-                    milli -= has
-            cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
-            idle = idle & topology.siblings_of(cpus)
-        if (
-            used.exclusive
-            and one.exclusive
-            and check_pool_floor(DesiredState(machine, state), "", cpus | idle)
-        ):
-            continue
-        counts, charges = topology.cpu_count_by_node(cpus), {}
-        for i, rest in one.charges.items():
-            # Others of the pod may be anywhere, a container that ended was in its place.
-            for at in tuple(taken) if one.container == POD_RESERVATION_NAME else (i,):
-                its = taken.get(at, NO_CHARGE)
-                rest, taken[at] = rest.subtract(its), its.subtract(rest)
-            rest = replace(rest, cpu_milli=1000 * counts.get(i, 0)) if one.exclusive else rest
-            if rest != NO_CHARGE:
-                charges[i] = rest
-        if cpus == one.cpus and idle == one.idle_siblings and charges == one.charges:
-            state = state.with_allocation(one)
-        elif cpus or (charges and not one.exclusive):
-            left = reduce(Charge.add, charges.values(), NO_CHARGE)
-            mems = one.mems if left.memory or left.hugepages else NO_NUMA_NODES
-            rest_of_it = replace(
-                one, cpus=cpus, idle_siblings=idle, numa_nodes=NUMASet(charges), charges=charges,
-        mems=mems,
-                memory_bytes=left.memory, hugepages=left.hugepages,
-            )  # fmt: skip
-            state = state.with_allocation(rest_of_it)
-    return state
-
-
-def _cpu_reservation(kept: Allocation) -> Allocation:
-    """What a container that shares leaves to its pod; memory that is kept is for it, too."""
-    charges = {i: Charge(c.cpu_milli) for i, c in kept.charges.items() if c.cpu_milli}
-    return replace(kept, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})
+    """A container, and those of its pod that have something else now, or nothing, or come later."""
+    ids, old, new = after.pods[uid].containers, before.allocations, after.allocations
+    if uid in before.pods:
+        ids |= before.pods[uid].containers
+    changed_ids = sorted(i for i in ids - {container_id} if old.get(i) is not new.get(i))
+    return StateChange((container_id, *changed_ids), (uid,))
 
 
 def release_container(
-    machine: NodeModel, state: NodeState, container_id: str, ended: float | None = None
+    node: NodeSnapshot, container_id: str, ended: float | None = None
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
     Its pod keeps it from ``ended`` on, as far as another container could be refused it.
     """
+    state = node.state
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
-    keeps = allocation.is_reservable and machine.settings.reservation_seconds
+    keeps = allocation.is_reservable and node.machine.settings.reservation_seconds
     if ended is not None and keeps and not state.cpu_sharers(allocation):
         after = state.with_reservation(container_id, ended)
     else:
         after = state.without_allocation(container_id)
-    return Released(
-        state=after,
-        change=StateChange((container_id,), (allocation.pod_uid,)),
-        updates=updates_between(
-            DesiredState(machine, state), DesiredState(machine, after), skip=container_id
-        ),
-    )
+    change = StateChange((container_id,), (allocation.pod_uid,))
+    return _released(node, after, change, skip=container_id)
 
 
-def release_reservations(
-    machine: NodeModel, state: NodeState, kept: Iterable[Allocation]
-) -> Released:
+def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> Released:
     """Give back what was kept for pods."""
-    kept = tuple(kept)
-    after = without_allocations(state, kept)
-    return Released(
-        state=after,
-        change=StateChange(tuple(a.container_id for a in kept), tuple({a.pod_uid for a in kept})),
-        updates=updates_between(DesiredState(machine, state), DesiredState(machine, after)),
-    )
+    uids = {a.container_id: a.pod_uid for a in reserved}
+    after = node.state.without_allocation(*uids)
+    return _released(node, after, StateChange(tuple(uids), tuple({*uids.values()})))
 
 
-def forget_pod(machine: NodeModel, state: NodeState, uid: str, sandbox: str = "") -> Released:
+def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
     """Forget a pod; containers of it that were never reported stopped are dropped too.
 
     With the id of a sandbox only that one: the kubelet makes another for a pod whose sandbox died,
     and removes the former one later.
     """
-    record = state.pods.get(uid)
-    if record is None:
+    state = node.state
+    if uid not in state.pods:
         return Released(state=state)
-    every = [state.allocations[i] for i in sorted(record.containers)]
-    over = [a for a in every if a.pod_id == sandbox or not sandbox]
-    after = without_allocations(state, over)
-    if len(over) == len(every):
+    every = state.allocations_of_pod(uid)
+    ids = [a.container_id for a in every if a.pod_id == sandbox or not sandbox]
+    after = state.without_allocation(*ids)
+    if len(ids) == len(every):
         after = after.without_pod(uid)
-    return Released(
-        state=after,
-        change=StateChange(tuple(a.container_id for a in over), (uid,)),
-        updates=updates_between(DesiredState(machine, state), DesiredState(machine, after)),
-    )
+    return _released(node, after, StateChange(tuple(ids), (uid,)))
+
+
+def _released(
+    node: NodeSnapshot, after: NodeState, change: StateChange, skip: str = ""
+) -> Released:
+    updates = updates_between(node, node.with_state(after), skip=skip)
+    return Released(state=after, change=change, updates=updates)
 
 
 def build_adjustment(
-    desired: DesiredState,
+    desired: NodeSnapshot,
     allocation: Allocation,
     memory_policy: MemoryPolicySetting | None = None,
     *,
     marked: bool = True,
 ) -> ContainerAdjustment:
     """What to tell the runtime about a container that is being created."""
-    machine, settings = desired.machine, desired.machine.settings
-    cpus_text, mems_text = str(desired.cpuset_of(allocation)), str(allocation.mems)
-    pinned = allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) or bool(
-        allocation.mems
-    )
+    settings, annotations, env = desired.machine.settings, {}, {}
+    cpus, mems = str(desired.cpuset_of(allocation)), str(allocation.mems)
+    if marked:
+        text = encode_assignment(allocation, cpus, desired.machine.key)
+        annotations = {f"{settings.prefix}/{ASSIGNED_KEY}": text}
+    if settings.set_environment and allocation.is_pinned:
+        env = {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
     return ContainerAdjustment(
-        cpus=cpus_text,
-        mems=mems_text,
+        cpus=cpus,
+        mems=mems,
         quota=NO_CFS_QUOTA if allocation.lifted_quota is not None else None,
-        annotations={
-            f"{settings.prefix}/{ASSIGNED_KEY}": encode_assignment(
-                allocation, cpus_text, machine.key
-            )
-        }
-        if marked
-        else {},
-        env={"NUMA_CPUS": cpus_text, "NUMA_MEMS": mems_text}
-        if pinned and settings.set_environment
-        else {},
+        annotations=annotations,
+        env=env,
         memory_policy=memory_policy,
     )
 
 
-def _effective_policy(requested: PlacementOptions) -> Policy:
-    if requested.policy is Policy.NONE and requested.cpus is not CPUMode.EXCLUSIVE:
-        # ``bind`` alone asks for a computed pin and names no policy: the mildest one.
-        return Policy.BEST_EFFORT
-    return requested.policy
-
-
 def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
     cpus = case.container.resources.cpus
-    if cpus and not is_shared_pool_cpuset(cpus, pool, case.state.kubelet.shared):
+    if cpus and not is_shared_pool_cpuset(cpus, pool, case.node.state.kubelet.shared):
         # Another plugin before us owns this one, or a kubelet whose grants cannot be read.
         return replace(
             case.initial_placement,
@@ -545,13 +457,13 @@ def _place_unpinned(case: PlacementRequest, pool: CPUSet) -> Placement:
     return replace(case.initial_placement, reason=unpinned_caption(why), decision_steps=(why,))
 
 
-def _place_kubelet_pinned(case: PlacementRequest, side: KeepGrant) -> Placement:
+def _place_kubelet_pinned(case: PlacementRequest, grant: KeepGrant) -> Placement:
     return replace(
         case.initial_placement,
         kind=ContainerKind.FOREIGN,
-        reason=side.reason,
-        decision_steps=("the kubelet pins it by its static policy: left to it", *side.warnings),
-        warnings=side.warnings,
+        reason=grant.reason,
+        decision_steps=("the kubelet pins it by its static policy: left to it", *grant.warnings),
+        warnings=grant.warnings,
     )
 
 
@@ -581,19 +493,6 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
     )
 
 
-def _drop_replaced_allocations(
-    state: NodeState, pod: PodSandbox, container: Container
-) -> NodeState:
-    if container.id in state.allocations:
-        state = state.without_allocation(container.id)
-    record = state.pods.get(pod.uid)
-    if record is not None:
-        for other in sorted(record.containers):
-            if state.allocations[other].container == container.name:
-                state = state.without_allocation(other)
-    return state
-
-
 def _is_immovable(case: PlacementRequest) -> bool:
     """Whether more than its policy says on which NUMA nodes a container is."""
     container, requested, said = case.container, case.requested, case.container.mentions
@@ -608,22 +507,14 @@ def _is_immovable(case: PlacementRequest) -> bool:
 _allocation_fields = attrgetter(*Allocation.__struct_fields__)
 
 
-def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> Allocation:
+def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
     """What the state keeps of a placement."""
     requested, needs = case.requested, case.demand
-    quota = case.container.resources.cpu_quota
-    lifted = (
-        placed.exclusive
-        and case.machine.settings.disable_cfs_quota
-        and quota is not None
-        and quota > 0
-    )
+    quota = case.container.resources.cpu_quota or 0
+    lifted = placed.exclusive and case.node.machine.settings.disable_cfs_quota and quota > 0
     if lifted and requested.list_is_pods and needs.own_cpu_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
     kept = dict(zip(Allocation.__struct_fields__, _allocation_fields(placed), strict=True)) | {
-        "foreign_cpus": _foreign_pinned_or_granted_cpus(case)
-        if placed.kind is ContainerKind.FOREIGN
-        else NO_CPUS,
         "cpu_milli": needs.own_cpu_milli,
         "memory_bytes": needs.own_memory_bytes,
         "hugepages": needs.hugepages,
@@ -631,10 +522,12 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
         "load": requested.load,
         "lifted_quota": quota if lifted else None,
         "slots": requested.slots.ids if requested.slots is not None and placed.exclusive else "",
-        "assigned_at": now,
+        "assigned_at": case.node.now,
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
     }
+    if placed.kind is ContainerKind.FOREIGN:
+        kept["foreign_cpus"] = _foreign_pinned_or_granted_cpus(case)
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode
     return Allocation(**kept)
@@ -642,8 +535,6 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
 
 def _foreign_pinned_or_granted_cpus(case: PlacementRequest) -> CPUSet:
     """What another program pinned it to, or is about to: a grant can come before the cpuset."""
-    container = case.container
-    grants = case.state.kubelet
-    return parse_foreign_cpuset(container.resources.cpus) or grants.cpus_of(
-        case.pod.uid, container.name, container.id
-    )
+    container, grants = case.container, case.node.state.kubelet
+    cpus = parse_foreign_cpuset(container.resources.cpus)
+    return cpus or grants.cpus_of(case.pod.uid, container.name, container.id)

@@ -22,21 +22,20 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.captions import facts_of_caption
-from nri_numa.engine.decision import NodeModel, uses_kubelet_rules
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
+from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
 from nri_numa.engine.place.memory import charge_nodes
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.demand import (
     Demand,
     allocated_slots,
+    complete_options,
     compute_demand,
     cpu_size_milli,
     hugepage_demand,
     requested_cpu_milli,
     requested_memory,
-    with_slots,
-    with_static_cpus,
 )
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
@@ -196,8 +195,8 @@ def _check_unsigned(
     """Check a claim against what the pod could be given today; or say what contradicts it."""
     # Its cpuset is the one in question, so no other program's.
     bare = replace(container, resources=replace(container.resources, cpus=""))
-    requested = with_slots(machine.settings, pod, bare, machine.options_resolver(pod, container))
-    requested = with_static_cpus(machine.settings, pod, bare, requested)
+    requested = machine.options_resolver(pod, container)
+    requested = complete_options(machine.settings, pod, bare, requested)
     if isinstance(requested, Rejection):
         return "what its pod asks for cannot be read"
     problem = _implausible_text(machine, pod, container, requested, claim)

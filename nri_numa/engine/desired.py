@@ -1,20 +1,22 @@
 """What every container should have in one state of the node: worked out here and nowhere else.
 
 The state says who owns what; the machine says which CPUs are there. What follows from both for
-the cpuset of a container is asked of a `DesiredState`: by answers to the runtime, Synchronize,
+the cpuset of a container is asked of a `NodeSnapshot`: by answers to the runtime, Synchronize,
 repairs of cgroups, systemd, `status`, the page, metrics and the simulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
     Allocation,
@@ -28,24 +30,30 @@ from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatErro
 from nri_numa.model.machine import NO_CFS_QUOTA, ActualCgroup
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 
-if TYPE_CHECKING:
-    from nri_numa.engine.decision import NodeModel
-
-
 _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
 
-class DesiredState(msgspec.Struct, frozen=True, dict=True):
-    """What follows from one state of one machine; each value is worked out once.
+class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
+    """One state of one machine at one moment, and what follows from it, each worked out once.
 
     Attributes:
+        reading: what the kernel and the kubelet have free; None where nobody asked them.
+        now: Unix time in seconds.
         narrowed_at: Unix time in seconds until which the shared pool was last narrower than the
             machine, as far as we know; None where it never was.
     """
 
     machine: NodeModel
     state: NodeState
+    reading: MeasuredFree | None = None
+    now: float = 0.0
     narrowed_at: float | None = None
+
+    def with_state(self, state: NodeState) -> NodeSnapshot:
+        """The same moment in another state; itself where that is its own."""
+        if state is self.state:
+            return self
+        return NodeSnapshot(self.machine, state, self.reading, self.now, self.narrowed_at)
 
     @cached_property
     def pool(self) -> CPUSet:
@@ -84,6 +92,27 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         return {
             i: self._free_shared_on(i, left, self.pool.bits) for i in machine.usable_cpus_by_node
         }
+
+    @cached_property
+    def free_memory(self) -> dict[int, int]:
+        """By NUMA node, bytes left: bookable, and never more than the kernel has.
+
+        The kubelet's rules do not look at what the kernel has.
+        """
+        machine, state, reading = self.machine, self.state, self.reading
+        free = {} if reading is None or machine.settings.kubelet_memory else reading.memory
+        charges = {i: charge.memory for i, charge in state.charges.items()}
+        return _free_amounts(machine.memory_capacity, charges, state.kubelet.memory, free)
+
+    def free_hugepages(self, size: int) -> dict[int, int]:
+        """By NUMA node, bytes of huge pages of one size left; as with `free_memory`."""
+        machine, state, reading = self.machine, self.state, self.reading
+        free: dict[int, int] = {}
+        if reading is not None and not machine.settings.kubelet_memory:
+            free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
+        charges = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
+        granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
+        return _free_amounts(machine.hugepages_capacity(size), charges, granted, free)
 
     def _free_shared_on(self, i: int, left: dict[int, int], among: int) -> int:
         """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
@@ -138,6 +167,17 @@ class DesiredState(msgspec.Struct, frozen=True, dict=True):
         if shared_group_key(a) is not None or not a.cpus or a.reserved_at:
             return False
         return not a.cpus & self.machine.topology.online
+
+
+def _free_amounts(
+    total: Mapping[int, int],
+    charges: Mapping[int, int],
+    granted: Mapping[int, int] = MappingProxyType({}),
+    free: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
+    """By NUMA node, what is neither booked nor granted, and never more than what is free."""
+    amounts = {i: max(0, n - charges.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
+    return {i: min(n, free.get(i, n)) for i, n in amounts.items()} if free else amounts
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +275,7 @@ def _cut_short_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NU
 
 
 def find_drift(
-    desired: DesiredState, a: Allocation, actual: ActualCgroup, *, online_only: bool = True
+    desired: NodeSnapshot, a: Allocation, actual: ActualCgroup, *, online_only: bool = True
 ) -> Drift | None:
     """What of a container is not as it should be; None where all is, and for foreign ones.
 
@@ -280,7 +320,7 @@ def _intrudes(state: NodeState, a: Allocation, cpus: CPUSet) -> bool:
 
 
 def plan_corrections(
-    desired: DesiredState, observed: Mapping[str, ActualCgroup]
+    desired: NodeSnapshot, observed: Mapping[str, ActualCgroup]
 ) -> tuple[Drift, ...]:
     """Compare real cgroups with what was meant, in the order in which to put them right.
 
@@ -315,7 +355,7 @@ def _parse_list(kind: type[_IdSetT], text: str) -> _IdSetT:
 
 
 def answer_to_update(
-    before: DesiredState, after: DesiredState, container: Container, update: Resources
+    before: NodeSnapshot, after: NodeSnapshot, container: Container, update: Resources
 ) -> ContainerUpdate | None:
     """Override the request only where the runtime would write something else than is meant.
 
@@ -350,7 +390,7 @@ def _answered_quota(a: Allocation, had: Allocation, update: Resources) -> int | 
 
 
 def updates_between(
-    before: DesiredState, after: DesiredState, *, skip: str = "", resized: Iterable[str] = ()
+    before: NodeSnapshot, after: NodeSnapshot, *, skip: str = "", resized: Iterable[str] = ()
 ) -> tuple[ContainerUpdate, ...]:
     """Updates of containers that should have other CPUs now.
 
@@ -368,41 +408,53 @@ def updates_between(
         and old.kubelet is new.kubelet
     ):
         return ()  # nothing that the pool is made of
-    found = [
+    updates = [
         ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
         for i in resized
     ]
     if (
-        same_machine
-        and before.pool.bits == after.pool.bits
-        and old.unavailable_bits == new.unavailable_bits
+        not same_machine
+        or before.pool.bits != after.pool.bits
+        or old.unavailable_bits != new.unavailable_bits
     ):
-        return tuple(found)
-    is_whole = not same_machine and before.is_pool_whole and after.is_pool_whole
+        updates += _group_updates(before, after, skip)
+        offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
+        if offline or not same_machine:
+            updates += _own_cpuset_updates(before, after, skip)
+    return tuple(updates)
+
+
+def _group_updates(
+    before: NodeSnapshot, after: NodeSnapshot, skip: str
+) -> Iterator[ContainerUpdate]:
+    """Updates of containers that follow the pool, in groups that should have other CPUs."""
+    allocations = after.state.allocations
+    is_whole = before.machine is not after.machine and before.is_pool_whole and after.is_pool_whole
     is_larger = after.pool.bits & ~before.pool.bits != 0
-    for key, members in sorted(new.shared_groups.items()):
+    for key, members in sorted(after.state.shared_groups.items()):
         cpus = after.group_cpuset(key)
         if cpus.bits == before.group_cpuset(key).bits:
             continue
         ids = sorted(members)
         if key == UNPINNED_GROUP_KEY and is_whole:
-            allocations = new.allocations
             ids = [i for i in ids if after.cpuset_for(allocations[i], has_cpuset=is_larger)]
         if skip in members:
             ids.remove(skip)
         # A container that exits meanwhile must not fail another one's creation.
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
-        found += map(_new_update, zip(ids, *map(repeat, same), strict=False))
-    offline = (new.exclusive.bits | new.listed_cpus.bits) & ~after.machine.topology.online.bits
-    if offline or not same_machine:
-        found += [
-            ContainerUpdate(i, str(cpus), ignore_failure=True)
-            for i, a in sorted(new.allocations.items())
-            if i != skip and shared_group_key(a) is None and not a.reserved_at
-            and (cpus := after.cpuset_of(a)) and cpus != before.cpuset_of(a)
-        ]  # fmt: skip
-    return tuple(found)
+        yield from map(_new_update, zip(ids, *map(repeat, same), strict=False))
+
+
+def _own_cpuset_updates(
+    before: NodeSnapshot, after: NodeSnapshot, skip: str
+) -> Iterator[ContainerUpdate]:
+    """Updates of containers with CPUs of their own, some of which went offline or came back."""
+    for i, a in sorted(after.state.allocations.items()):
+        if i != skip and shared_group_key(a) is None and not a.reserved_at:
+            cpus = after.cpuset_of(a)
+            if cpus and cpus != before.cpuset_of(a):
+                yield ContainerUpdate(i, str(cpus), ignore_failure=True)
 
 
 _new_update: Final = partial(tuple.__new__, ContainerUpdate)

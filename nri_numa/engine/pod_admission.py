@@ -15,35 +15,19 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.admit import (
-    admit,
-    build_adjustment,
-    release_container,
-    release_reservations,
-    restore_pod_reservation,
-)
+from nri_numa.engine.admit import admit, build_adjustment, pod_state_change, release_container
 from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
-from nri_numa.engine.decision import (
-    Admitted,
-    Decision,
-    MeasuredFree,
-    NodeModel,
-    Rejected,
-    Released,
-    uses_kubelet_rules,
-)
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.decision import Admitted, Decision, Rejected, Released
+from nri_numa.engine.desired import NodeSnapshot, updates_between
+from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
+from nri_numa.engine.pod_reservation import restore_pod_reservation, without_pending_reservation
 from nri_numa.engine.request.annotations import CONTAINERS_KEY, quote_value
 from nri_numa.engine.request.demand import (
     DEFAULT_CFS_PERIOD_US,
     SHARES_PER_CPU,
     pod_cpu_request_milli,
 )
-from nri_numa.engine.state import (
-    POD_RESERVATION_NAME,
-    Allocation,
-    NodeState,
-)
+from nri_numa.engine.state import POD_RESERVATION_NAME, NodeState
 from nri_numa.model.machine import human_milli
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
@@ -55,7 +39,6 @@ from nri_numa.model.workload import (
     QoSClass,
     Resources,
     Scope,
-    StateChange,
 )
 from nri_numa.text import BadQuantity, milli_cpus, whole_bytes
 
@@ -119,72 +102,61 @@ def format_expected_containers(containers: Mapping[str, ExpectedContainer]) -> s
     return json.dumps(document, separators=(",", ":"))
 
 
-def reserve_for_sandbox(
-    machine: NodeModel, state: NodeState, pod: PodSandbox, reading: MeasuredFree | None, now: float
-) -> Released:
+def reserve_for_sandbox(node: NodeSnapshot, pod: PodSandbox) -> Released:
     """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
 
     Its devices are not known yet, so its first container decides about the place.
     """
-    all_of_it = Container(
-        id=f"{pod.id}/{POD_RESERVATION_NAME}",
-        pod_id=pod.id,
-        name=POD_RESERVATION_NAME,
-        resources=pod.resources,
-    )
+    machine, state = node.machine, node.state
+    all_of_it = _pending_containers(pod, pod.resources)
     if not machine.settings.reservation_seconds or pod.uid in state.pods:
         return Released(state=state)
     requested = machine.options_resolver(pod, all_of_it)
     if isinstance(requested, Rejection) or requested.scope is not Scope.POD:
         return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
+    decided = admit(node, pod, all_of_it, resolved=requested)
     if isinstance(decided, Rejected) or not decided.allocation.exclusive:
         return Released(state=state)
-    after = decided.state.with_reservation(all_of_it.id, now, PENDING_RESERVATION_CAPTION)
+    after = decided.state.with_reservation(all_of_it.id, node.now, PENDING_RESERVATION_CAPTION)
     after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_is_preferred=True))
     return Released(state=after, change=decided.change, updates=decided.updates)
 
 
 def admit_pod(
-    machine: NodeModel,
-    state: NodeState,
+    node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
-    reading: MeasuredFree | None = None,
-    now: float = 0.0,
     resolved: PlacementOptions | None = None,
 ) -> Decision:
     """Decide about a container that is being created, and with the first one about its pod."""
-    decided = admit(machine, state, pod, container, reading, now, resolved=resolved)
+    machine, state = node.machine, node.state
+    decided = admit(node, pod, container, resolved=resolved)
     if isinstance(decided, Rejected) or not machine.settings.reservation_seconds:
         return decided
     record = state.pods.get(pod.uid)
-    of_pod = [state.allocations[i] for i in record.containers] if record is not None else []
-    placed = record is not None and record.affinity is not None
-    if placed or any(a.container != POD_RESERVATION_NAME for a in of_pod):
+    is_placed = record is not None and record.affinity is not None
+    others = state.allocations_of_pod(pod.uid)
+    if is_placed or any(a.container != POD_RESERVATION_NAME for a in others):
         return decided
     expected, wrong = _expected_containers(machine, pod)
     if wrong:
         decided = replace(decided, warnings=(*decided.warnings, wrong))
     if expected is None:
-        found = _reserve_pod_sum(machine, pod, decided, reading, now)
+        found = _reserve_pod_sum(node, pod, decided)
     else:
-        found = _reserve_expected_containers(
-            machine, pod, container, decided, expected, reading, now
-        )
+        found = _reserve_expected_containers(node, pod, container, decided, expected)
     if isinstance(found, Rejection):
         return Rejected(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
         return decided
-    desired = DesiredState(machine, found)
-    its, planned = decided.adjustment, found.pods[pod.uid].containers
+    after = node.with_state(found)
     return replace(
         decided,
         state=found,
-        change=StateChange(tuple({*decided.change.containers, *planned}), (pod.uid,)),
-        adjustment=build_adjustment(desired, decided.allocation, its.memory_policy),
-        updates=updates_between(DesiredState(machine, state), desired, skip=container.id),
-        trace=replace(decided.trace, pool_after=desired.pool),
+        change=pod_state_change(state, found, pod.uid, container.id),
+        adjustment=build_adjustment(after, decided.allocation, decided.adjustment.memory_policy),
+        updates=updates_between(node, after, skip=container.id),
+        trace=replace(decided.trace, pool_after=after.pool),
     )
 
 
@@ -209,99 +181,80 @@ def _expected_containers(
             f"{CONTAINERS_KEY} is {quote_value(text)} (annotation {key}), expected "
             f"{_EXPECTED_CONTAINERS_TEXT}",
         )
-    sums = [
-        max(
-            [
-                sum(n for n, is_init in amounts if not is_init),
-                *(n for n, is_init in amounts if is_init),
-            ]
-        )
-        for amounts in (
-            [(container.milli, container.is_init) for container in expected.values()],
-            [(container.memory, container.is_init) for container in expected.values()],
-        )
-    ]
-    if sums[0] > total or sums[1] > (pod.resources.memory_limit or 0):
+    init = [c for c in expected.values() if c.is_init]
+    main = [c for c in expected.values() if not c.is_init]
+    milli = max([sum(c.milli for c in main), *(c.milli for c in init)])
+    memory = max([sum(c.memory for c in main), *(c.memory for c in init)])
+    total_memory = pod.resources.memory_limit or 0
+    if milli > total or memory > total_memory:
         return None, (
-            f"{CONTAINERS_KEY} has {human_milli(sums[0])} and {sums[1]} bytes "
-            f"(annotation {key}), expected no more than its pod, {human_milli(total)} and "
-            f"{pod.resources.memory_limit or 0} bytes"
+            f"{CONTAINERS_KEY} has {human_milli(milli)} and {memory} bytes (annotation {key}), "
+            f"expected no more than its pod, {human_milli(total)} and {total_memory} bytes"
         )
     return expected, ""
 
 
 def _reserve_expected_containers(
-    machine: NodeModel,
+    node: NodeSnapshot,
     pod: PodSandbox,
     first: Container,
     decided: Admitted,
     expected: Mapping[str, ExpectedContainer],
-    reading: MeasuredFree | None,
-    now: float,
 ) -> NodeState | Rejection:
     """Place all others of the pod in their order, as if each were being created."""
-    base = release_reservations(
-        machine, decided.state, _pod_sum_reservations(decided.state, pod)
-    ).state
+    base = node.with_state(without_pending_reservation(decided.state, pod.uid))
     own = expected.get(first.name)
     ends = own is not None and own.is_init
-    plan = release_container(machine, base, first.id, now).state if ends else base
+    plan = _with_ended(base, first.id) if ends else base
     for name, one in expected.items():
         if name == first.name:
             continue
         resources = guaranteed_resources(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
-        found = admit(machine, plan, pod, made, reading, now)
+        found = admit(plan, pod, made)
         if isinstance(found, Rejected):
             return replace(
                 found.rejection,
                 detail=f"its pod is admitted whole, and container {name} would be refused: "
                 f"{found.rejection.detail}",
             )
-        plan = found.state
+        plan = plan.with_state(found.state)
         if one.is_init:
-            plan = release_container(machine, plan, made.id, now).state
+            plan = _with_ended(plan, made.id)
     ids = [f"{pod.id}/{name}" for name in expected if name != first.name]
     for i in ids:
-        plan = release_container(machine, plan, i, now).state
-    kept = [
-        replace(plan.allocations[i], reason=PENDING_RESERVATION_CAPTION)
-        for i in ids
-        if i in plan.allocations
-    ]
+        plan = _with_ended(plan, i)
+    allocations = plan.state.allocations
+    left = (allocations[i] for i in ids if i in allocations)
+    kept = [replace(a, reason=PENDING_RESERVATION_CAPTION) for a in left]
     if ends:
         # What it has until it ends is no more than theirs that come after it.
-        return restore_pod_reservation(machine, base, kept, decided.allocation)
-    plan = release_reservations(machine, plan, kept).state
-    return plan.with_allocation(*kept)
+        return restore_pod_reservation(base, kept, decided.allocation)
+    without_them = plan.state.without_allocation(*(a.container_id for a in kept))
+    return without_them.with_allocation(*kept)
+
+
+def _with_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot:
+    return node.with_state(release_container(node, container_id, node.now).state)
 
 
 def _reserve_pod_sum(
-    machine: NodeModel,
-    pod: PodSandbox,
-    decided: Admitted,
-    reading: MeasuredFree | None,
-    now: float,
+    node: NodeSnapshot, pod: PodSandbox, decided: Admitted
 ) -> NodeState | Rejection:
     """Keep what the pod's sum leaves for others, if it leaves whole CPUs and they are asked for."""
     state, requested = decided.state, decided.trace.requested
     total, memory = pod_cpu_request_milli(pod), pod.resources.memory_limit or 0
-    if (
-        not decided.allocation.exclusive
-        or requested is None
-        or requested.slots is not None
-        or total is None
-    ):
+    if not decided.allocation.exclusive or requested is None or requested.slots is not None:
         return state
-    if requested.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
+    if total is None or requested.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
     if any(
         requested.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")
     ):
         return state  # what the others ask for is not known
-    if requested.scope is Scope.CONTAINER and uses_kubelet_rules(machine, requested):
+    if requested.scope is Scope.CONTAINER and uses_kubelet_rules(node.machine, requested):
         return state  # nor how much of it is fractions, which do not count
-    state = release_reservations(machine, state, _pod_sum_reservations(state, pod)).state
+    state = without_pending_reservation(state, pod.uid)
     milli = (total - decided.allocation.cpu_milli) // 1000 * 1000
     if milli <= 0:
         return state
@@ -309,21 +262,14 @@ def _reserve_pod_sum(
         # How many containers share it, and each has its own place: any place will do.
         requested = replace(requested, policy=Policy.BEST_EFFORT)
     resources = guaranteed_resources(milli, max(0, memory - decided.allocation.memory_bytes))
-    container = Container(
-        id=f"{pod.id}/{POD_RESERVATION_NAME}",
-        pod_id=pod.id,
-        name=POD_RESERVATION_NAME,
-        resources=resources,
-    )
-    decision = admit(machine, state, pod, container, reading, now, resolved=requested)
+    container = _pending_containers(pod, resources)
+    rest = node.with_state(state)
+    decision = admit(rest, pod, container, resolved=requested)
     if isinstance(decision, Admitted):
-        owned = decision.allocation.exclusive
-        return (
-            decision.state.with_reservation(container.id, now, PENDING_RESERVATION_CAPTION)
-            if owned
-            else state
-        )
-    left = sum(DesiredState(machine, state).free_cpu_milli.values())
+        if not decision.allocation.exclusive:
+            return state
+        return decision.state.with_reservation(container.id, node.now, PENDING_RESERVATION_CAPTION)
+    left = sum(rest.free_cpu_milli.values())
     if left >= milli:
         return state  # fractions, perhaps, which need no CPUs of their own
     return Rejection(
@@ -335,5 +281,7 @@ def _reserve_pod_sum(
     )
 
 
-def _pod_sum_reservations(state: NodeState, pod: PodSandbox) -> list[Allocation]:
-    return [a for a in state.reservations_of(pod.uid) if a.container == POD_RESERVATION_NAME]
+def _pending_containers(pod: PodSandbox, resources: Resources) -> Container:
+    """All containers of a pod that are still to come, as one."""
+    name = POD_RESERVATION_NAME
+    return Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)

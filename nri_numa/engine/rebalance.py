@@ -30,19 +30,11 @@ from nri_numa.engine.admit import (
     admit,
     build_adjustment,
     place_container,
-    without_allocations,
 )
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
 from nri_numa.engine.captions import moved_caption
-from nri_numa.engine.decision import (
-    Admitted,
-    ContainerMove,
-    MeasuredFree,
-    NodeModel,
-    PlacementRequest,
-    Rejected,
-)
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.decision import Admitted, ContainerMove, PlacementRequest, Rejected
+from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
 from nri_numa.engine.pod_admission import admit_pod, count_expected_containers, guaranteed_resources
 from nri_numa.engine.request.demand import Demand
@@ -137,15 +129,12 @@ class MovePlan(msgspec.Struct, frozen=True):
 
 
 def plan_moves(
-    machine: NodeModel,
-    state: NodeState,
+    node: NodeSnapshot,
     refused: Rejected,
-    reading: MeasuredFree | None = None,
     *,
     still: Collection[str] = (),
     max_moves: int = MAX_MOVES,
     running: bool = False,
-    now: float = 0.0,
     moved_for: str = "",
 ) -> SearchSteps[MovePlan | None]:
     """The cheapest moves after which a refused container fits with its policy; None without any.
@@ -157,73 +146,51 @@ def plan_moves(
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or not refused.reason.allows_moves:
         return None
-    pod_uid = refused.trace.pod.uid
-    yield _LOOK_WORK * len(state.allocations)
+    pod_uid, allocations = refused.trace.pod.uid, node.state.allocations
+    yield _LOOK_WORK * len(allocations)
     movers = [
         a
-        for i, a in state.allocations.items()
-        if i not in still and a.pod_uid != pod_uid and _can_move(machine, state, a)
+        for i, a in allocations.items()
+        if i not in still and a.pod_uid != pod_uid and _can_move(node, a)
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
     yield _MOVER_WORK * len(movers)
-    search = _PlanSearch(machine, state, reading, demand, movers, max_moves, running=running)
+    search = _PlanSearch(node, demand, movers, max_moves, running=running)
     while (places := (yield from search.next_plan())) is not None:
-        yield _verification_work(machine, state, refused, len(places) - 1)
-        plan = _verify_plan(
-            machine, state, refused, reading, places, now, moved_for, running=running
-        )
+        yield _verification_work(node, refused, len(places) - 1)
+        plan = _verify_plan(node, refused, places, moved_for, running=running)
         if plan is not None:
             return plan
     return None
 
 
 def admit_by_moving(
-    machine: NodeModel,
-    state: NodeState,
-    refused: Rejected,
-    reading: MeasuredFree | None,
-    now: float,
-    still: Collection[str] = (),
+    node: NodeSnapshot, refused: Rejected, still: Collection[str] = ()
 ) -> Admitted | Rejected:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
     None of the containers in ``still`` moves. Where `MAX_SEARCH_WORK` does not suffice, it is
     refused and `rebalance_search` may go on.
     """
-    decision = StepwiseSearch(_rebalance(machine, state, refused, reading, now, still)).run_steps(
-        MAX_SEARCH_WORK
-    )
+    decision = StepwiseSearch(_rebalance(node, refused, still)).run_steps(MAX_SEARCH_WORK)
     return replace(refused, is_search_spent=True) if decision is None else decision
 
 
 def rebalance_search(
-    machine: NodeModel,
-    state: NodeState,
-    refused: Rejected,
-    reading: MeasuredFree | None,
-    now: float,
-    still: Collection[str] = (),
-    *,
-    is_deferred: bool,
+    node: NodeSnapshot, refused: Rejected, still: Collection[str] = (), *, is_deferred: bool
 ) -> StepwiseSearch[Admitted | Rejected]:
     """Go on after a refusal whose search spent its budget; `MAX_DEFERRED_SEARCH_WORK` at most.
 
     Where the container ``is_deferred``, which comes again later, the state is without it. Where no
     moves let it in, the refusal says what is in the way only if those moves would be made.
     """
-    steps = _rebalance(
-        machine, state, refused, reading, now, still, is_deferred=is_deferred, must_move=True
-    )
-    return StepwiseSearch(steps)
+    return StepwiseSearch(_rebalance(node, refused, still, is_deferred=is_deferred, must_move=True))
 
 
 def _rebalance(
-    machine: NodeModel,
-    state: NodeState,
+    node: NodeSnapshot,
     refused: Rejected,
-    reading: MeasuredFree | None,
-    now: float,
     still: Collection[str] = (),
     *,
     headroom: str = "",
@@ -235,50 +202,28 @@ def _rebalance(
 
     There is no search for a pod of which one try would be more than `MAX_SEARCH_WORK`.
     """
-    if (
-        refused.is_about_later_container
-        or _verification_work(machine, state, refused, 0) > MAX_SEARCH_WORK
-    ):
+    if refused.is_about_later_container or _verification_work(node, refused, 0) > MAX_SEARCH_WORK:
         return refused
     pod, container = refused.trace.pod, refused.trace.container
-    yield _LOOK_WORK * len(state.allocations)
-    immovable_ids = _immovable_ids(state, still)
-    stay = immovable_ids | {i for i, a in state.allocations.items() if not a.movable}
-    plan, max_moves = None, min(max_moves, machine.settings.rebalance_moves)
+    allocations = node.state.allocations
+    yield _LOOK_WORK * len(allocations)
+    immovable_ids = _immovable_ids(node.state, still)
+    stay = immovable_ids | {i for i, a in allocations.items() if not a.movable}
+    plan, max_moves = None, min(max_moves, node.machine.settings.rebalance_moves)
     moved_for = headroom or f"make room for {pod.full_name}/{container.name}"
-    if max_moves and len(stay) < len(state.allocations):
+    if max_moves and len(stay) < len(allocations):
         plan = yield from plan_moves(
-            machine,
-            state,
-            refused,
-            reading,
-            still=stay,
-            max_moves=max_moves,
-            running=True,
-            now=now,
-            moved_for=moved_for,
+            node, refused, still=stay, max_moves=max_moves, running=True, moved_for=moved_for
         )
     if plan is None:
         if headroom:
             return refused
-        return (
-            yield from explain_blockers(
-                machine, state, refused, reading, immovable_ids, must_move=must_move
-            )
-        )
-    return _with_moves(
-        machine, state, plan, container.id, ahead=bool(headroom), is_deferred=is_deferred
-    )
+        return (yield from explain_blockers(node, refused, immovable_ids, must_move=must_move))
+    return _with_moves(node, plan, container.id, ahead=bool(headroom), is_deferred=is_deferred)
 
 
 def _with_moves(
-    machine: NodeModel,
-    state: NodeState,
-    plan: MovePlan,
-    container_id: str,
-    *,
-    ahead: bool,
-    is_deferred: bool,
+    node: NodeSnapshot, plan: MovePlan, container_id: str, *, ahead: bool, is_deferred: bool
 ) -> Admitted:
     """The decision with the moves of a plan; the newcomer is not in the state where it comes later.
 
@@ -293,32 +238,31 @@ def _with_moves(
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {fits_after_moves_text(moves)}")
     change = decision.change
     if ahead or is_deferred:
-        after = _state_with_moves(
-            state, without_allocations(state, (m.before for m in moves)), moves
-        )
+        base = node.state.without_allocation(*(m.before.container_id for m in moves))
+        after = _state_with_moves(node.state, base, moves)
         change = NO_CHANGE
     else:
         after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
     moved_ids = {m.after.container_id for m in moves}
-    desired = DesiredState(machine, after)
+    node_after = node.with_state(after)
     move_updates = tuple(
         ContainerUpdate(
             m.after.container_id,
-            cpus=str(desired.cpuset_of(m.after)),
+            cpus=str(node_after.cpuset_of(m.after)),
             mems=str(m.after.mems),
             ignore_failure=True,
         )
         for m in moves
     )
-    pool_changes = updates_between(DesiredState(machine, state), desired, skip=container_id)
+    pool_changes = updates_between(node, node_after, skip=container_id)
     return replace(
         decision,
         state=after,
         allocation=newcomer,
         adjustment=build_adjustment(
-            desired, decision.allocation, decision.adjustment.memory_policy
+            node_after, decision.allocation, decision.adjustment.memory_policy
         ),
-        trace=replace(decision.trace, pool_after=desired.pool),
+        trace=replace(decision.trace, pool_after=node_after.pool),
         change=StateChange(
             (*change.containers, *sorted(moved_ids)),
             tuple(dict.fromkeys((*change.pods, *(m.after.pod_uid for m in moves)))),
@@ -328,24 +272,21 @@ def _with_moves(
     )
 
 
-def movable_exclusive_by_node(
-    machine: NodeModel, state: NodeState, reading: MeasuredFree | None, still: Collection[str] = ()
-) -> dict[int, int]:
+def movable_exclusive_by_node(node: NodeSnapshot, still: Collection[str] = ()) -> dict[int, int]:
     """By NUMA node, exclusive CPUs that `admit_by_moving` could free there, as sums say.
 
     It frees no memory for the newcomer: that is on both sides until it has moved.
     """
-    immovable_ids, max_moves = _immovable_ids(state, still), machine.settings.rebalance_moves
+    state, max_moves = node.state, node.machine.settings.rebalance_moves
+    immovable_ids = _immovable_ids(state, still)
     movers = [
         a
         for i, a in state.allocations.items()
-        if a.movable and a.exclusive and i not in immovable_ids and _can_move(machine, state, a)
+        if a.movable and a.exclusive and i not in immovable_ids and _can_move(node, a)
     ]
     if not (movers and max_moves):
         return {}
-    return _PlanSearch(
-        machine, state, reading, Demand(), movers, max_moves, running=True
-    ).freed_by_node()
+    return _PlanSearch(node, Demand(), movers, max_moves, running=True).freed_by_node()
 
 
 def state_after_migration(decision: Admitted) -> NodeState:
@@ -358,19 +299,12 @@ def state_after_migration(decision: Admitted) -> NodeState:
     return state
 
 
-def restore_headroom(
-    machine: NodeModel,
-    state: NodeState,
-    reading: MeasuredFree | None,
-    now: float,
-    still: Collection[str],
-    most: int,
-) -> Admitted | None:
+def restore_headroom(node: NodeSnapshot, still: Collection[str], most: int) -> Admitted | None:
     """Moves, ``most`` of them, after which a request of ``room_keep`` would fit on one NUMA node.
 
     None where it fits as it is, or in no way. The state is the one without it.
     """
-    cpus, memory = machine.settings.rebalance_headroom
+    cpus, memory = node.machine.settings.rebalance_headroom
     pod = PodSandbox(id="", uid="", namespace="", name="", qos=QoSClass.GUARANTEED)
     container = Container(
         id="", pod_id="", name="", resources=guaranteed_resources(1000 * cpus, memory)
@@ -381,28 +315,24 @@ def restore_headroom(
         on_failure=OnFailure.REJECT,
         explicit_keys=frozenset({"policy", "cpus", "on-failure"}),
     )
-    decision = admit(machine, state, pod, container, reading, now, resolved=requested)
+    decision = admit(node, pod, container, resolved=requested)
     if isinstance(decision, Admitted):
         return None
     amounts = [count_text(cpus, "CPU")] if cpus else []
     headroom = f"keep room for {', '.join(amounts + ([human_bytes(memory)] if memory else []))}"
-    steps = _rebalance(
-        machine, state, decision, reading, now, still, headroom=headroom, max_moves=most
-    )
+    steps = _rebalance(node, decision, still, headroom=headroom, max_moves=most)
     outcome = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
     return outcome if isinstance(outcome, Admitted) else None
 
 
-def nodes_short_of_memory(
-    state: NodeState, reading: MeasuredFree | None, used: Mapping[str, Mapping[int, int]]
-) -> NUMASet:
+def nodes_short_of_memory(node: NodeSnapshot, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
     """NUMA nodes with less free memory than containers there have allocated and not used yet.
 
     ``used`` has bytes by container and NUMA node; one that is not in it uses nothing.
     """
-    free_bytes = {} if reading is None else reading.memory
+    free_bytes = {} if node.reading is None else node.reading.memory
     unused_bytes = dict.fromkeys(free_bytes, 0)
-    for container_id, a in state.allocations.items():
+    for container_id, a in node.state.allocations.items():
         for i in unused_bytes.keys() & a.charges.keys():
             unused_bytes[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
     return NUMASet(i for i, n in free_bytes.items() if n < unused_bytes[i])
@@ -433,20 +363,14 @@ def move_text(move: ContainerMove) -> str:
 
 
 def explain_blockers(
-    machine: NodeModel,
-    state: NodeState,
-    refused: Rejected,
-    reading: MeasuredFree | None,
-    immovable_ids: Collection[str],
-    *,
-    must_move: bool,
+    node: NodeSnapshot, refused: Rejected, immovable_ids: Collection[str], *, must_move: bool
 ) -> SearchSteps[Rejected]:
     """The refusal, saying what would have to be elsewhere where a few containers are in the way.
 
     Of those that are ``tied`` none could move, movable or not. With ``must_move`` nothing is said
     but of moves that would be made if all of them were movable.
     """
-    plan = yield from plan_moves(machine, state, refused, reading)
+    plan = yield from plan_moves(node, refused)
     if plan is None:
         return refused
     moves = plan.moves
@@ -456,12 +380,10 @@ def explain_blockers(
         else f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
     )
     is_possible = not any(m.before.container_id in immovable_ids for m in moves)
-    if is_possible and len(moves) <= machine.settings.rebalance_moves:
+    if is_possible and len(moves) <= node.machine.settings.rebalance_moves:
         unmovable = [m for m in moves if not m.before.movable]
-        yield _verification_work(machine, state, refused, len(moves))
-        fits_now = (
-            _verify_plan(machine, state, refused, reading, plan.targets, running=True) is not None
-        )
+        yield _verification_work(node, refused, len(moves))
+        fits_now = _verify_plan(node, refused, plan.targets, running=True) is not None
         if unmovable and fits_now:
             text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
         elif text and not (unmovable or fits_now):
@@ -498,13 +420,13 @@ def _immovable_ids(state: NodeState, still: Collection[str]) -> set[str]:
     }
 
 
-def _can_move(machine: NodeModel, state: NodeState, a: Allocation) -> bool:
-    pod = state.pods[a.pod_uid]
+def _can_move(node: NodeSnapshot, a: Allocation) -> bool:
+    pod = node.state.pods[a.pod_uid]
     return (
         a.kind in COMPUTED_KINDS
         and not (a.reserved_at or a.immovable)
         and len(a.numa_nodes) == 1
-        and a.numa_nodes <= machine.alignable_nodes
+        and a.numa_nodes <= node.machine.alignable_nodes
         and a.mems <= a.numa_nodes
         and (pod.affinity is None or len(pod.containers) == 1)
     )
@@ -601,9 +523,7 @@ class _PlanSearch:
 
     def __init__(
         self,
-        machine: NodeModel,
-        state: NodeState,
-        reading: MeasuredFree | None,
+        node: NodeSnapshot,
         demand: Demand,
         movers: Collection[Allocation],
         most: int,
@@ -613,8 +533,7 @@ class _PlanSearch:
         self._most, self._running = most, running
         sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
         self._sizes = sorted(sizes)
-        desired = DesiredState(machine, state)
-        self._free = self._free_by_node(desired, reading)
+        self._free = self._free_by_node(node)
         # By id; and by bytes, then by id.
         self._by_id = self._movers_by_node(movers)
         self._by_bytes = {
@@ -629,17 +548,14 @@ class _PlanSearch:
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
-        max_exclusive = max_exclusive_total(desired, SMT.ANY)
+        max_exclusive = max_exclusive_total(node, SMT.ANY)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
             self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
 
-    def _free_by_node(
-        self, desired: DesiredState, reading: MeasuredFree | None
-    ) -> dict[int, ResourceVector]:
-        machine, state = desired.machine, desired.state
-        cpus, memory = desired.free_cpu_milli, machine.free_memory(state, reading)
-        pages = [machine.free_hugepages(size, state, reading) for size in self._sizes]
-        candidates = exclusive_candidate_cpus(desired)
+    def _free_by_node(self, node: NodeSnapshot) -> dict[int, ResourceVector]:
+        machine, cpus, memory = node.machine, node.free_cpu_milli, node.free_memory
+        pages = [node.free_hugepages(size) for size in self._sizes]
+        candidates = exclusive_candidate_cpus(node)
         return {
             i: (
                 cpus[i],
@@ -854,10 +770,11 @@ def _demand_of(a: Allocation) -> Demand:
     )
 
 
-def _verification_work(machine: NodeModel, state: NodeState, refused: Rejected, movers: int) -> int:
+def _verification_work(node: NodeSnapshot, refused: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
+    machine = node.machine
     masks = 1 << min(EXACT_MERGE_MAX_NODES, len(machine.alignable_nodes))
-    admission = _ADMISSION_WORK + machine.cpu_count + 2 * (len(state.allocations) + masks)
+    admission = _ADMISSION_WORK + machine.cpu_count + 2 * (len(node.state.allocations) + masks)
     return (
         admission * max(1, count_expected_containers(machine, refused.trace.pod))
         + admission * movers // 2
@@ -865,12 +782,9 @@ def _verification_work(machine: NodeModel, state: NodeState, refused: Rejected, 
 
 
 def _verify_plan(
-    machine: NodeModel,
-    state: NodeState,
+    node: NodeSnapshot,
     refused: Rejected,
-    reading: MeasuredFree | None,
     targets: _Places,
-    now: float = 0.0,
     moved_for: str = "",
     *,
     running: bool,
@@ -878,20 +792,25 @@ def _verify_plan(
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
     _, *mover_targets = targets
     movers = [(m.mover, i) for m, i in mover_targets if m.mover is not None]
-    base = without_allocations(state, (a for a, _ in movers))
+    base, reading = (
+        node.state.without_allocation(*(a.container_id for a, _ in movers)),
+        node.reading,
+    )
     for a, i in movers:
         if running and i not in a.numa_nodes:
             base = base.with_allocation(_migrating_memory_allocation(a))
         elif reading is not None:
             reading = reading.with_own_charges_added(a)
     trace = refused.trace
-    decision = admit_pod(machine, base, trace.pod, trace.container, reading, now, trace.requested)
+    decision = admit_pod(
+        replace(node, state=base, reading=reading), trace.pod, trace.container, trace.requested
+    )
     if not isinstance(decision, Admitted):
         return None
     after, moves, placed = decision.state, [], decision.allocation
     for a, i in movers:
         reading = None if reading is None else reading.with_own_charges_added(placed, -1)
-        moved = _place_mover(machine, after, a, i, reading)
+        moved = _place_mover(replace(node, state=after, reading=reading), a, i)
         if moved is None:
             return None
         if running:
@@ -903,7 +822,7 @@ def _verify_plan(
         moved = replace(moved, reason=moved_caption(moved.reason, moved_for), moved_for=moved_for)
         after, placed = after.with_allocation(moved), moved.with_migration_finished
         moves.append(ContainerMove(a, moved))
-    return MovePlan(_state_with_moves(state, after, moves), decision, tuple(moves), targets)
+    return MovePlan(_state_with_moves(node.state, after, moves), decision, tuple(moves), targets)
 
 
 def _migrating_memory_allocation(a: Allocation) -> Allocation:
@@ -935,18 +854,11 @@ def _state_with_moves(
     return replace(after, pods=pods)
 
 
-def _place_mover(
-    machine: NodeModel,
-    state: NodeState,
-    a: Allocation,
-    numa_node: int,
-    reading: MeasuredFree | None,
-) -> Allocation | None:
+def _place_mover(node: NodeSnapshot, a: Allocation, numa_node: int) -> Allocation | None:
     """Place a mover by its own policy; None where that is worse than what it had."""
     smt = a.smt if a.exclusive else SMT.ANY
     case = PlacementRequest(
-        machine,
-        state,
+        node,
         PodSandbox(id=a.pod_id, uid=a.pod_uid, namespace=a.namespace, name=a.pod, qos=a.qos),
         Container(id=a.container_id, pod_id=a.pod_id, name=a.container),
         PlacementOptions(
@@ -959,9 +871,8 @@ def _place_mover(
             scheduled_nodes=NUMASet([numa_node]),
         ),
         _demand_of(a),
-        reading,
         a.policy,
-        had_instance=True,
+        is_running=True,
     )
     placed = place_container(case)
     if (

@@ -32,17 +32,8 @@ from nri_numa.engine.cpus.allocator import (
     SMTMisaligned,
     TakeRequest,
 )
-from nri_numa.engine.decision import (
-    DecisionTrace,
-    MeasuredFree,
-    NodeModel,
-    Placement,
-    PlacementRequest,
-    Rejected,
-    Resized,
-    UnalignedRejection,
-)
-from nri_numa.engine.desired import DesiredState, answer_to_update, updates_between
+from nri_numa.engine.decision import DecisionTrace, Placement, PlacementRequest, Rejected, Resized
+from nri_numa.engine.desired import NodeSnapshot, answer_to_update, updates_between
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     parse_foreign_cpuset,
@@ -50,6 +41,7 @@ from nri_numa.engine.foreign_pins import (
     to_kubelet_allocation,
 )
 from nri_numa.engine.kubelet_grants import OverrideGrant, keep_or_override_grant
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.explicit import (
     exclusive_list_sharers,
     is_yielding_list,
@@ -63,6 +55,7 @@ from nri_numa.engine.place.needs import (
     lowered_capacity_factor_text,
     smt_misaligned_text,
 )
+from nri_numa.engine.pod_reservation import with_pod_pool
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
     Demand,
@@ -98,8 +91,10 @@ def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement
     otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
     allocated there.
     """
-    reading = None if case.reading is None else case.reading.with_own_charges_added(allocation)
-    change = _Resize(replace(case, reading=reading), allocation)
+    node = case.node
+    if node.reading is not None:
+        node = replace(node, reading=node.reading.with_own_charges_added(allocation))
+    change = _Resize(replace(case, node=node), allocation)
     if allocation.kind in (ContainerKind.LISTED, ContainerKind.UNPINNED):
         return change.resize_listed()
     if case.demand.exclusive_cpus:
@@ -121,68 +116,52 @@ class _Resize:
 
     def resize_listed(self) -> Placement | Rejection:
         """CPUs of a list stay that list; only the amounts change."""
-        case, had = self.case, self.prior
-        if had.exclusive:
+        case, prior = self.case, self.prior
+        if prior.exclusive:
             # The runtime may tell the pod's sum of its creation, not that of now.
-            paid = case.demand.cpu_requested_milli
-            paid += sum(a.cpu_milli for a in exclusive_list_sharers(case, had.cpus))
+            requested_milli = case.demand.cpu_requested_milli
+            requested_milli += sum(a.cpu_milli for a in exclusive_list_sharers(case, prior.cpus))
             if case.demand.pod_requested_milli is not None:
-                paid = min(paid, case.demand.pod_requested_milli)
-            case = replace(case, demand=replace(case.demand, pod_requested_milli=paid))
-            if not may_be_exclusive(case.requested, had.cpus, case.demand):
-                return unrequested_rejection(case, had.cpus)
-        if had.exclusive:
-            _, milli = self._exclusive_by_node(had.cpus)
+                requested_milli = min(requested_milli, case.demand.pod_requested_milli)
+            case = replace(case, demand=replace(case.demand, pod_requested_milli=requested_milli))
+            if not may_be_exclusive(case.requested, prior.cpus, case.demand):
+                return unrequested_rejection(case, prior.cpus)
+            _, milli = self._exclusive_by_node(prior.cpus)
         else:
-            counts = case.machine.topology.cpu_count_by_node(had.cpus) or dict.fromkeys(
-                had.numa_nodes, 1
+            counts = case.node.machine.topology.cpu_count_by_node(prior.cpus) or dict.fromkeys(
+                prior.numa_nodes, 1
             )
-            want, count = self._allocated_milli(), sum(counts.values())
-            milli = {i: want * n // count for i, n in counts.items()}
-        return self._build_placement(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
+            allocated_milli, count = self._allocated_milli(), sum(counts.values())
+            milli = {i: allocated_milli * n // count for i, n in counts.items()}
+        return self._build_placement(prior.kind, prior.reason, prior.numa_nodes, milli, prior.cpus)
 
     def resize_shared(self) -> Placement | Rejection:
         """The shared CPUs of the NUMA nodes it is on."""
-        case, had, wanted = self.case, self.prior, self.case.demand
-        numa_nodes = had.numa_nodes
-        self.steps.append(f"stays on {numa_text(numa_nodes)}")
-        left = case.desired.free_shared_milli
-        grows = wanted.cpu_milli > had.cpu_milli
-        if grows or (self.had_shortfall and wanted.cpu_milli == had.cpu_milli):
-            have = sum(left.get(i, 0) for i in numa_nodes)
-            if have < wanted.cpu_milli:
-                free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
-                free += lowered_capacity_factor_text(case.machine, numa_nodes)
-                text = shortage_clause("cpu", human_milli(wanted.cpu_milli), free)
-                text += exclusive_holders_text(case.state, numa_nodes, requests=True)
-                if grows and case.on_failure is OnFailure.REJECT:
-                    return Rejection(
-                        reason=RejectionReason.NOT_ENOUGH_CPUS, detail=text, rule=RESIZE_RULE_TEXT
-                    )
-                self.steps.append(f"{case.message_subject}: {text}")
-                self.has_shortfall = True
-        milli = split_cpu_milli(self._allocated_milli(), numa_nodes, left)
-        return self._build_placement(
-            ContainerKind.SHARED,
-            NO_CPUS,
-            NO_CPUS,
-            numa_nodes,
-            milli,
-            f"shared CPUs on {numa_text(numa_nodes)}",
-        )
+        case, numa_nodes = self.case, self.prior.numa_nodes
+        nodes_text, free_by_node = numa_text(numa_nodes), case.node.free_shared_milli
+        self.steps.append(f"stays on {nodes_text}")
+        wanted_milli, prior_milli = case.demand.cpu_milli, self.prior.cpu_milli
+        free_milli = sum(free_by_node.get(i, 0) for i in numa_nodes)
+        if self._has_shortage(wanted_milli, prior_milli, free_milli):
+            free_text = f"{human_milli(free_milli)} free on {nodes_text}"
+            free_text += lowered_capacity_factor_text(case.node.machine, numa_nodes)
+            text = shortage_clause("cpu", human_milli(wanted_milli), free_text)
+            text += exclusive_holders_text(case.node.state, numa_nodes, requests=True)
+            shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
+            if not self._accepts_shortage(shortage, grows=wanted_milli > prior_milli):
+                return shortage
+        milli = split_cpu_milli(self._allocated_milli(), numa_nodes, free_by_node)
+        caption = f"shared CPUs on {nodes_text}"
+        return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
     def resize_exclusive(self) -> Placement | Rejection:
         """CPUs of its own: those it has, fewer of them, or these and more beside them."""
         taken = self._resize_cpus()
         if isinstance(taken, Rejection):
-            if not self._may_keep_cpus(taken):
+            if not (self._may_keep_cpus() and self._accepts_shortage(taken)):
                 return taken
             # Memory is booked at the new size all the same: that is what the container may use.
-            self.steps += (
-                f"{self.case.message_subject}: {taken.detail}",
-                f"it keeps what it has, which is {SHORTFALL_TEXT}",
-            )
-            self.has_shortfall = True
+            self.steps.append(f"it keeps what it has, which is {SHORTFALL_TEXT}")
             if self.prior.kind is not ContainerKind.EXCLUSIVE:
                 return self.resize_shared()
             taken = ChosenCPUs(cpus=self.prior.cpus, idle=self.prior.idle_siblings)
@@ -192,33 +171,42 @@ class _Resize:
             self.is_misaligned = True
         elif numa_nodes < self.prior.numa_nodes and len(numa_nodes | self.prior.mems) == 1:
             self.is_misaligned = False  # by now
-        reason = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
+        caption = f"{exclusive_cpu_count_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._build_placement(
-            ContainerKind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason
+            ContainerKind.EXCLUSIVE, caption, numa_nodes, milli, taken.cpus, taken.idle
         )
 
     def _exclusive_by_node(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
-        """Where CPUs of its own are and count; those that are offline come back as they were."""
-        topology, had = self.case.machine.topology, self.prior
+        """NUMA nodes of CPUs of its own, and milli there; offline ones come back as they were."""
+        topology, prior = self.case.node.machine.topology, self.prior
         if not cpus <= topology.online:
-            return had.numa_nodes, {i: charge.cpu_milli for i, charge in had.charges.items()}
+            return prior.numa_nodes, {i: charge.cpu_milli for i, charge in prior.charges.items()}
         counts = topology.cpu_count_by_node(cpus)
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
-    def _may_keep_cpus(self, why: Rejection) -> bool:
-        """Whether it keeps its CPUs where it cannot have the new number of them.
+    def _has_shortage(self, amount: int, prior_amount: int, free_amount: int) -> bool:
+        """True if it grows beyond what there is, or has not got its size since an earlier time."""
+        is_due = amount > prior_amount or (self.had_shortfall and amount == prior_amount)
+        return is_due and free_amount < amount
 
-        What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
-        """
-        case, had = self.case, self.prior
-        if case.on_failure is OnFailure.REJECT or why.reason is RejectionReason.UNPAID_CPUS:
+    def _accepts_shortage(self, shortage: Rejection, note: str = "", *, grows: bool = True) -> bool:
+        """Run on with less than its size, unless it grows and ``on-failure`` rejects that."""
+        if grows and self.case.on_failure is OnFailure.REJECT:
             return False
-        paid = 1000 * len(had.cpus) <= case.demand.cpu_requested_milli
-        return had.kind is not ContainerKind.EXCLUSIVE or paid or case.requested.unrequested_cpus
+        self.steps.append(f"{self.case.message_subject}: {shortage.detail}{note}")
+        self.has_shortfall = True
+        return True
+
+    def _may_keep_cpus(self) -> bool:
+        """True if it may keep its CPUs where it cannot have the new number: it requests them."""
+        case, prior = self.case, self.prior
+        if prior.kind is not ContainerKind.EXCLUSIVE or case.requested.unrequested_cpus:
+            return True
+        return 1000 * len(prior.cpus) <= case.demand.cpu_requested_milli
 
     def _own_nodes(self) -> NUMASet:
         """The NUMA nodes that growing may use: its own, and those chosen for its whole pod."""
-        record = self.case.state.pods.get(self.prior.pod_uid)
+        record = self.case.node.state.pods.get(self.prior.pod_uid)
         if record is None or record.affinity is None:
             return self.prior.numa_nodes
         return self.prior.numa_nodes | record.affinity
@@ -232,39 +220,32 @@ class _Resize:
         if count < len(held):
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
-        machine, rest = case.machine, case.state
-        pool, free = case.desired.pool, exclusive_candidate_cpus(case.desired)
-        free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
-        free = free - group_floor_cpus(machine, rest, pool, free, held)
-        home = self._own_nodes()
-        limits = count_free_exclusive(
-            case.desired, free | held, self._effective_smt(), case.desired.free_cpu_milli
-        )
+        return self._grow_cpus(count, held)
+
+    def _grow_cpus(self, count: int, held: CPUSet) -> ChosenCPUs | Rejection:
+        """The CPUs it has and more beside them, within the floors and quotas."""
+        case, node = self.case, self.case.node
+        free = exclusive_candidate_cpus(node)
+        free = free - pool_floor_cpus(node, free - held, held)
+        free = free - group_floor_cpus(node, free, held)
+        home, smt = self._own_nodes(), self._effective_smt()
+        limits = count_free_exclusive(node, free | held, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
-        found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
+        chosen: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
         if room >= count:
-            found = self._take_cpus(free, limits, strict=True)
-            if isinstance(found, SMTMisaligned):
-                return self._smt_rejection(found)
+            chosen = self._take_cpus(free, limits, strict=True)
+            if isinstance(chosen, SMTMisaligned):
+                return self._smt_rejection(chosen)
         # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
-            found = self._take_cpus(free, limits, strict=False)
-        if not isinstance(found, ChosenCPUs):
-            where = f"{numa_text(home)}{lowered_capacity_factor_text(machine, home)}"
-            return Rejection(
-                reason=RejectionReason.NOT_ENOUGH_CPUS,
-                detail=shortage_clause(
-                    "cpu",
-                    exclusive_cpu_count_text(count),
-                    f"{room} free for exclusive use on {where} for it",
-                )
-                + f" (smt: {self._effective_smt().value})"
-                + exclusive_holders_text(rest, home, requests=True),
-                rule=RESIZE_RULE_TEXT,
-            )
-        who = f"cpu: {exclusive_cpu_count_text(count)}"
-        refused = check_exclusive_limits(case, who, found.cpus, found.idle)
-        return found if refused is None else refused
+        if not isinstance(chosen, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
+            chosen = self._take_cpus(free, limits, strict=False)
+        who = exclusive_cpu_count_text(count)
+        if not isinstance(chosen, ChosenCPUs):
+            where = f"{numa_text(home)}{lowered_capacity_factor_text(node.machine, home)}"
+            text = shortage_clause("cpu", who, f"{room} free for exclusive use on {where} for it")
+            text += f" (smt: {smt.value})" + exclusive_holders_text(node.state, home, requests=True)
+            return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
+        return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
 
     def _allocated_milli(self) -> int:
         """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
@@ -288,7 +269,7 @@ class _Resize:
                 smt=self._effective_smt(),
                 load=case.requested.load if self.prior.load is None else self.prior.load,
                 # The rest of its sockets are not the NUMA nodes it is on.
-                settings=replace(case.machine.settings, align_by_socket=False),
+                settings=replace(case.node.machine.settings, align_by_socket=False),
             ),
             limits,
         )
@@ -297,7 +278,7 @@ class _Resize:
         why = (
             smt_misaligned_text(self.case, refused, self._effective_smt())
             if isinstance(refused, SMTMisaligned)
-            else cpu_shortage_text(self.case.machine, refused, None)
+            else cpu_shortage_text(self.case.node.machine, refused, None)
         )
         return Rejection(
             reason=RejectionReason.SMT_ALIGNMENT,
@@ -308,148 +289,135 @@ class _Resize:
     def _build_placement(
         self,
         kind: ContainerKind,
-        cpus: CPUSet,
-        idle: CPUSet,
+        caption: str,
         numa_nodes: NUMASet,
         milli: Mapping[int, int],
-        reason: str,
+        cpus: CPUSet = NO_CPUS,
+        idle: CPUSet = NO_CPUS,
     ) -> Placement | Rejection:
         """Book the new size on the memory nodes it has; see that growing fits there."""
-        case, had, wanted = self.case, self.prior, self.case.demand
-        mems = had.mems
-        memory = wanted.memory_bytes if mems else 0
-        hugepages = wanted.hugepages if mems else {}
-        memory_left = case.free_memory
-        pages_left = case.free_hugepages() if hugepages else {}
-        has = sum(memory_left.get(i, 0) for i in mems)
-        needs = [("memory", memory, had.memory_bytes, has)]
-        for size, amount in sorted(hugepages.items()):  # by page size
-            has = sum(pages_left[size].get(i, 0) for i in mems)
-            before = had.hugepages.get(size, 0)
-            needs.append((hugepages_resource_name(size), amount, before, has))
-        for what, amount, before, have in needs:
-            grows = amount > before
-            if have >= amount or not (grows or (self.had_shortfall and amount == before)):
-                continue
-            text = byte_shortage_clause(what, amount, have, f" on {numa_text(mems)}")
-            if grows and case.on_failure is OnFailure.REJECT:
-                return Rejection(
-                    reason=RejectionReason.NOT_ENOUGH_MEMORY, detail=text, rule=RESIZE_RULE_TEXT
-                )
-            self.steps.append(
-                f"{case.message_subject}: {text}; memory nodes of a running container do not change"
-            )
-            self.has_shortfall = True
-        listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
-        owned = kind is ContainerKind.EXCLUSIVE or (kind is had.kind and had.exclusive)
-        # A list that is paid for by now keeps its CPUs, unless others own some already.
-        soft = (
-            kind is ContainerKind.LISTED
-            and not owned
-            and (
-                is_yielding_list(case.requested, cpus, wanted)
-                or (had.yields_to_exclusive and bool(cpus & case.state.unavailable_cpus))
-            )
-        )
-        is_misaligned = self.is_misaligned and not listed
+        case, prior = self.case, self.prior
+        pages_left = case.free_hugepages() if prior.mems else {}
+        shortage = self._check_memory(pages_left)
+        if shortage is not None:
+            return shortage
+        is_listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
+        is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is prior.kind and prior.exclusive)
+        is_misaligned = self.is_misaligned and not is_listed
         charges = charge_nodes(
-            numa_nodes, milli, mems,
-            wanted.memory_requested, memory_left, hugepages, pages_left,
+            numa_nodes, milli, prior.mems,
+            case.demand.memory_requested, case.node.free_memory, case.demand.hugepages, pages_left,
         )  # fmt: skip
         return replace(
             case.initial_placement,
             kind=kind,
             cpus=cpus,
             idle_siblings=idle,
-            exclusive=owned,
-            yields_to_exclusive=soft,
+            exclusive=is_exclusive,
+            yields_to_exclusive=kind is ContainerKind.LISTED
+            and not is_exclusive
+            and self._list_yields(cpus),
             numa_nodes=numa_nodes,
-            mems=mems,
-            charges=interleaved_charges(case, had.mempolicy, mems, charges),
-            policy=had.policy,
+            mems=prior.mems,
+            charges=interleaved_charges(case, prior.mempolicy, prior.mems, charges),
+            policy=prior.policy,
             aligned=not (self.is_misaligned or self.has_shortfall),
             reason=with_outcome(
-                reason, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
+                caption, is_misaligned=is_misaligned, has_shortfall=self.has_shortfall
             ),
             has_shortfall=self.has_shortfall,
             is_misaligned=is_misaligned,
             decision_steps=tuple(self.steps),
         )
 
+    def _check_memory(self, pages_left: Mapping[int, Mapping[int, int]]) -> Rejection | None:
+        """See that memory and huge pages fit on its memory nodes, or may be short there."""
+        case, prior, demand, mems = self.case, self.prior, self.case.demand, self.prior.mems
+        if not mems:
+            return None
+        amounts = [("memory", demand.memory_bytes, prior.memory_bytes, case.node.free_memory)]
+        for size, amount in sorted(demand.hugepages.items()):  # by page size
+            name = hugepages_resource_name(size)
+            amounts.append((name, amount, prior.hugepages.get(size, 0), dict(pages_left[size])))
+        for name, amount_wanted, prior_amount, free_by_node in amounts:
+            free_amount = sum(free_by_node.get(i, 0) for i in mems)
+            if self._has_shortage(amount_wanted, prior_amount, free_amount):
+                text = byte_shortage_clause(
+                    name, amount_wanted, free_amount, f" on {numa_text(mems)}"
+                )
+                shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_MEMORY, text)
+                note = "; memory nodes of a running container do not change"
+                if not self._accepts_shortage(shortage, note, grows=amount_wanted > prior_amount):
+                    return shortage
+        return None
+
+    def _list_yields(self, cpus: CPUSet) -> bool:
+        """True if a shared list yields: it is not paid for, or others own CPUs of it already."""
+        case = self.case
+        return is_yielding_list(case.requested, cpus, case.demand) or (
+            self.prior.yields_to_exclusive and bool(cpus & case.node.state.unavailable_cpus)
+        )
+
+
+def _shortage_rejection(reason: RejectionReason, text: str) -> Rejection:
+    return Rejection(reason=reason, detail=text, rule=RESIZE_RULE_TEXT)
+
 
 def resize_container(
-    machine: NodeModel,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    update: Resources,
-    reading: MeasuredFree | None = None,
-    now: float = 0.0,
-    narrowed_at: float | None = None,
+    node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
 ) -> Resized | Rejected:
-    """Decide about an UpdateContainer request.
-
-    None or empty fields are not part of the request. ``narrowed_at`` is that of `DesiredState`.
-    """
+    """Decide about an UpdateContainer request; None or empty fields are not part of it."""
+    state = node.state
     allocation = state.allocations.get(container.id)
     trace = DecisionTrace(pod=pod, container=container)
     if allocation is None:
         return Resized(state=state, container_update=None, trace=trace)
-    granted = state.kubelet.cpus_of(pod.uid, container.name, container.id)
-    wanted = parse_foreign_cpuset(update.cpus) if granted and update.cpus else NO_CPUS
-    if wanted and (wanted <= granted or allocation.kind is ContainerKind.FOREIGN):
-        given_up = _yield_to_kubelet(machine, state, pod, container, update, trace)
-        if given_up is not None:
-            return given_up
-    if allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not allocation.mems:
-        if update.cpus:
-            return _apply_foreign_cpuset(machine, state, allocation, update, trace)
-        desired = DesiredState(machine, state, narrowed_at)
-        own = answer_to_update(desired, desired, container, update)
-        return Resized(state=state, container_update=own, trace=trace)
-    merged = _apply_update(container, allocation, update)
+    if update.cpus:
+        outcome = _apply_other_cpuset(node, pod, container, update, trace)
+        if outcome is not None:
+            return outcome
     after, change = state, NO_CHANGE
-    resized: tuple[str, ...] = ()
-    if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
-        found = resize_to_current_resources(machine, state, pod, merged, reading, now)
-        if isinstance(found, Rejected):
-            return found
-        allocation, trace = found
-        after, resized = with_size(machine, state, allocation)
-        change = StateChange((container.id, *resized), (pod.uid,))
-    old, new = (DesiredState(machine, s, narrowed_at) for s in (state, after))
+    sharers: tuple[str, ...] = ()
+    has_amounts = update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages
+    if allocation.is_pinned and has_amounts:
+        merged = _apply_update(container, allocation, update)
+        resized = resize_to_current_resources(node, pod, merged)
+        if isinstance(resized, Rejected):
+            return resized
+        allocation, trace = resized
+        after, sharers = with_size(node, allocation)
+        change = StateChange((container.id, *sharers), (pod.uid,))
+    node_after = node.with_state(after)
     if after is not state:
-        trace = replace(trace, pool_before=old.pool, pool_after=new.pool)
-    own = answer_to_update(old, new, container, update)
-    updates = updates_between(old, new, skip=container.id, resized=resized)
-    return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
-
-
-def with_size(
-    machine: NodeModel, state: NodeState, allocation: Allocation
-) -> tuple[NodeState, tuple[str, ...]]:
-    """The state once a container has its new size, and who else has other CPUs of its pod then."""
-    had = state.allocations[allocation.container_id]
-    mates = (
-        state.cpu_sharers(had)
-        if had.kind is ContainerKind.EXCLUSIVE and allocation.exclusive
-        else ()
+        trace = replace(trace, pool_before=node.pool, pool_after=node_after.pool)
+    own_update = answer_to_update(node, node_after, container, update)
+    updates = updates_between(node, node_after, skip=container.id, resized=sharers)
+    return Resized(
+        state=after, change=change, container_update=own_update, updates=updates, trace=trace
     )
-    after = state.without_allocation(had.container_id)
-    if not mates or allocation.cpus == had.cpus:
-        return after.with_allocation(allocation), ()
-    for one in mates:
-        after = after.without_allocation(one.container_id)
+
+
+def with_size(node: NodeSnapshot, allocation: Allocation) -> tuple[NodeState, tuple[str, ...]]:
+    """The state once a container has its new size, and who else has other CPUs of its pod then."""
+    after = node.state
+    had, sharers = after.allocations[allocation.container_id], tuple[Allocation, ...]()
+    if allocation.exclusive and allocation.cpus != had.cpus:
+        sharers = _pool_sharers(after, had)
+    after = after.without_allocation(had.container_id, *(a.container_id for a in sharers))
     after = after.with_allocation(allocation)
-    after = after.with_pod_pool(mates, allocation, machine.topology)
-    return after, tuple(a.container_id for a in mates)
+    after = with_pod_pool(after, sharers, allocation, node.machine.topology)
+    return after, tuple(a.container_id for a in sharers)
+
+
+def _pool_sharers(state: NodeState, allocation: Allocation) -> tuple[Allocation, ...]:
+    """Others of its pod that have the same computed CPUs, which go with it."""
+    is_computed = allocation.kind is ContainerKind.EXCLUSIVE
+    return state.cpu_sharers(allocation) if is_computed else ()
 
 
 def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
-    """What a container is resized to, by what the runtime has; None when that is as remembered."""
-    if allocation.kind is ContainerKind.FOREIGN or (
-        allocation.kind is ContainerKind.UNPINNED and not allocation.mems
-    ):
+    """Read a container's new size from what the runtime has; None when it is as remembered."""
+    if not allocation.is_pinned:
         return None
     if (resources.cpu_quota or 0) <= 0 and allocation.lifted_quota:
         # The quota was lifted, so the one it was created with still counts.
@@ -469,60 +437,67 @@ def changed_resources(allocation: Allocation, resources: Resources) -> Resources
 def _apply_update(container: Container, allocation: Allocation, update: Resources) -> Container:
     """The container as the request wants it; a lifted quota counts as what was asked for once."""
     now = container.resources
-    quota = allocation.lifted_quota if allocation.lifted_quota else now.cpu_quota
-    return replace(
-        container,
-        resources=Resources(
-            cpu_shares=update.cpu_shares or now.cpu_shares,
-            cpu_quota=update.cpu_quota or quota,
-            cpu_period=update.cpu_period or now.cpu_period,
-            memory_limit=update.memory_limit or now.memory_limit,
-            hugepages={**now.hugepages, **update.hugepages},
-            cpus=now.cpus,
-            mems=now.mems,
-        ),
+    merged = replace(
+        now,
+        cpu_shares=update.cpu_shares or now.cpu_shares,
+        cpu_quota=update.cpu_quota or allocation.lifted_quota or now.cpu_quota,
+        cpu_period=update.cpu_period or now.cpu_period,
+        memory_limit=update.memory_limit or now.memory_limit,
+        hugepages={**now.hugepages, **update.hugepages},
     )
+    return replace(container, resources=merged)
 
 
-def _yield_to_kubelet(
-    machine: NodeModel,
-    state: NodeState,
+def _apply_other_cpuset(
+    node: NodeSnapshot,
     pod: PodSandbox,
     container: Container,
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized | None:
-    """Leave a container to the kubelet, which granted it CPUs and writes them now.
+    """Let another program's cpuset stand; None where that of the container's allocation counts.
 
-    The kubelet may do so with a container that we placed: its policy became static afterwards.
-    Both would write for ever, so the configured side wins; None when that is ours.
+    The kubelet may grant CPUs to a container that we placed: its policy became static afterwards.
+    Both would write for ever, so the configured side wins.
     """
-    allocation = state.allocations[container.id]
+    state = node.state
+    allocation, cpus = state.allocations[container.id], parse_foreign_cpuset(update.cpus)
+    grant = state.kubelet.cpus_of(pod.uid, container.name, container.id)
+    if (
+        grant
+        and cpus
+        and (cpus <= grant or allocation.kind is ContainerKind.FOREIGN)
+        and not _overrides_grant(node, pod, container, allocation)
+    ):
+        if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == cpus:
+            return Resized(state=state, container_update=None, trace=trace)
+        after, own_update = to_kubelet_allocation(allocation, cpus), None
+        if allocation.mems and not update.mems:  # no other program takes our pin back
+            own_update = ContainerUpdate(container.id, mems=str(node.machine.topology.memory_nodes))
+        return _foreign_cpuset_outcome(node, after, own_update, trace, after.reason)
+    if allocation.is_pinned:
+        return None
+    if not cpus:  # what is no list, the runtime refuses
+        return Resized(state=state, container_update=None, trace=trace)
+    return _apply_foreign_cpuset(node, allocation, cpus, update, trace)
+
+
+def _overrides_grant(
+    node: NodeSnapshot,
+    pod: PodSandbox,
+    container: Container,
+    allocation: Allocation,
+) -> bool:
+    """True if what the container requests is stronger than the kubelet's grant."""
+    machine = node.machine
     requested = _with_current_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
-    if not isinstance(requested, Rejection):
-        side = keep_or_override_grant(
-            machine.topology, machine.settings, state.kubelet, pod, container, requested
-        )
-        if isinstance(side, OverrideGrant):
-            return None
-    pinned = parse_foreign_cpuset(update.cpus)
-    if allocation.kind is ContainerKind.FOREIGN and allocation.foreign_cpus == pinned:
-        return Resized(state=state, container_update=None, trace=trace)
-    theirs = to_kubelet_allocation(allocation, pinned)
-    after = state.without_allocation(container.id).with_allocation(theirs)
-    mems = ""
-    if allocation.mems and not update.mems:
-        mems = str(machine.topology.memory_nodes)  # no other program takes our pin back
-    return Resized(
-        state=after,
-        change=StateChange((container.id,), (pod.uid,)),
-        container_update=ContainerUpdate(container_id=container.id, mems=mems) if mems else None,
-        updates=updates_between(
-            DesiredState(machine, state), DesiredState(machine, after), skip=container.id
+    return not isinstance(requested, Rejection) and isinstance(
+        keep_or_override_grant(
+            machine.topology, machine.settings, node.state.kubelet, pod, container, requested
         ),
-        trace=replace(trace, decision_steps=(theirs.reason,)),
+        OverrideGrant,
     )
 
 
@@ -542,9 +517,9 @@ def _with_current_slots(
 
 
 def _apply_foreign_cpuset(
-    machine: NodeModel,
-    state: NodeState,
+    node: NodeSnapshot,
     allocation: Allocation,
+    cpus: CPUSet,
     update: Resources,
     trace: DecisionTrace,
 ) -> Resized:
@@ -553,53 +528,58 @@ def _apply_foreign_cpuset(
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
     """
-    wanted = parse_foreign_cpuset(update.cpus)
-    if not wanted:  # what is no list, the runtime refuses
-        return Resized(state=state, container_update=None, trace=trace)
-    pool = DesiredState(machine, state).pool
-    taken = wanted & state.unavailable_cpus
+    pool, taken = node.pool, cpus & node.state.unavailable_cpus
     after = allocation
     if allocation.kind is ContainerKind.FOREIGN or not taken:
-        after = reclassify_cpuset(allocation, update.cpus, pool, state.kubelet.shared)
-    own, step, change = None, after.reason, NO_CHANGE
-    if after.kind is ContainerKind.UNPINNED and wanted != pool:
-        own = ContainerUpdate(container_id=allocation.container_id, cpus=str(pool))
-        step = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
+        after = reclassify_cpuset(allocation, update.cpus, pool, node.state.kubelet.shared)
+    own_update, step_text = None, after.reason
+    if after.kind is ContainerKind.UNPINNED and cpus != pool:
+        own_update = ContainerUpdate(allocation.container_id, cpus=str(pool))
+        step_text = f"{cpus_text(pool)}, which everybody shares, instead of {update.cpus}"
         if taken:
-            step += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
-    if after is not allocation:
-        state = state.without_allocation(allocation.container_id).with_allocation(after)
-        change = StateChange((allocation.container_id,), (allocation.pod_uid,))
+            step_text += f": {cpus_text(taken, 'is', 'are')} exclusive to others"
+    return _foreign_cpuset_outcome(node, after, own_update, trace, step_text)
+
+
+def _foreign_cpuset_outcome(
+    node: NodeSnapshot,
+    allocation: Allocation,
+    own_update: ContainerUpdate | None,
+    trace: DecisionTrace,
+    step_text: str,
+) -> Resized:
+    """The answer once a container counts as what another program's cpuset makes of it."""
+    container_id, after, change = allocation.container_id, node.state, NO_CHANGE
+    if allocation is not after.allocations[container_id]:
+        after = after.without_allocation(container_id).with_allocation(allocation)
+        change = StateChange((container_id,), (allocation.pod_uid,))
     return Resized(
-        state=state,
+        state=after,
         change=change,
-        container_update=own,
-        trace=replace(trace, decision_steps=(step,)),
+        container_update=own_update,
+        updates=updates_between(node, node.with_state(after), skip=container_id),
+        trace=replace(trace, decision_steps=(step_text,)),
     )
 
 
 def resize_to_current_resources(
-    machine: NodeModel,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    reading: MeasuredFree | None,
-    now: float,
+    node: NodeSnapshot, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, DecisionTrace] | Rejected:
-    """What a container has once it has the size that its resources say.
+    """Decide what a container has once it has the size that its resources say.
 
     Only these count: a rule that reads differently by now moves no running container.
     """
-    had, rest = state.allocations[container.id], state.without_allocation(container.id)
+    machine, had = node.machine, node.state.allocations[container.id]
+    rest = node.state.without_allocation(container.id)
     allocation = had.with_migration_finished
-    if allocation.kind is ContainerKind.EXCLUSIVE:
-        for one in state.cpu_sharers(allocation):
-            rest = rest.without_allocation(one.container_id)
+    for one in _pool_sharers(rest, allocation):
+        rest = rest.without_allocation(one.container_id)
+    without_it = node.with_state(rest)
     trace = DecisionTrace(
         pod=pod,
         container=container,
-        free_cpu_milli=DesiredState(machine, rest).free_cpu_milli,
-        free_memory=machine.free_memory(rest, reading),
+        free_cpu_milli=without_it.free_cpu_milli,
+        free_memory=without_it.free_memory,
     )
     requested = machine.options_resolver(pod, container)
     if isinstance(requested, Rejection):
@@ -609,39 +589,38 @@ def resize_to_current_resources(
     requested = _with_current_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
+    trace = replace(trace, requested=requested)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
-    wanted = compute_demand(pod, container, requested, machine.memory_total, others)
-    trace = replace(trace, requested=requested)
-    if isinstance(wanted, Rejection):
-        return Rejected(wanted, replace(trace, rule=wanted.rule))
-    wanted = _demand_staying_exclusive(allocation, wanted)
-    trace = replace(trace, demand=wanted)
-    case = PlacementRequest(
-        machine, rest, pod, container, requested, wanted, reading, allocation.policy
-    )
+    demand = compute_demand(pod, container, requested, machine.memory_total, others)
+    if isinstance(demand, Rejection):
+        return Rejected(demand, replace(trace, rule=demand.rule))
+    demand = _demand_staying_exclusive(allocation, demand)
+    trace = replace(trace, demand=demand)
+    case = PlacementRequest(without_it, pod, container, requested, demand, allocation.policy)
     placed = resize_in_place(case, allocation)
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
-    after = new_allocation(case, placed, now)
-    return (
-        replace(
-            after,
-            assigned_at=allocation.assigned_at,
-            mempolicy=allocation.mempolicy,  # that of its processes, which does not change
-            smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
-            movable=allocation.movable,
-        ).with_migration_started(had),
-        replace(trace, alignment=placed.alignment, decision_steps=placed.decision_steps),
+    after = _resized_allocation(case, allocation, placed).with_migration_started(had)
+    return after, replace(trace, decision_steps=placed.decision_steps)
+
+
+def _resized_allocation(
+    case: PlacementRequest, allocation: Allocation, placed: Placement
+) -> Allocation:
+    """The allocation of a placement in place: what belongs to its processes stays."""
+    after = new_allocation(case, placed)
+    return replace(
+        after,
+        assigned_at=allocation.assigned_at,
+        mempolicy=allocation.mempolicy,
+        smt=allocation.smt if allocation.exclusive and placed.exclusive else after.smt,
+        movable=allocation.movable,
     )
 
 
 def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
-    return Rejected(
-        why,
-        replace(trace, alignment=UnalignedRejection.alignment_of(why), rule=why.rule),
-        is_resize=True,
-    )
+    return Rejected(why, replace(trace, rule=why.rule), is_resize=True)
 
 
 def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:

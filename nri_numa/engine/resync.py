@@ -16,17 +16,9 @@ from nri_numa.engine.accounting import exclusive_candidate_cpus
 from nri_numa.engine.admit import admit, unpinned_allocation
 from nri_numa.engine.assigned import ASSIGNED_KEY, adopt_assignment, is_signed
 from nri_numa.engine.captions import UNDECIDED_CAPTION, rejected_running_caption
-from nri_numa.engine.decision import (
-    Decision,
-    DecisionTrace,
-    MeasuredFree,
-    NodeModel,
-    Rejected,
-    Resynced,
-    RunningAdmission,
-)
+from nri_numa.engine.decision import Decision, DecisionTrace, Rejected, Resynced, RunningAdmission
 from nri_numa.engine.desired import (
-    DesiredState,
+    NodeSnapshot,
     find_drift,
     recorded_actual,
     updates_between,
@@ -36,8 +28,7 @@ from nri_numa.engine.foreign_pins import (
     parse_foreign_cpuset,
     reclassify_cpuset,
 )
-from nri_numa.engine.resize import changed_resources, with_size
-from nri_numa.engine.resize import resize_to_current_resources as resized_to
+from nri_numa.engine.resize import changed_resources, resize_to_current_resources, with_size
 from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
@@ -59,13 +50,10 @@ from nri_numa.model.workload import (
 )
 
 
-def rebuild_node_state(  # noqa: C901 - not cut yet
-    machine: NodeModel,
-    prior: NodeState,
-    pods: PodTable | Iterable[PodSandbox],
+def rebuild_node_state(
+    prior: NodeSnapshot,
+    pods: PodTable,
     containers: Iterable[Container],
-    reading: MeasuredFree | None = None,
-    now: float = 0.0,
     in_time: Callable[[], bool] = lambda: True,
 ) -> Resynced:
     """Build a fresh state from what really runs.
@@ -77,129 +65,253 @@ def rebuild_node_state(  # noqa: C901 - not cut yet
     the runtime has now. A stranger for which no time is left stays as it is, for `admit_running`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
-    by_pod = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
-    uids_of = by_pod.uids
-    live = {c.id: c for c in containers if c.pod_id in uids_of}
-    problems: list[str] = []
-    disbelieved: list[str] = []
-    kept, strangers = _match_known_containers(machine, prior, by_pod, live, problems, disbelieved)
-    uids = {uid: pod_id for pod_id, uid in uids_of.items()}
-    records = [
-        record if record.pod_id == uids[uid] else replace(record, pod_id=uids[uid])
-        for uid, record in prior.pods.items()
-        if uid in uids
-    ]
-    state = build_node_state(kept, records, prior.serial, prior.kubelet)
-    for ended in (
-        _ended_reservations(prior, uids, live) if machine.settings.reservation_seconds else ()
-    ):
-        if not (ended.cpus | ended.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
-            state = state.with_allocation(ended)
-            if not ended.reserved_at:
-                state = state.with_reservation(ended.container_id, now)
-    adopted = [a.container_id for a in kept]
-    resized: list[tuple[Allocation, DecisionTrace]] = []
-    for allocation in kept:
-        # One that carries the annotation alone was read from its present size.
-        container = live[allocation.container_id]
-        if container.id not in prior.allocations:
-            continue
-        size = changed_resources(allocation, container.resources)
-        if size is None:
-            continue
-        pod, container = by_pod[container.pod_id], replace(container, resources=size)
-        found = resized_to(machine, state, pod, container, reading, now)
-        if isinstance(found, Rejected):
-            problems.append(f"resized while we were away and keeps what it has: {found.message}")
-        else:
-            state, _ = with_size(machine, state, found[0])
-            resized.append(found)
-    pool = DesiredState(machine, state).pool
-    gap: list[str] = []
-    unexplained: list[str] = []
-    decisions: list[Decision] = []
-    # A second container of that name in the pod would take the first one's place.
-    names = Counter([(c.pod_id, c.name) for c in live.values()] if strangers else ())
-    calm: list[Allocation] = []
-    base = state
-    ordered = _sort_unknown(by_pod, strangers)
-    undecided: list[tuple[PodSandbox, Container]] = []
-    for number, (pod, stranger) in enumerate(ordered):
-        if not in_time():
-            undecided = ordered[number:]
-            problems.append(
-                f"{len(undecided)} containers that started while we were away are decided after "
-                "the answer, since no time was left"
-            )
-            break
-        container, held = _running_request(machine, state, pool, stranger)
-        resolved = machine.options_resolver(pod, container)
-        if names[container.pod_id, container.name] == 1:
-            alone = unpinned_allocation(machine, state.kubelet, pod, container, now, resolved)
-            if alone is not None:
-                calm.append(alone)
+    rebuild = _Rebuild(prior, pods, containers)
+    candidates, strangers = rebuild.match_known()
+    known = rebuild.resolve_conflicts(candidates, strangers)
+    rebuild.restore_reservations(known)
+    rebuild.resize_known(known)
+    rebuild.admit_strangers(strangers, in_time)
+    return rebuild.build_outcome(known)
+
+
+class _Rebuild:
+    """A state that is being rebuilt, and what there is to report about it."""
+
+    def __init__(
+        self, prior: NodeSnapshot, pods: PodTable, containers: Iterable[Container]
+    ) -> None:
+        self.machine, self.prior, self.pods = prior.machine, prior.state, pods
+        self.live = {c.id: c for c in containers if c.pod_id in pods.uids}
+        self.node = prior
+        self.problems: list[str] = []
+        self.rejected_annotations: list[str] = []
+        self.resized: list[tuple[Allocation, DecisionTrace]] = []
+        self.decisions: list[Decision] = []
+        self.unpinned: list[Allocation] = []
+        self.missed_starts: list[str] = []
+        self.unknown_cpusets: list[str] = []
+        self.undecided: list[tuple[PodSandbox, Container]] = []
+
+    def match_known(self) -> tuple[list[Allocation], list[Container]]:
+        """Allocations of live containers, the most trusted first, and the strangers.
+
+        What the prior state knows, then what we signed, then what anybody may have written; owners
+        first, then by id.
+        """
+        marker = f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
+        candidates: list[tuple[int, bool, str, Allocation]] = []
+        strangers: list[Container] = []
+        for container_id, container in self.live.items():
+            doubt, allocation = 0, self.prior.allocations.get(container_id)
+            if allocation is not None and allocation.is_undecided:
+                allocation = None
+            if allocation is None and marker in container.annotations:
+                doubt, allocation = self._read_annotation(marker, container)
+            if allocation is None:
+                strangers.append(container)
+            else:
+                candidates.append((doubt, not allocation.exclusive, container_id, allocation))
+        candidates.sort()  # no two have one id, so allocations are not compared
+        return [allocation for *_, allocation in candidates], strangers
+
+    def _read_annotation(self, marker: str, container: Container) -> tuple[int, Allocation | None]:
+        """Read a container's annotation, signed (1) or not (2); None if it cannot be so."""
+        text, pod = container.annotations[marker], self.pods[container.pod_id]
+        # Three lists and a sentence: what is longer is not of our writing.
+        assignment = (
+            adopt_assignment(self.machine, text, pod, container)
+            if len(text) <= 2 * self.machine.max_list_chars
+            else f"has {len(text)} characters, more than ours can have"
+        )
+        if isinstance(assignment, str):
+            subject = f"{pod.full_name}/{container.name}: its annotation {marker}"
+            self.rejected_annotations.append(f"{subject} {assignment}: decided anew")
+            return 0, None
+        return 1 if is_signed(text, container.id, self.machine.key) else 2, assignment
+
+    def resolve_conflicts(
+        self, candidates: Iterable[Allocation], strangers: list[Container]
+    ) -> list[Allocation]:
+        """The allocations that can be true together; the containers of others become strangers."""
+        exclusive_bits = listed_bits = 0
+        usable = self.node.with_state(NodeState(kubelet=self.prior.kubelet)).pool.bits
+        allocations: list[Allocation] = []
+        lists: set[tuple[str, CPUSet] | None] = set()
+        for allocation in candidates:
+            claimed_bits = allocation.cpus.bits | allocation.idle_siblings.bits
+            if (
+                allocation.yields_to_exclusive
+                or not (claimed_bits or allocation.exclusive)  # a shared one is in no other's way
+                or (own_list := allocation.exclusive_list) in lists  # its pod's containers share it
+            ):
+                allocations.append(allocation)
                 continue
-        decision = admit(
-            machine, state, pod, container, reading, now, held,
-            running=True, resolved=resolved,
-        )  # fmt: skip
-        if isinstance(decision, Rejected):
-            decisions.append(decision)
-            problems.append(f"started while we were away and stays unpinned: {decision.message}")
-            state = state.with_allocation(
-                _unpinned_allocation(pod, container, decision.reason, now)
-            )
-            gap.append(container.id)
-            continue
-        state = decision.state
-        if decision.updates:
-            decisions.append(decision)
-        else:
-            # A thousand states at once would take more memory than the rest of the agent.
-            decisions.append(replace(decision, state=base))
-        if decision.allocation.kind is ContainerKind.FOREIGN:
-            unexplained.append(decision.allocation.full_name)
-        elif decision.allocation.kind is not ContainerKind.UNPINNED:
-            gap.append(container.id)
-    state = state.with_allocation(*calm) if calm else state
-    if undecided:
-        waiting = [
-            _undecided_allocation(pool, state.kubelet.shared, now, *one) for one in undecided
+            claim = ""
+            if clash := claimed_bits & (
+                exclusive_bits | listed_bits if own_list else exclusive_bits
+            ):
+                claim = f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
+            elif missing_cpus := allocation.cpus - self.machine.topology.possible:
+                claim = f"{cpus_text(missing_cpus)}, which the machine does not have"
+            elif own_list and not usable & ~(exclusive_bits | claimed_bits):
+                claim = "the last CPUs of the shared pool"
+            if claim:
+                self.problems.append(f"{allocation.full_name} claims {claim}: decided anew")
+                strangers.append(self.live[allocation.container_id])
+                continue
+            allocations.append(allocation)
+            if own_list:
+                exclusive_bits |= claimed_bits
+                lists.add(own_list)
+            else:
+                listed_bits |= claimed_bits
+        pool = CPUSet.from_bits(usable & ~exclusive_bits)
+        return [
+            a if a.kind is not ContainerKind.FOREIGN else self._refresh_foreign(a, pool)
+            for a in allocations
         ]
-        every = [*state.allocations.values(), *waiting]
-        state = build_node_state(every, state.pods.values(), state.serial, state.kubelet)
-    # What we have known until now we may have narrowed, for an owner that is gone.
-    desired = DesiredState(machine, state, narrowed_at=now)
-    updates, repaired = _resync_updates(desired, live, frozenset(adopted))
-    return Resynced(
-        state=state,
-        change=StateChange(
-            tuple({**prior.allocations, **state.allocations}), tuple({**prior.pods, **state.pods})
-        ),
-        updates=updates,
-        adopted=tuple(sorted(adopted)),
-        repaired=repaired,
-        missed_starts=tuple(sorted(gap)),
-        removed=tuple(sorted(i for i in prior.allocations if i not in live)),
-        problems=tuple(problems),
-        decisions=tuple(decisions),
-        unpinned=tuple(calm),
-        resized=tuple(resized),
-        rejected_annotations=tuple(disbelieved),
-        unknown_cpusets=tuple(unexplained),
-        undecided=tuple(undecided),
-    )
 
+    def _refresh_foreign(self, allocation: Allocation, pool: CPUSet) -> Allocation:
+        """Another program's pin by the cpuset of now; with a grant it stays the kubelet's."""
+        grants, text = self.prior.kubelet, self.live[allocation.container_id].resources.cpus
+        if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
+            pinned = parse_foreign_cpuset(text)
+            return replace(allocation, foreign_cpus=pinned) if pinned else allocation
+        return reclassify_cpuset(allocation, text, pool, grants.shared)
 
-def _ended_reservations(
-    prior: NodeState, uids: Collection[str], live: Mapping[str, Container]
-) -> list[Allocation]:
-    """What pods keep of containers that ended, some of them while we were away."""
-    return [
-        allocation
-        for container_id, allocation in sorted(prior.allocations.items())
-        if allocation.is_reservable and container_id not in live and allocation.pod_uid in uids
-    ]
+    def restore_reservations(self, allocations: Iterable[Allocation]) -> None:
+        """Start the state from what is known, and what pods keep of containers that ended."""
+        prior, pod_ids = self.prior, {uid: pod_id for pod_id, uid in self.pods.uids.items()}
+        records = [
+            record if record.pod_id == pod_ids[uid] else replace(record, pod_id=pod_ids[uid])
+            for uid, record in prior.pods.items()
+            if uid in pod_ids
+        ]
+        state = build_node_state(allocations, records, prior.serial, prior.kubelet)
+        reservations = [
+            a
+            for container_id, a in sorted(prior.allocations.items())
+            if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
+        ]
+        for a in reservations if self.machine.settings.reservation_seconds else ():
+            if not (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
+                state = state.with_allocation(a)
+                if not a.reserved_at:
+                    state = state.with_reservation(a.container_id, self.node.now)
+        self.node = self.node.with_state(state)
+
+    def resize_known(self, allocations: Iterable[Allocation]) -> None:
+        """Give known containers that were resized meanwhile the size they have now."""
+        for allocation in allocations:
+            # One that carries the annotation alone was read from its present size.
+            if allocation.container_id not in self.prior.allocations:
+                continue
+            container = self.live[allocation.container_id]
+            size = changed_resources(allocation, container.resources)
+            if size is None:
+                continue
+            pod, container = self.pods[container.pod_id], replace(container, resources=size)
+            resized = resize_to_current_resources(self.node, pod, container)
+            if isinstance(resized, Rejected):
+                self.problems.append(
+                    f"resized while we were away and keeps what it has: {resized.message}"
+                )
+            else:
+                self.node = self.node.with_state(with_size(self.node, resized[0])[0])
+                self.resized.append(resized)
+
+    def admit_strangers(self, strangers: Iterable[Container], in_time: Callable[[], bool]) -> None:
+        """Decide about strangers as about new containers, as long as there is time."""
+        before = self.node
+        ordered = sorted(
+            [(self.pods[container.pod_id], container) for container in strangers],
+            key=lambda one: (one[0].full_name, one[1].name, one[1].id),
+        )
+        # A second container of that name in the pod would take the first one's place.
+        names = Counter([(c.pod_id, c.name) for c in self.live.values()] if ordered else ())
+        for number, (pod, container) in enumerate(ordered):
+            if not in_time():
+                self.undecided = ordered[number:]
+                self.problems.append(
+                    f"{len(self.undecided)} containers that started while we were away are decided "
+                    "after the answer, since no time was left"
+                )
+                break
+            is_single = names[container.pod_id, container.name] == 1
+            self._admit_stranger(before, pod, container, is_single=is_single)
+        undecided = [self._undecided_allocation(before.pool, *one) for one in self.undecided]
+        if self.unpinned or undecided:
+            state = self.node.state.with_allocation(*self.unpinned, *undecided)
+            self.node = self.node.with_state(state)
+
+    def _admit_stranger(
+        self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
+    ) -> None:
+        node = self.node
+        container, held = _running_request(node, before.pool, stranger)
+        resolved = self.machine.options_resolver(pod, container)
+        if is_single:
+            unpinned = unpinned_allocation(node, pod, container, resolved)
+            if unpinned is not None:
+                self.unpinned.append(unpinned)
+                return
+        decision = admit(node, pod, container, held, running=True, resolved=resolved)
+        if isinstance(decision, Rejected):
+            self.decisions.append(decision)
+            self.problems.append(
+                f"started while we were away and stays unpinned: {decision.message}"
+            )
+            rejected = _unpinned_allocation(pod, container, decision.reason, node.now)
+            self.node = node.with_state(node.state.with_allocation(rejected))
+            self.missed_starts.append(container.id)
+            return
+        self.node, allocation = node.with_state(decision.state), decision.allocation
+        # A thousand states at once would take more memory than the rest of the agent.
+        kept_state = decision.state if decision.updates else before.state
+        self.decisions.append(replace(decision, state=kept_state))
+        if allocation.kind is ContainerKind.FOREIGN:
+            self.unknown_cpusets.append(allocation.full_name)
+        elif allocation.kind is not ContainerKind.UNPINNED:
+            self.missed_starts.append(container.id)
+
+    def _undecided_allocation(
+        self, pool: CPUSet, pod: PodSandbox, container: Container
+    ) -> Allocation:
+        """Leave a stranger what it has until it is decided about; nothing is allocated."""
+        cpus = container.resources.cpus
+        if is_shared_pool_cpuset(cpus, pool, self.node.state.kubelet.shared):
+            return _unpinned_allocation(pod, container, None, self.node.now)
+        allocation = _unpinned_allocation(
+            pod, container, None, self.node.now, ContainerKind.FOREIGN
+        )
+        return replace(allocation, foreign_cpus=parse_foreign_cpuset(cpus))
+
+    def build_outcome(self, allocations: Iterable[Allocation]) -> Resynced:
+        """Report all of it, with the updates that give every container what it should have."""
+        prior, state = self.prior, self.node.state
+        adopted = sorted([a.container_id for a in allocations])
+        # What we have known until now we may have narrowed, for an owner that is gone.
+        desired = replace(self.node, narrowed_at=self.node.now)
+        updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))
+        return Resynced(
+            state=state,
+            change=StateChange(
+                tuple({**prior.allocations, **state.allocations}),
+                tuple({**prior.pods, **state.pods}),
+            ),
+            updates=updates,
+            adopted=tuple(adopted),
+            repaired=repaired,
+            missed_starts=tuple(sorted(self.missed_starts)),
+            removed=tuple(sorted(i for i in prior.allocations if i not in self.live)),
+            problems=tuple(self.problems),
+            decisions=tuple(self.decisions),
+            unpinned=tuple(self.unpinned),
+            resized=tuple(self.resized),
+            rejected_annotations=tuple(self.rejected_annotations),
+            unknown_cpusets=tuple(self.unknown_cpusets),
+            undecided=tuple(self.undecided),
+        )
 
 
 def reclassify_unanswered_containers(outcome: Resynced, unsure: Collection[str]) -> Resynced:
@@ -218,169 +330,47 @@ def reclassify_unanswered_containers(outcome: Resynced, unsure: Collection[str])
     )
 
 
-def admit_running(
-    machine: NodeModel,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    reading: MeasuredFree | None,
-    now: float,
-) -> RunningAdmission:
+def admit_running(node: NodeSnapshot, pod: PodSandbox, container: Container) -> RunningAdmission:
     """Decide about a container that runs and was never decided about.
 
     Runtimes whose NRI is older than 0.7 can lose the creation of a container that falls into a
     registration (nri#63); its start tells of it. For others `rebuild_node_state` had no time. As at
     a synchronisation, it cannot be refused any more.
     """
-    before = DesiredState(machine, state)
-    seen, held = _running_request(machine, state, before.pool, container)
-    decision = admit(machine, state, pod, seen, reading, now, held, running=True)
+    state = node.state
+    seen, held = _running_request(node, node.pool, container)
+    decision = admit(node, pod, seen, held, running=True)
     if not isinstance(decision, Rejected):
         after, change = decision.state, decision.change
     elif container.id in state.allocations:
         return RunningAdmission(decision=decision, state=state, change=NO_CHANGE)
     else:
-        after = state.with_allocation(_unpinned_allocation(pod, container, decision.reason, now))
+        rejected = _unpinned_allocation(pod, container, decision.reason, node.now)
+        after = state.with_allocation(rejected)
         change = StateChange((container.id,), (pod.uid,))
-    desired = DesiredState(machine, after)
+    desired = node.with_state(after)
     allocation, has = after.allocations[container.id], container.resources
     actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
     drift = find_drift(desired, allocation, actual, online_only=False)
-    others = updates_between(before, desired, skip=container.id)
+    others = updates_between(node, desired, skip=container.id)
     updates = others if drift is None else (drift.to_update, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
 
-def _sort_unknown(
-    pods: PodTable, strangers: Iterable[Container]
-) -> list[tuple[PodSandbox, Container]]:
-    """Strangers with their pods, by namespace, pod, container and id."""
-    found = [(pods[container.pod_id], container) for container in strangers]
-    return sorted(found, key=lambda one: (one[0].full_name, one[1].name, one[1].id))
-
-
 def _running_request(
-    machine: NodeModel, state: NodeState, pool: CPUSet, container: Container
+    node: NodeSnapshot, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
     held = parse_foreign_cpuset(container.resources.cpus)
-    if not held <= exclusive_candidate_cpus(DesiredState(machine, state)):
+    if not held <= exclusive_candidate_cpus(node):
         held = NO_CPUS
-    if is_shared_pool_cpuset(container.resources.cpus, pool, state.kubelet.shared):
+    if is_shared_pool_cpuset(container.resources.cpus, pool, node.state.kubelet.shared):
         # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
         container = replace(container, resources=replace(container.resources, cpus=""))
     return container, held
-
-
-def _undecided_allocation(
-    pool: CPUSet,
-    shared: Collection[CPUSet],
-    now: float,
-    pod: PodSandbox,
-    container: Container,
-) -> Allocation:
-    """What a stranger has until it is decided about: what it had, and nothing is allocated."""
-    cpus = container.resources.cpus
-    if not cpus or is_shared_pool_cpuset(cpus, pool, shared):
-        return _unpinned_allocation(pod, container, None, now)
-    waiting = _unpinned_allocation(pod, container, None, now, ContainerKind.FOREIGN)
-    return replace(waiting, foreign_cpus=parse_foreign_cpuset(cpus))
-
-
-def _match_known_containers(
-    machine: NodeModel,
-    prior: NodeState,
-    by_pod: PodTable,
-    live: Mapping[str, Container],
-    problems: list[str],
-    disbelieved: list[str],
-) -> tuple[list[Allocation], list[Container]]:
-    """Sort the live containers into what is known and strangers."""
-    marker = f"{machine.settings.prefix}/{ASSIGNED_KEY}"
-    candidates: list[tuple[int, bool, str, Allocation]] = []
-    strangers: list[Container] = []
-    for container_id, container in live.items():
-        allocation = prior.allocations.get(container_id)
-        if allocation is not None and allocation.is_undecided:
-            allocation = None
-        doubt = 0
-        if allocation is None and marker in container.annotations:
-            text, pod = container.annotations[marker], by_pod[container.pod_id]
-            # Three lists and a sentence: what is longer is not of our writing.
-            found = (
-                adopt_assignment(machine, text, pod, container)
-                if len(text) <= 2 * machine.max_list_chars
-                else f"has {len(text)} characters, more than ours can have"
-            )
-            if isinstance(found, str):
-                name = f"{pod.full_name}/{container.name}"
-                disbelieved.append(f"{name}: its annotation {marker} {found}: decided anew")
-            else:
-                allocation = found
-                doubt = 1 if is_signed(text, container_id, machine.key) else 2
-        if allocation is None:
-            strangers.append(container)
-            continue
-        candidates.append((doubt, not allocation.exclusive, container_id, allocation))
-    # What the prior state knows, then what we signed, then what anybody may have written; owners
-    # first, then by id.
-    candidates.sort()  # no two have one id, so allocations are not compared
-    taken = listed = 0
-    usable = DesiredState(machine, NodeState(kubelet=prior.kubelet)).pool.bits
-    kept: list[Allocation] = []
-    lists: set[tuple[str, CPUSet]] = set()
-    for _, _, container_id, allocation in candidates:
-        wants = allocation.cpus.bits | allocation.idle_siblings.bits
-        if allocation.yields_to_exclusive or not (wants or allocation.exclusive):
-            kept.append(allocation)  # a shared container is in no other's way
-            continue
-        own = allocation.exclusive_list
-        if own in lists:
-            kept.append(allocation)  # a container of its pod has that list too
-            continue
-        clash = wants & taken
-        if allocation.exclusive:
-            clash |= wants & listed
-        gone = allocation.cpus - machine.topology.possible
-        last = allocation.exclusive and not usable & ~(taken | wants)
-        if clash or gone or last:
-            what = (
-                f"exclusive {cpus_text(CPUSet.from_bits(clash))} of another container"
-                if clash
-                else f"{cpus_text(gone)}, which the machine does not have"
-                if gone
-                else "the last CPUs of the shared pool"
-            )
-            problems.append(f"{allocation.full_name} claims {what}: decided anew")
-            strangers.append(live[container_id])
-            continue
-        if own is not None:
-            taken |= wants
-            lists.add(own)
-        else:
-            listed |= wants if allocation.kind is ContainerKind.LISTED else 0
-        kept.append(allocation)
-    pool = CPUSet.from_bits(usable & ~taken)
-    return [
-        _refresh_foreign_allocation(prior, a, live[a.container_id], pool)
-        if a.kind is ContainerKind.FOREIGN
-        else a
-        for a in kept
-    ], strangers
-
-
-def _refresh_foreign_allocation(
-    prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
-) -> Allocation:
-    """Another program's pin by the cpuset of now; a container with a grant stays the kubelet's."""
-    grants = prior.kubelet
-    if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
-        pinned = parse_foreign_cpuset(container.resources.cpus)
-        return replace(allocation, foreign_cpus=pinned) if pinned else allocation
-    return reclassify_cpuset(allocation, container.resources.cpus, pool, grants.shared)
 
 
 def _unpinned_allocation(
@@ -390,7 +380,7 @@ def _unpinned_allocation(
     now: float,
     kind: ContainerKind = ContainerKind.UNPINNED,
 ) -> Allocation:
-    """What a running container has that was rejected, or that no decision was made about yet."""
+    """Build the allocation of a running container that was rejected, or is not decided about."""
     return Allocation(
         **container_identity(pod, container),
         kind=kind,
@@ -405,9 +395,9 @@ def _unpinned_allocation(
 
 
 def _resync_updates(
-    desired: DesiredState, live: Mapping[str, Container], adopted: frozenset[str]
+    desired: NodeSnapshot, live: Mapping[str, Container], adopted: frozenset[str]
 ) -> tuple[tuple[ContainerUpdate, ...], tuple[str, ...]]:
-    """What to send so that every container has what it should, and which known ones differed."""
+    """List updates that give every container what it should have, and known ones that differed."""
     updates: list[ContainerUpdate] = []
     repaired: list[str] = []
     texts: dict[int, str] = {}

@@ -165,6 +165,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     unpinned_for: RejectionReason | None = None
 
     @property
+    def is_pinned(self) -> bool:
+        """True if its CPUs or its memory nodes are ours to write."""
+        is_left_alone = self.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
+        return not is_left_alone or bool(self.mems)
+
+    @property
     def blocks_exclusive(self) -> bool:
         """True if no container can own the CPUs that it lists and shares."""
         return self.kind is ContainerKind.LISTED and not (
@@ -336,64 +342,30 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         owned = (cpus.bits & self.exclusive.bits).bit_count()
         return max(0, self.allocated_on(numa_node).cpu_milli - 1000 * owned)
 
+    def allocations_of_pod(self, uid: str) -> list[Allocation]:
+        """Allocations of a pod's containers and its reservations, by container id."""
+        record = self.pods.get(uid)
+        return [] if record is None else [self.allocations[i] for i in sorted(record.containers)]
+
     def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
         """Sum booked for a pod's live containers, without one of them and an exclusive list."""
-        total, record = NO_CHARGE, self.pods.get(uid)
-        lists = [listed]
-        if record is not None:
-            for container_id in record.containers - {but}:
-                a = self.allocations[container_id]
-                if a.reserved_at:
-                    continue
-                charges = a.charges
-                if a.exclusive:
-                    charges = charges_without_cpus(charges) if a.cpus in lists else charges
-                    lists.append(a.cpus)
-                for charge in charges.values():
-                    total = total.add(charge)
+        total, lists = NO_CHARGE, [listed]
+        for a in self.allocations_of_pod(uid):
+            if a.reserved_at or a.container_id == but:
+                continue
+            charges = a.charges
+            if a.exclusive:
+                charges = charges_without_cpus(charges) if a.cpus in lists else charges
+                lists.append(a.cpus)
+            for charge in charges.values():
+                total = total.add(charge)
         return total
-
-    def pod_pool(self, uid: str, whole_milli: int | None) -> tuple[Allocation, ...]:
-        """The live containers that share a pod's own CPUs: by their size each could have all."""
-        record = self.pods.get(uid)
-        if record is None or whole_milli is None:
-            return ()
-        members = (self.allocations[i] for i in sorted(record.containers))
-        return tuple(
-            a for a in members
-            if a.kind is ContainerKind.EXCLUSIVE
-            and not a.reserved_at
-            and a.cpu_milli >= whole_milli
-        )  # fmt: skip
 
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""
-        mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
-        sharers = (
-            self.allocations[i] for i in sorted(record.containers - {allocation.container_id})
-        )
-        return tuple(a for a in sharers if mine and a.exclusive_list == mine)
-
-    def with_pod_pool(
-        self, members: Iterable[Allocation], like: Allocation, topology: Topology
-    ) -> NodeState:
-        """Add containers that share their pod's CPUs, with the CPUs of one of them."""
-        state = self
-        for one in members:
-            memory = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
-            for i, count in topology.cpu_count_by_node(like.cpus).items():
-                memory[i] = replace(memory.get(i, NO_CHARGE), cpu_milli=1000 * count)
-            charges = {i: c for i, c in memory.items() if c != NO_CHARGE}
-            numa_nodes = topology.numa_of(like.cpus)
-            member = replace(
-                one,
-                cpus=like.cpus,
-                idle_siblings=like.idle_siblings,
-                numa_nodes=numa_nodes,
-                charges=charges,
-            )
-            state = state.with_allocation(member)
-        return state
+        mine, id = allocation.exclusive_list, allocation.container_id
+        members = self.allocations_of_pod(allocation.pod_uid) if mine else ()
+        return tuple(a for a in members if a.exclusive_list == mine and a.container_id != id)
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
         """Add allocations; their containers must not have one."""
@@ -402,10 +374,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             builder.add_allocation(allocation)
         return builder.build_state()
 
-    def without_allocation(self, container_id: str) -> NodeState:
-        """Take one allocation out; the pod keeps a memory of what an owner had."""
+    def without_allocation(self, *container_ids: str) -> NodeState:
+        """Take allocations out; the pod keeps a memory of what an owner had."""
+        if not container_ids:
+            return self
         builder = StateBuilder(self)
-        builder.remove_allocation(container_id)
+        for container_id in container_ids:
+            builder.remove_allocation(container_id)
         return builder.build_state()
 
     def with_reservation(
@@ -426,16 +401,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def reservations_of(self, uid: str) -> tuple[Allocation, ...]:
         """Reservations of a pod for containers that ended or are to come, by container id."""
-        record = self.pods.get(uid)
-        ids = sorted(record.containers) if record is not None else ()
-        return tuple(a for i in ids if (a := self.allocations[i]).reserved_at)
+        return tuple(a for a in self.allocations_of_pod(uid) if a.reserved_at)
 
     def may_reserve_for_pod(self, uid: str) -> bool:
         """True if a pod keeps something when its containers end, or does so by now."""
-        record = self.pods.get(uid)
-        return record is not None and any(
-            self.allocations[i].is_reservable for i in record.containers
-        )
+        return any(a.is_reservable for a in self.allocations_of_pod(uid))
 
     def with_pod(self, record: PodRecord) -> NodeState:
         """Replace what is remembered of one pod."""

@@ -38,6 +38,7 @@ from nri_numa.kube.requests import (
     Verb,
     classify_error,
     mapping_or_empty,
+    text_of,
 )
 from nri_numa.observe.logs import get_logger
 
@@ -599,12 +600,6 @@ def name_of(document: Mapping[str, Any]) -> str:
 def uid_of(document: Mapping[str, Any]) -> str:
     """The object's uid."""
     return text_of(document, "metadata", "uid")
-
-
-def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
-    """A text in a section; empty where it is none."""
-    value = mapping_or_empty(document.get(section)).get(key)
-    return value if isinstance(value, str) else ""
 
 
 def written_at(document: Mapping[str, Any]) -> float | None:

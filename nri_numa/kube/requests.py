@@ -229,6 +229,12 @@ def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
 
 
+def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
+    """A text in a section; empty where it is none."""
+    value = mapping_or_empty(document.get(section)).get(key)
+    return value if isinstance(value, str) else ""
+
+
 def mapping_or_empty(value: object) -> Mapping[str, Any]:
     """The value where it is a mapping, which a document of a user need not have."""
     return value if isinstance(value, Mapping) else {}

@@ -34,6 +34,12 @@ _KEY_BY_FLAG: Final = {
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
 }
 """Flags that say what a key of the file says too, and beat it."""
+_KEY_BY_SPELLING: Final = {
+    spelling.replace("-", "").lower(): key
+    for flag, key in _KEY_BY_FLAG.items()
+    for spelling in (flag, key)
+}
+"""What a key is taken for that is not one: another case, or a flag's name (``reservedCpus``)."""
 _MAPPING_KEYS: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
                   "topologyManagerPolicyOptions")  # fmt: skip
 
@@ -153,6 +159,15 @@ def merge_documents(
     return whole, tuple(problems)
 
 
+def _list_misspelt_keys(documents: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """A sentence for each key that the kubelet passes over, and that one of ours was meant by."""
+    for name, document in documents:
+        for key in document if isinstance(document, dict) else ():
+            expected = _KEY_BY_SPELLING.get(key.replace("-", "").lower(), key)
+            if key != expected:
+                yield f"{name}: {key} is no key of a {KUBELET_CONFIG_KIND}, expected {expected}"
+
+
 def _merge_patch(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(base) if isinstance(base, dict) else {}
     for key, value in patch.items():
@@ -254,7 +269,7 @@ class DiscoveredConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: of its file as the kubelet names it; empty when there is none.
         facts: what it says; None when there is none, or a file of it cannot be read.
-        problems: sentences about what could not be read.
+        problems: sentences about what could not be read, or is passed over.
         signature: of everything that was read; equal ones mean that nothing changed.
         running: whether the command line of a running kubelet was followed.
     """
@@ -291,7 +306,7 @@ def read_kubelet_config(
     names = [path, *drop_ins] if path else drop_ins
     documents, unreadable, signature = _read_documents(names, prefix)
     merged, left_out = merge_documents(documents)
-    problems += [*unreadable, *left_out]
+    problems += [*unreadable, *left_out, *_list_misspelt_keys(documents)]
     facts = None
     # Without one of its files it would be another configuration, and no kubelet starts with that.
     if (merged or flags.values) and not (unreadable or left_out):

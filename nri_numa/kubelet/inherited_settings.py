@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.cpus.orders import take_packed
+from nri_numa.engine.place.memory import hugepages_resource_name
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, STATIC_POLICIES
 from nri_numa.model.cpuset import CPUSet
@@ -141,6 +142,21 @@ def merge_kubelet_settings(
             f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
         )
     return MergedSettings(settings=settings, adopted=tuple(adopted), differences=tuple(differences))
+
+
+def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentConfig:
+    """The configuration that gives the settings in force without the kubelet's."""
+    memory, pages = settings.reserved_memory, settings.reserved_hugepages
+    reserved: dict[int, str | int | dict[str, str | int]] = {}
+    for i in sorted(memory.keys() | pages.keys()):
+        sizes = {hugepages_resource_name(size): n for size, n in pages.get(i, {}).items()}
+        reserved[i] = {"memory": memory.get(i, 0), **sizes}
+    return replace(
+        config,
+        reserved_cpus=str(config.reserved_cpus) or str(settings.reserved_cpus),
+        strict_reserved=settings.strict_reserved,
+        reserved_memory=config.reserved_memory or reserved,
+    )
 
 
 def _kubelet_reserved_cpus(

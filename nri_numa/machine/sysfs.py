@@ -150,6 +150,7 @@ class _Discovery:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._warnings: list[str] = []
+        self._nodes_by_remark: dict[tuple[str, str, str], list[int]] = {}
 
     def read_topology(self) -> Topology:
         online = self.read_online_cpus()
@@ -267,10 +268,10 @@ class _Discovery:
             directory = f"{NODE_DIR}/node{i}"
             cpus = self._read_cpu_list_or_mask(f"{directory}/cpulist", f"{directory}/cpumap")
             if cpus is None:
-                self._add_warning(f"NUMA node {i} has no readable list of CPUs")
+                self._remark_on_node(i, "no readable list of CPUs")
             memory = _read_meminfo(tree, f"{directory}/meminfo").get("MemTotal")
             if memory is None:
-                self._add_warning(f"NUMA node {i} has no readable memory size; 0 is assumed")
+                self._remark_on_node(i, "no readable memory size; 0 is assumed")
             claims[i] = NUMANode(
                 id=i,
                 cpus=(cpus or NO_CPUS) & online,
@@ -283,7 +284,9 @@ class _Discovery:
         for i, claim in claims.items():
             if not claim.memory_bytes:
                 what = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
-                self._add_warning(f"NUMA node {i} has {what}")
+                self._remark_on_node(i, what)
+        for (text, *verb), remarked in self._nodes_by_remark.items():
+            self._add_warning(f"{numa_text(NUMASet(remarked), *verb)} {text}")
         return claims
 
     def _read_memory_initiators(self, directory: str) -> NUMASet:
@@ -316,10 +319,11 @@ class _Discovery:
         if len(row) == len(words) == count and all(_LOCAL <= d <= _MAX_SLIT_DISTANCE for d in row):
             return dict(zip(ids, row, strict=True))
         found = f"the distances {text[:60]!r}" if text else "no distances"
-        self._add_warning(
-            f"NUMA node {numa_id} reports {found}, not {count} numbers from 10 to 255; "
+        text = (
+            f"{found}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
         )
+        self._remark_on_node(numa_id, text, "reports", "report")
         return {i: _LOCAL if i == numa_id else _REMOTE for i in ids}
 
     def _numa_node_by_cpu(self, online: CPUSet, claims: dict[int, NUMANode]) -> dict[int, int]:
@@ -596,6 +600,12 @@ class _Discovery:
 
     def _add_warning(self, sentence: str) -> None:
         self._warnings.append(sentence)
+
+    def _remark_on_node(
+        self, numa_id: int, text: str, verb: str = "has", plural_verb: str = "have"
+    ) -> None:
+        """Warn once for all NUMA nodes of which the same is to be said: there may be dozens."""
+        self._nodes_by_remark.setdefault((text, verb, plural_verb), []).append(numa_id)
 
     def _source_path(self, name: str) -> str:
         return f"{self._tree.source.rstrip('/')}/{name}"

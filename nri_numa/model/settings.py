@@ -99,7 +99,7 @@ class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
             refused.
         idle_siblings: siblings kept idle, for all together: no container pays for them.
         pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
-            `nri_numa.engine.decision.NodeModel.pool_floor` works out.
+            `nri_numa.engine.node_model.NodeModel.pool_floor` works out.
     """
 
     quota: Quota = Quota(listed=CPUAmount(percent=50))

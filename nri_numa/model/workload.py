@@ -79,6 +79,10 @@ EVERY_MEMORY_POLICY: Final = MemoryPolicies()
 """Nothing says that any of them is missing."""
 
 
+ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that have nothing any more."""
+
+
 class QoSClass(StrEnum):
     """The pod's quality of service class."""
 
@@ -492,6 +496,20 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     def is_from_annotation(self, key: str) -> bool:
         """Say whether a key's value comes from an annotation, not from the operator."""
         return self.sources.get(key, DEFAULT_SOURCE).kind is SourceKind.ANNOTATION
+
+    @property
+    def effective_policy(self) -> Policy:
+        """The policy to align by; ``bind`` alone names none and asks for one: the mildest."""
+        if self.policy is Policy.NONE and self.cpus is not CPUMode.EXCLUSIVE:
+            return Policy.BEST_EFFORT
+        return self.policy
+
+    @property
+    def effective_on_failure(self) -> OnFailure:
+        """What is done if it cannot be placed, also where nothing says so."""
+        is_listed = self.numacpu is not None or self.numamem is not None
+        is_mild = self.policy is Policy.BEST_EFFORT and not is_listed
+        return self.on_failure or (OnFailure.BEST_EFFORT if is_mild else OnFailure.REJECT)
 
     @property
     def is_unpinned(self) -> bool:

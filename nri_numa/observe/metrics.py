@@ -559,9 +559,10 @@ def _numa_node_gauge_lines(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
 def _container_info_lines(state: NodeState) -> Iterator[str]:
     def allocation_labels(one: Allocation) -> str:
         namespace, pod, container = map(escape_label, (one.namespace, one.pod, one.container))
+        numa_nodes = one.numa_nodes or one.mems  # numamem alone pins no CPUs
         return (
             f"{_container_labels(namespace, pod, container)},"
-            f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
+            f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{numa_nodes}",'
             f'preferred="{_bool_label(one.aligned)}"'
         )
 

@@ -20,8 +20,8 @@ from nri_numa import __version__, service
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.dra.handover import ClaimFileResponder, write_file_atomically
 from nri_numa.errors import ConfigError
-from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, text_of, uid_of
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
+from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, uid_of
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, text_of
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimRequestAnswerer

@@ -17,8 +17,8 @@ from nri_numa.engine.request.annotations import (
     SCHEDULED_NODES_KEY,
     format_scheduled_nodes,
 )
-from nri_numa.kube.api import KubeAPI, text_of, uid_of
-from nri_numa.kube.requests import KubeError, Resource
+from nri_numa.kube.api import KubeAPI, uid_of
+from nri_numa.kube.requests import KubeError, Resource, text_of
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Unfit

@@ -26,9 +26,8 @@ from nri_numa.engine.request.annotations import (
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
     Demand,
+    complete_options,
     compute_demand,
-    with_slots,
-    with_static_cpus,
 )
 from nri_numa.engine.state import NO_CHARGE, Charge
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
@@ -39,7 +38,6 @@ from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
-    CPUMode,
     DeviceAlignment,
     OnFailure,
     PlacementOptions,
@@ -169,13 +167,8 @@ class PodReader:
                 continue
             container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS_KEY}")
             ends, memory = one.role is ContainerRole.INIT, one.requests.memory or 0
-            requested = with_slots(
-                settings,
-                sandbox,
-                container,
-                resolve_placement_options(settings, sandbox, container),
-            )
-            requested = with_static_cpus(settings, sandbox, container, requested)
+            requested = resolve_placement_options(settings, sandbox, container)
+            requested = complete_options(settings, sandbox, container, requested)
             if isinstance(requested, Rejection):
                 return _invalid_request(request, requested)
             whole = _static_policy_cpus(sandbox, container, whole_milli)
@@ -280,24 +273,17 @@ def _container_request(
     memory: tuple[int, int],
 ) -> ContainerRequest:
     near = requested.bind is Bind.CPU_MEM and requested.numamem is None
-    policy = requested.policy
-    if policy is Policy.NONE and requested.cpus is not CPUMode.EXCLUSIVE:
-        policy = Policy.BEST_EFFORT  # as the node does: ``bind`` alone names no policy
-    on_failure = requested.on_failure
-    if on_failure is None:
-        mild = requested.policy is Policy.BEST_EFFORT and requested.numamem is None
-        on_failure = OnFailure.BEST_EFFORT if mild else OnFailure.REJECT
     return ContainerRequest(
         container=container.name,
         is_init=ends,
-        policy=policy,
+        policy=requested.effective_policy,
         exclusive_cpus=found.exclusive_cpus,
         shared_milli=0 if found.exclusive_cpus else found.cpu_milli,
         charged_milli=0 if found.exclusive_cpus else found.cpu_requested_milli,
         amounts=_memory_amounts(found.hugepages, memory[0]) if near else (),
         charged_amounts=_memory_amounts(found.hugepages, memory[1]) if near else (),
         smt=requested.smt,
-        on_failure=on_failure,
+        on_failure=requested.effective_on_failure,
     )
 
 

@@ -11,8 +11,15 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, text_of, uid_of
-from nri_numa.kube.requests import ContentType, KubeError, Resource, mapping_or_empty
+from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, uid_of
+from nri_numa.kube.requests import (
+    ContentType,
+    KubeError,
+    Resource,
+    mapping_or_empty,
+    text_of,
+)
+from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
@@ -30,8 +37,6 @@ ASSUMED_POD_TIMEOUT_S: Final = 600.0
 """Seconds after which a binding of which nothing is known is not going to be written any more."""
 MAX_RECHECK_PAUSE_S: Final = 60.0
 """Seconds between two questions after a pod that its node does not count, at most."""
-ENDED_POD_PHASES: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that have nothing any more."""
 MIN_POD_WAKE_INTERVAL_S: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 PARTIAL_START_FACTOR: Final = 6.0

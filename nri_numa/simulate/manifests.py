@@ -1,7 +1,7 @@
 """Manifests become workloads: every document is checked, and every mistake is reported at once.
 
 Read are Pod, Deployment, ReplicaSet, ReplicationController, StatefulSet, DaemonSet (one pod: this
-is about one machine), Job, CronJob (one run) and List. Kinds that make no pods are passed over with
+is about one machine), Job, CronJob (one run) and List. Other kinds are passed over with
 a note, as a folder of manifests is full of them; a kind that looks like a slip is a mistake.
 
 Files are read the way Kubernetes reads them: it reads YAML 1.1 and makes JSON of it, so that
@@ -28,6 +28,8 @@ from msgspec.structs import replace
 
 from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
+from nri_numa.model.machine import count_text
+from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.simulate.pods import (
     ContainerManifest,
     ContainerRole,
@@ -40,8 +42,8 @@ from nri_numa.text import (
     HUGEPAGES_PREFIX,
     BadQuantity,
     milli_cpus,
-    page_bytes_of_resource,
     parse_exact_quantity,
+    parse_hugepages,
     whole_bytes,
 )
 
@@ -229,6 +231,14 @@ _API_VERSION_BY_KIND: Final = {
     "Job": "batch/v1",
     "CronJob": "batch/v1",
 }
+_VIRTUAL_MACHINE_KINDS: Final = frozenset(
+    {
+        "VirtualMachine",
+        "VirtualMachineInstance",
+        "VirtualMachineInstanceReplicaSet",
+        "VirtualMachinePool",
+    }
+)
 _DNS_LABEL_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _DNS_SUBDOMAIN_PATTERN = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
@@ -249,18 +259,23 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_files(
-    paths: Iterable[str | Path], counted: str = "", devices: Collection[str] | None = None
+    paths: Iterable[str | Path],
+    counted: str = "",
+    devices: Collection[str] | None = None,
+    *,
+    every_device: bool = False,
 ) -> Manifests:
     """Read files, folders (their YAML and JSON files in order of name), or ``-``.
 
     ``counted`` is the extended resource that counts exclusive CPUs, if there is one. Resources that
     are not in an inventory of ``devices`` are mistakes; without an inventory pods are placed
-    without what they ask for of such resources.
+    without what they ask for of such resources, unless ``every_device`` is read: a cluster's nodes
+    publish what they have.
 
     Raises:
         ManifestError: with every mistake in all of them.
     """
-    reading = _ManifestReader(counted, devices)
+    reading = _ManifestReader(counted, devices, every_device=every_device)
     for path in paths:
         for file in _list_manifest_files(Path(path), reading.problems):
             try:
@@ -296,8 +311,7 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
     meta.as_mapping(required=True)
     name = meta["name"].as_text() or meta["generateName"].as_text()
     namespace = meta["namespace"].as_text("default")
-    reading = _ManifestReader(counted)
-    reading.every_device = True
+    reading = _ManifestReader(counted, every_device=True)
     template = reading.read_pod(place, namespace)
     uid = meta["uid"].as_text() or _pod_uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
@@ -321,10 +335,12 @@ def _list_manifest_files(path: Path, problems: list[str]) -> list[Path]:
 class _ManifestReader:
     """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
 
-    def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
-        self.counted, self.devices = counted, devices
-        self.every_device = False
+    def __init__(
+        self, counted: str, devices: Collection[str] | None = None, *, every_device: bool = False
+    ) -> None:
+        self.counted, self.devices, self.every_device = counted, devices, every_device
         self.workloads: list[Workload] = []
+        self.ended_pods = 0
         self.notes: list[str] = []
         self.problems: list[str] = []
 
@@ -349,7 +365,11 @@ class _ManifestReader:
         """What was read, unless there were mistakes."""
         if self.problems:
             raise ManifestError(tuple(self.problems))
-        return Manifests(workloads=tuple(self.workloads), notes=tuple(self.notes))
+        notes = list(self.notes)
+        if self.ended_pods:
+            phases = " or ".join(sorted(ENDED_POD_PHASES, reverse=True))
+            notes.append(f"{count_text(self.ended_pods, 'pod')} with phase {phases}: left out")
+        return Manifests(workloads=tuple(self.workloads), notes=tuple(notes))
 
     def _read_document(self, place: DocumentNode) -> None:
         if not isinstance(place.value, Mapping):
@@ -366,7 +386,7 @@ class _ManifestReader:
             if near:
                 place["kind"].add_expectation_problem(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.location}: {value_text(kind)} makes no pods: left out")
+                self.notes.append(f"{place.location}: {_unread_kind_text(place, kind)}: left out")
             return
         version = place["apiVersion"]
         if version.value != wanted:
@@ -377,6 +397,9 @@ class _ManifestReader:
                 self._read_document(
                     DocumentNode(f"{place.location}, {item.path}", "", item.value, self.problems)
                 )
+            return
+        if kind == "Pod" and str(place["status"]["phase"].value) in ENDED_POD_PHASES:
+            self.ended_pods += 1
             return
         before = len(self.problems)
         workload = self._read_workload(place, kind)
@@ -578,10 +601,7 @@ class _ManifestReader:
                 elif name == "memory":
                     memory = whole_bytes(at.value)
                 elif name.startswith(HUGEPAGES_PREFIX):
-                    size, amount = page_bytes_of_resource(name), whole_bytes(at.value)
-                    if amount % size:
-                        raise BadQuantity(f"whole pages of {size} bytes")
-                    hugepages[size] = amount
+                    size, hugepages[size] = parse_hugepages(name, at.value)
                 else:
                     parse_exact_quantity(at.value)
                     self._check_resource_name(name, at, whose)
@@ -607,9 +627,21 @@ class _ManifestReader:
             elif whose == _POD_SUBJECT:
                 place.add_problem("is asked for by the pod as a whole, expected in a container")
             return
+        if self.every_device:
+            return
         note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _unread_kind_text(place: DocumentNode, kind: str) -> str:
+    """Why a document of another kind is no workload; a custom resource may become pods."""
+    group, slash, _ = str(place["apiVersion"].value).partition("/")
+    if kind in _VIRTUAL_MACHINE_KINDS:
+        return f"what counts of a {kind} is its launcher pod (virt-launcher-…), made by KubeVirt"
+    if slash and "." in group and not group.endswith(".k8s.io"):
+        return f"pods that a controller makes of {value_text(kind)} are not known"
+    return f"{value_text(kind)} makes no pods"
 
 
 def _is_extended_resource(name: str) -> bool:

@@ -19,8 +19,9 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.decision import Admitted, DecisionTrace, MeasuredFree, NodeModel, Rejected
-from nri_numa.engine.desired import DesiredState, updates_between
+from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected
+from nri_numa.engine.desired import NodeSnapshot, updates_between
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
@@ -29,7 +30,7 @@ from nri_numa.engine.rebalance import (
     state_after_migration,
 )
 from nri_numa.engine.resize import resize_container
-from nri_numa.engine.state import Allocation, ContainerKind, NodeState
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import (
     DEVICE_REJECTION_REASON,
@@ -318,7 +319,7 @@ class _Simulator:
                 self._create_pod(pod) if action is PodAction.CREATE else self._resize_pod(pod)
             )
         updates = updates_between(
-            DesiredState(self._machine, before), DesiredState(self._machine, self.state)
+            NodeSnapshot(self._machine, before), NodeSnapshot(self._machine, self.state)
         )
         had = self._cpus_by_container(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
@@ -335,22 +336,25 @@ class _Simulator:
     def numa_node_fill(self) -> dict[int, NUMANodeFill]:
         """How full each NUMA node is."""
         machine, state = self._machine, self.state
-        cpu_left = DesiredState(machine, state).free_cpu_milli
-        memory_left = machine.free_memory(state, self._reading)
+        node = self._snapshot()
+        cpu_left, memory_left = node.free_cpu_milli, node.free_memory
         return {
             i: NUMANodeFill(
-                cpus=len(node.cpus & machine.topology.allowed),
-                exclusive=len(node.cpus & state.exclusive),
-                idle_siblings=len(node.cpus & state.idle_siblings),
+                cpus=len(numa_node.cpus & machine.topology.allowed),
+                exclusive=len(numa_node.cpus & state.exclusive),
+                idle_siblings=len(numa_node.cpus & state.idle_siblings),
                 cpu_total_milli=machine.cpu_capacity_milli.get(i, 0),
                 cpu_allocated_milli=state.allocated_on(i).cpu_milli,
                 cpu_free_milli=cpu_left.get(i, 0),
-                memory_bytes=node.memory_bytes,
+                memory_bytes=numa_node.memory_bytes,
                 memory_allocated_bytes=state.allocated_on(i).memory,
                 memory_free_bytes=memory_left.get(i, 0),
             )
-            for i, node in sorted(machine.topology.numa_nodes.items())
+            for i, numa_node in sorted(machine.topology.numa_nodes.items())
         }
+
+    def _snapshot(self) -> NodeSnapshot:
+        return NodeSnapshot(self._machine, self.state, self._reading)
 
     def running_containers(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
@@ -381,9 +385,10 @@ class _Simulator:
                 break
             given = self._devices.devices_of(pod, manifest.name)
             made = self._devices.known_container_devices(pod, manifest.name).apply_to(made)
-            decision = admit_pod(machine, self.state, sandbox, made, reading, SIMULATED_UNIX_TIME)
+            node = NodeSnapshot(machine, self.state, reading, SIMULATED_UNIX_TIME)
+            decision = admit_pod(node, sandbox, made)
             if isinstance(decision, Rejected):
-                decision = self._admit_by_moving(decision, reading)
+                decision = _admit_by_moving(node, decision)
             if isinstance(decision, Rejected):
                 refusal = _rejected_outcome(
                     manifest, decision.reason, decision.message, decision.trace
@@ -399,21 +404,8 @@ class _Simulator:
                 self._release_container(made.id, SIMULATED_UNIX_TIME)
         # They all started, so nothing is kept for long.
         kept = self.state.reservations_of(pod.uid)
-        self.state = admit.release_reservations(machine, self.state, kept).state
+        self.state = admit.release_reservations(self._snapshot(), kept).state
         return outcomes
-
-    def _admit_by_moving(
-        self, refused: Rejected, reading: MeasuredFree | None
-    ) -> Admitted | Rejected:
-        """As the agent has it; where a search goes on after its answer, as at the next try."""
-        machine, state = self._machine, self.state
-        found = admit_by_moving(machine, state, refused, reading, SIMULATED_UNIX_TIME)
-        if isinstance(found, Admitted) or not found.is_search_spent:
-            return found
-        search = rebalance_search(
-            machine, state, refused, reading, SIMULATED_UNIX_TIME, is_deferred=False
-        )
-        return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or found
 
     def _resize_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
@@ -425,9 +417,7 @@ class _Simulator:
                 continue  # an init container, or one of a pod that was refused
             requested = replace(made.resources, hugepages={})
             before = self._cpus_by_container(self.state, [made.id])[made.id]
-            found = resize_container(
-                self._machine, self.state, sandbox, live, requested, self._reading
-            )
+            found = resize_container(self._snapshot(), sandbox, live, requested)
             if isinstance(found, Rejected):
                 refusal = _rejected_outcome(manifest, found.reason, found.message, found.trace)
                 outcomes.append(replace(refusal, previous_cpus=before))
@@ -449,21 +439,18 @@ class _Simulator:
     def _remove_pod(self, pod: PodManifest) -> None:
         for manifest in reversed(pod.containers):
             self._release_container(container_id(pod, manifest.name))
-        self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
+        self.state = admit.forget_pod(self._snapshot(), pod.uid).state
         self._devices.release_devices(pod)
 
     def _release_container(self, id: str, ended: float | None = None) -> None:
         self._live.pop(id, None)
-        self.state = admit.release_container(self._machine, self.state, id, ended).state
+        self.state = admit.release_container(self._snapshot(), id, ended).state
 
     def _container_outcome(
         self, manifest: ContainerManifest, id: str, trace: DecisionTrace
     ) -> ContainerOutcome:
         allocation = self.state.allocations[id]
-        if (
-            allocation.kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
-            and not allocation.mems
-        ):
+        if not allocation.is_pinned:
             verdict = (
                 SimulatedOutcome.UNTOUCHED if allocation.aligned else SimulatedOutcome.UNPINNED
             )
@@ -484,7 +471,7 @@ class _Simulator:
 
     def _cpus_by_container(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
         """What containers have in a state, of those that are in it."""
-        desired = DesiredState(self._machine, state)
+        desired = NodeSnapshot(self._machine, state)
         return {
             i: str(desired.cpuset_of(state.allocations[i])) for i in ids if i in state.allocations
         }
@@ -518,3 +505,12 @@ def _nonempty_resource_fields(change: Resources | ContainerUpdate | None) -> dic
     """What a change says of resources; it leaves the others as they are."""
     names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
     return {name: value for name in names if (value := getattr(change, name, None))}
+
+
+def _admit_by_moving(node: NodeSnapshot, refused: Rejected) -> Admitted | Rejected:
+    """As the agent has it; where a search goes on after its answer, as at the next try."""
+    found = admit_by_moving(node, refused)
+    if isinstance(found, Admitted) or not found.is_search_spent:
+        return found
+    search = rebalance_search(node, refused, is_deferred=False)
+    return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or found

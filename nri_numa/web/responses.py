@@ -146,6 +146,10 @@ class Assignment(Document, frozen=True, kw_only=True):
     displaced: Annotated[
         str, "CPUs it was placed on, while all are offline and it shares the pool."
     ] = ""
+    reserved: Annotated[
+        str,
+        "Of its exclusive CPUs, those that became reserved later: it keeps them.",
+    ] = ""
     aligned: Annotated[bool, "False when a wider set had to be taken."] = field(name="preferred")
     reason: str
     cpu_milli: int

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.decision import Admitted, Decision, NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Admitted, Decision
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import (
     ExplanationDocument,
     explain_allocation,
     explain_rejection,
     stored_explanation,
 )
+from nri_numa.engine.node_model import NodeModel
 
 
 def of_decision(machine: NodeModel, decision: Decision) -> ExplanationDocument:
     known = stored_explanation(decision.trace)
     if isinstance(decision, Admitted):
-        cpus = DesiredState(machine, decision.state).cpuset_of(decision.allocation)
+        cpus = NodeSnapshot(machine, decision.state).cpuset_of(decision.allocation)
         return explain_allocation(decision.allocation, known, str(cpus))
     return explain_rejection(known, decision.reason, decision.message)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.serving import ProcessInfo
 from nri_numa.config import HTTP
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.model.settings import Settings

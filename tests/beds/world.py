@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel, Rejected
+from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import Allocation, ContainerKind, check_invariants
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import (

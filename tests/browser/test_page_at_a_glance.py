@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
@@ -44,6 +45,20 @@ def test_the_node_is_named_first(page: Page, bed: PageBed) -> None:
     page.wait("document.getElementById('node').textContent === 'worker-7.example.org'")
     assert page.run("document.title") == "worker-7.example.org – nri-numa"
     assert page.run("document.getElementById('address').textContent") in bed.url
+
+
+def test_exclusive_cpus_that_became_reserved_are_marked(page: Page, bed: PageBed) -> None:
+    bed.create("own", cpus=2, policy="single-numa-node")
+    visit(page, bed)
+    page.wait(f"{PODS}.length === 1")
+    assert not page.run("document.querySelector('#list tbody .wide')")
+    (own,) = (a for a in bed.agent.state.allocations.values() if a.pod == "own")
+    machine = bed.agent.machine
+    bed.agent.machine = replace(machine, settings=replace(machine.settings, reserved_cpus=own.cpus))
+    bed.do(bed.agent.notify_listeners)
+    page.wait("document.querySelector('#list tbody .wide')?.textContent === 'reserved'")
+    for cpu in own.cpus:
+        assert "became reserved later" in page.run(label(cpu))
 
 
 def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from nri_numa.agent.links import supported_memory_policies
-from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.request.demand import claim_result_text
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet

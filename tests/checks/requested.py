@@ -13,7 +13,7 @@ from typing import Final
 
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
-from nri_numa.model.reasons import Rejection
+from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import OnDenied, Permission, Rule, Settings
 from nri_numa.model.workload import (
     Container,
@@ -209,11 +209,20 @@ RECORDED_NAMES: Final = {
 """Names in the recorded files, by field."""
 
 
+OF_ONE_KEY: Final = (
+    RejectionReason.INVALID_ANNOTATION,
+    RejectionReason.NOT_PERMITTED,
+    RejectionReason.SLOTS_CONFLICT,
+)
+"""Reasons whose detail begins with an annotation's key."""
+
+
 def _answer(pod: PodSandbox, found: object) -> str:
     """All that is not as it is where nothing is asked for."""
     if isinstance(found, Rejection):
         who = f"pod {pod.full_name}, container main"
-        return f"refused: {found.reason}: {who}: {found.detail} | {found.rule} | {found.key}"
+        key = found.detail.partition(" is ")[0] if found.reason in OF_ONE_KEY else ""
+        return f"refused: {found.reason}: {who}: {found.detail} | {found.rule} | {key}"
     slots: tuple[str, ...] = type(found).__struct_fields__  # type: ignore[attr-defined]
     words = []
     for name in slots:

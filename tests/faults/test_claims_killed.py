@@ -18,7 +18,7 @@ import pytest
 
 from nri_numa.agent.claims import ClaimStore
 from nri_numa.dra.handover import ClaimFileRequester, ClaimFileResponder
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import agent_of

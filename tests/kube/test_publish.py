@@ -392,6 +392,8 @@ def test_the_policies_for_tenants_admit_and_refuse_as_written(tenants: Client) -
         ({f"cpus.{PREFIX}/pod": "exclusive"}, whole),
         (asks(smt="full-core"), whole),
         (asks(smt__main="isolate"), whole),
+        (asks(cpus="exclusive\n"), whole),
+        (asks(smt="full-core\n"), whole),
     ]
     for asked, needed in wanted:
         said = tries(tenants, "plain", asked)
@@ -406,7 +408,7 @@ def test_a_claim_may_ask_for_what_an_annotation_may(tenants: Client) -> None:
     wanted: list[tuple[str, dict[str, str], str]] = [
         (ours, {"policy": "restricted", "smt": "spread"}, ""),
         (ours, {"numamem": "0"}, lists),
-        (ours, {"smt": "full-core"}, whole),
+        (ours, {"smt": "full-core\n"}, whole),
         (ours, {"bind": "both", "smt": "isolate"}, whole),
         ("gpu.example.com", {"numamem": "0", "smt": "isolate"}, ""),
     ]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nri_numa.engine.decision import MeasuredFree, NodeModel
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.simulate.manifests import read_text

@@ -27,7 +27,9 @@ from msgspec.structs import replace
 from bench.room import shapes
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
-from nri_numa.engine.decision import Admitted, NodeModel, Rejected
+from nri_numa.engine.decision import Admitted, Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -414,9 +416,9 @@ def test_a_partial_plan_counts_as_much_work_as_it_is() -> None:
     """On four NUMA nodes the search is nothing but partial plans, which took twice the 25 ms."""
     *_, shape = shapes(8, hostile=True, most_cpus=512)
     machine, state = shape.machine, shape.state
-    refused, found = admit_pod(machine, state, shape.pod, shape.container), []
+    refused, found = admit_pod(NodeSnapshot(machine, state), shape.pod, shape.container), []
     assert isinstance(refused, Rejected)
-    count = calls(lambda: found.append(admit_by_moving(machine, state, refused, None, 0.0)))
+    count = calls(lambda: found.append(admit_by_moving(NodeSnapshot(machine, state), refused)))
     assert found[0].is_search_spent
     assert count <= PARTIAL_PLAN_CALLS
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, NodeModel, PlacementRequest
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Admitted, PlacementRequest
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
@@ -92,7 +93,7 @@ def _drained_but(world: World, numa_node: int) -> NodeModel:
 
 def never_overcommitted(machine: NodeModel, state: NodeState) -> None:
     """Nobody was let in by force here, so all promises can be kept."""
-    pool = DesiredState(machine, state).pool
+    pool = NodeSnapshot(machine, state).pool
     for i, cpus in machine.usable_cpus_by_node.items():
         shared = state.allocated_on(i).cpu_milli - 1000 * len(cpus & state.exclusive)
         assert shared <= machine.shared_milli_of(len(cpus & pool)), i
@@ -111,14 +112,14 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
     left = world.agent.desired.free_cpu_milli
     for i, milli in left.items():
         only = _drained_but(world, i)
-        assert DesiredState(only, world.agent.state).free_cpu_milli[i] == milli
+        assert NodeSnapshot(only, world.agent.state).free_cpu_milli[i] == milli
         if milli:
             of, made = _asks(milli, requested)
-            decision = admit(only, world.agent.state, of, made)
+            decision = admit(NodeSnapshot(only, world.agent.state), of, made)
             assert isinstance(decision, Admitted)
-            assert DesiredState(only, decision.state).free_cpu_milli[i] == 0
+            assert NodeSnapshot(only, decision.state).free_cpu_milli[i] == 0
         of, made = _asks(milli + 1, requested)
-        assert not isinstance(admit(only, world.agent.state, of, made), Admitted)
+        assert not isinstance(admit(NodeSnapshot(only, world.agent.state), of, made), Admitted)
 
 
 @given(
@@ -140,11 +141,11 @@ def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
         exact = smt in (SMT.ANY, SMT.SPREAD) or len(sizes) == 1
         if count and (exact or smt is SMT.ISOLATE):
             of, made = _asks(1000 * count, requested)
-            decision = admit(only, world.agent.state, of, made)
+            decision = admit(NodeSnapshot(only, world.agent.state), of, made)
             assert isinstance(decision, Admitted), (i, count)
             never_overcommitted(only, decision.state)
         of, made = _asks(1000 * (count + 1), requested)
-        more = admit(only, world.agent.state, of, made)
+        more = admit(NodeSnapshot(only, world.agent.state), of, made)
         assert not (exact and isinstance(more, Admitted))
         if isinstance(more, Admitted):
             never_overcommitted(only, more.state)
@@ -156,7 +157,9 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     machine, state = world.agent.machine, world.agent.state
     requested = machine.options_resolver(of, made)
     assert isinstance(requested, PlacementOptions)
-    case = PlacementRequest(machine, state, of, made, requested, Demand(exclusive_cpus=1))
+    case = PlacementRequest(
+        NodeSnapshot(machine, state), of, made, requested, Demand(exclusive_cpus=1)
+    )
     text = free_resources_text(case, free_resources(case))
     found: dict[int, int] = {}
     for part in text.split("; "):
@@ -173,7 +176,7 @@ def test_wide_owners_leave_what_was_promised(
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "best-effort", "cpus": "exclusive"}
     of, made = _asks(1000 * count, requested)
-    decision = admit(world.agent.machine, world.agent.state, of, made)
+    decision = admit(NodeSnapshot(world.agent.machine, world.agent.state), of, made)
     if isinstance(decision, Admitted):
         never_overcommitted(world.agent.machine, decision.state)
 
@@ -215,14 +218,14 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
     settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
     world = _lived(number, settings, steps, slots=slots)
     machine, state = world.agent.machine, world.agent.state
-    before = slot_capacity(DesiredState(machine, state))
+    before = slot_capacity(NodeSnapshot(machine, state))
     assert all(n >= 0 for n in (*before.free.values(), *before.allocated.values()))
     for n in range(sum(before.free.values())):
-        decision = admit(machine, state, *_one(f"slot{n}", 1))
+        decision = admit(NodeSnapshot(machine, state), *_one(f"slot{n}", 1))
         assert isinstance(decision, Admitted), (n, before)
         state = decision.state
         if smt != "isolate":
-            assert slot_capacity(DesiredState(machine, state)).total_slots == before.total_slots
+            assert slot_capacity(NodeSnapshot(machine, state)).total_slots == before.total_slots
 
 
 @hypothesis_settings(deadline=None)
@@ -233,10 +236,10 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
     machine, state = world.agent.machine, world.agent.state
-    for i, count in slot_capacity(DesiredState(machine, state)).free.items():
+    for i, count in slot_capacity(NodeSnapshot(machine, state)).free.items():
         if not count:
             continue
-        decision = admit(machine, state, *_one("one-more", count, i))
+        decision = admit(NodeSnapshot(machine, state), *_one("one-more", count, i))
         assert isinstance(decision, Admitted), (i, count)
         assert decision.allocation.cpus <= machine.usable_cpus_by_node[i]
         assert len(decision.allocation.cpus) == count

@@ -19,7 +19,9 @@ from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit, forget_pod
-from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.request.annotations import format_scheduled_nodes
 from nri_numa.engine.state import NodeState
 from nri_numa.kube.api import uid_of
@@ -197,7 +199,7 @@ class Cluster:
     def publish(self, number: int = 0) -> None:
         """The publisher writes what the agent says."""
         del number
-        found = zones_document(MACHINE, self.state, MeasuredFree())
+        found = zones_document(NodeSnapshot(MACHINE, self.state, MeasuredFree()))
         document = topology.build_topology_object(
             "n1", "uid", {}, topology.build_topology_contents(PREFIX, found)
         )

@@ -24,7 +24,9 @@ from typing import TypeAlias
 import pytest
 
 from nri_numa.engine.admit import forget_pod, release_container
-from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
@@ -98,7 +100,7 @@ class Node:
         got: dict[str, Got] = {}
         for one in case.wanted:
             made = container(of, one.name, limits(one))
-            decision = admit_pod(self.machine, self.state, of, made, self.reading, 1.0)
+            decision = admit_pod(self.snapshot(), of, made)
             if not isinstance(decision, Admitted):
                 self.remove(case)
                 return None
@@ -109,15 +111,16 @@ class Node:
                 frozenset(a.cpus) if a.exclusive else None, frozenset(a.mems) if a.mems else None
             )
             if one.init:
-                self.state = release_container(self.machine, self.state, made.id, 1.0).state
+                self.state = release_container(self.snapshot(), made.id, 1.0).state
         return got
+
+    def snapshot(self) -> NodeSnapshot:
+        return NodeSnapshot(self.machine, self.state, self.reading, 1.0)
 
     def remove(self, case: PodCase) -> None:
         for one in case.wanted:
-            self.state = release_container(
-                self.machine, self.state, f"{case.name}-{one.name}"
-            ).state
-        self.state = forget_pod(self.machine, self.state, f"uid-{case.name}").state
+            self.state = release_container(self.snapshot(), f"{case.name}-{one.name}").state
+        self.state = forget_pod(NodeSnapshot(self.machine, self.state), f"uid-{case.name}").state
 
     def check_groups(self) -> None:
         """Memory nodes of Guaranteed containers are the same or disjoint."""

@@ -8,7 +8,9 @@ from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -102,11 +104,14 @@ def _really(world: World, refused: Rejected) -> None:
         return
     name, need, have = told
     if name == "memory":
-        left, total = machine.free_memory(state, world.reading), machine.memory_capacity
+        left, total = (
+            NodeSnapshot(machine, state, world.reading).free_memory,
+            machine.memory_capacity,
+        )
     elif name.startswith("hugepages-"):
         size = MIB2 if name.endswith("-2Mi") else GIB
         left, total = (
-            machine.free_hugepages(size, state, world.reading),
+            NodeSnapshot(machine, state, world.reading).free_hugepages(size),
             machine.hugepages_capacity(size),
         )
     else:

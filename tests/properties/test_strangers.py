@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Decision, NodeModel, RunningAdmission
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Admitted, Decision, RunningAdmission
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import (
     explain_allocation,
     explain_rejection,
     stored_explanation,
 )
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import admit_running, rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -131,12 +132,14 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
     machine = NodeModel(topology=topology, settings=Settings(), key=b"signs")
     sandboxes, live = _full(node)
     of = {p.id: p for p in sandboxes}
-    told = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0)
+    told = rebuild_node_state(
+        NodeSnapshot(machine, NodeState(), now=7.0), PodTable.from_pods(sandboxes), live
+    )
     state, one_by_one = NodeState(), []
     updates: list[ContainerUpdate] = []
     for stranger in sorted(live, key=lambda c: (of[c.pod_id].full_name, c.name, c.id)):
         met: RunningAdmission = admit_running(
-            machine, state, of[stranger.pod_id], stranger, None, 7.0
+            NodeSnapshot(machine, state, now=7.0), of[stranger.pod_id], stranger
         )
         one_by_one.append(met.decision)
         state = met.state
@@ -152,7 +155,7 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
         for d in one_by_one
         if not (isinstance(d, Admitted) and d.allocation.container_id in calm)
     ]
-    pool = str(DesiredState(machine, state).pool)
+    pool = str(NodeSnapshot(machine, state).pool)
     assert _after(state, live, told.updates, pool) == _after(state, live, updates, pool)
 
 
@@ -163,12 +166,15 @@ def test_states_that_somebody_has_are_never_changed(
     """The remembered state, and that of each decision which tells others."""
     machine = NodeModel(topology=topology, settings=Settings())
     sandboxes, live = _full(first)
-    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(
+        NodeSnapshot(machine, NodeState(), now=7.0), PodTable.from_pods(sandboxes), live
+    ).state
     known, text = list(prior.allocations), repr(prior)
     more, others = _full(then)
     more = [replace(p, id=f"n{p.id}", uid=f"n{p.uid}") for p in more]
     others = [replace(c, id=f"n{c.id}", pod_id=f"n{c.pod_id}") for c in others]
-    told = rebuild_node_state(machine, prior, [*sandboxes, *more], [*live, *others], now=9.0)
+    every = PodTable.from_pods([*sandboxes, *more])
+    told = rebuild_node_state(NodeSnapshot(machine, prior, now=9.0), every, [*live, *others])
     assert repr(prior) == text
     for decision in told.decisions:
         if not isinstance(decision, Admitted):
@@ -191,7 +197,9 @@ def test_the_pods_of_known_containers_are_not_asked_for() -> None:
     )
     asks: Mapping[str, str] = {"policy": "best-effort"}
     sandboxes, live = _full([(asks, QoSClass.BURSTABLE, [("app", resources(1))])] * 3)
-    prior = rebuild_node_state(machine, NodeState(), sandboxes, live, now=7.0).state
+    prior = rebuild_node_state(
+        NodeSnapshot(machine, NodeState(), now=7.0), PodTable.from_pods(sandboxes), live
+    ).state
     asked: list[str] = []
 
     def make(pod_id: str) -> PodSandbox:
@@ -199,10 +207,12 @@ def test_the_pods_of_known_containers_are_not_asked_for() -> None:
         return next(p for p in sandboxes if p.id == pod_id)
 
     every = PodTable({p.id: p.uid for p in sandboxes}, make)
-    known = rebuild_node_state(machine, prior, every, live, now=9.0)
+    known = rebuild_node_state(NodeSnapshot(machine, prior, now=9.0), every, live)
     assert (asked, len(known.adopted)) == ([], 3)
     larger = replace(live[1], resources=resources(2))
-    again = rebuild_node_state(machine, prior, every, [live[0], larger, live[2]], now=9.0)
+    again = rebuild_node_state(
+        NodeSnapshot(machine, prior, now=9.0), every, [live[0], larger, live[2]]
+    )
     assert asked == [sandboxes[1].id]
     assert [a.container_id for a, _ in again.resized] == [larger.id]
     assert again.state.allocations[live[0].id].kind is ContainerKind.SHARED

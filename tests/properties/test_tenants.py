@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -139,9 +140,9 @@ def test_no_owner_is_refused_because_of_an_unpaid_list(
         for container_id, allocation in state.allocations.items():
             if allocation.yields_to_exclusive and not allocation.charges:
                 alone = alone.without_allocation(container_id)
-        without = admit(machine, alone, of, made_of)
+        without = admit(NodeSnapshot(machine, alone), of, made_of)
         if isinstance(without, Admitted) and without.allocation.exclusive:
-            beside = admit(machine, state, of, made_of)
+            beside = admit(NodeSnapshot(machine, state), of, made_of)
             assert isinstance(beside, Admitted), beside.message
             assert len(beside.allocation.cpus) == len(without.allocation.cpus)
             assert len(beside.allocation.numa_nodes) == len(without.allocation.numa_nodes)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container
 from nri_numa.publisher.topology import build_topology_contents
@@ -41,12 +42,12 @@ def _placed(world: World, cpus: float, memory: float, pages: int) -> bool:
     of = pod("one-more")
     wants = resources(cpus, memory, hugepages={HUGE: pages} if pages else None)
     machine, state = world.agent.machine, world.agent.state
-    return isinstance(admit(machine, state, of, container(of, wants=wants)), Admitted)
+    return isinstance(admit(NodeSnapshot(machine, state), of, container(of, wants=wants)), Admitted)
 
 
 def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
     found = build_topology_contents(
-        "x", zones_document(world.agent.machine, world.agent.state, None)
+        "x", zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
     )
     needs = {"cpu": round(cpus * 1000), "memory": int(memory * GIB), "hugepages-2Mi": pages}
     return passes(found, Pod(apps=[needs]))
@@ -87,13 +88,13 @@ def test_whole_pods(
     """With scope pod all containers must fit one NUMA node together."""
     world = _lived(number, replace(settings, defaults={**POLICY, "scope": "pod"}), steps)
     machine, state = world.agent.machine, world.agent.state
-    found = build_topology_contents("x", zones_document(machine, state, None))
+    found = build_topology_contents("x", zones_document(NodeSnapshot(machine, state)))
     needs = [{"cpu": 1000 * cpus, "memory": int(memory * GIB)} for cpus, memory in containers]
     whole = resources(sum(c for c, _ in containers), sum(m for _, m in containers))
     of, placed = pod("one-more", total=whole), True
     for n, (cpus, memory) in enumerate(containers):
         made = container(of, f"c{n}", resources(cpus, memory))
-        decision = admit(machine, state, of, made)
+        decision = admit(NodeSnapshot(machine, state), of, made)
         placed = placed and isinstance(decision, Admitted)
         if isinstance(decision, Admitted):
             state = decision.state

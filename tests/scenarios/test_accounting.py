@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import take_avoiding_contended, total_free_exclusive
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
-from nri_numa.engine.decision import MeasuredFree, NodeModel, PlacementRequest, Rejected
+from nri_numa.engine.decision import PlacementRequest, Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -100,7 +102,7 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     machine, of = NodeModel(topology=topology, settings=Settings()), pod("own")
     take = partial(
         take_avoiding_contended,
-        PlacementRequest(machine, NodeState(), of, container(of), PlacementOptions()),
+        PlacementRequest(NodeSnapshot(machine, NodeState()), of, container(of), PlacementOptions()),
     )
     request = TakeRequest(
         count=4, free_cpus=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE

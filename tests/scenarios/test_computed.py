@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, MeasuredFree
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.request.annotations import (
     MAX_SCHEDULED_NODES_CHARS,
     format_scheduled_nodes,
@@ -488,7 +489,7 @@ def test_it_is_said(world: World) -> None:
     for name, cpus in (("first", 28), ("second", 8)):
         of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
         made = container(of, wants=resources(cpus, 1))
-        found = admit(world.agent.machine, world.agent.state, of, made)
+        found = admit(world.agent.desired, of, made)
         assert isinstance(found, Admitted)
         said = [step for step in found.trace.decision_steps if "the scheduler held" in step]
         if name == "first":
@@ -507,6 +508,6 @@ def test_it_is_said(world: World) -> None:
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
     of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
-    found = admit(world.agent.machine, world.agent.state, of, container(of, wants=resources(2, 1)))
+    found = admit(world.agent.desired, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.decision import MeasuredFree
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, Device, DeviceAlignment, DeviceRequest, PodSandbox
 from nri_numa.nri.wire.pb import nri_pb2 as pb

@@ -6,8 +6,9 @@ What is offline, not allowed or without memory is in tests/shipped/test_docs_ref
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from nri_numa.engine.decision import MeasuredFree
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -55,25 +56,30 @@ def test_what_does_not_exist_is_refused(
     assert not world.agent.state.allocations
 
 
-def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
-    topology = machines.single_no_smt()
-    lenient = World(topology, Settings(reserved_cpus=CPUSet([0])))
-    assert lenient.refused("a", {"numacpu": "0"}).reason == "CPUReserved"
-    ruled = (Rule(namespaces=("system",), values={"numacpu": "0"}),)
-    lenient = World(topology, Settings(reserved_cpus=CPUSet([0]), rules=ruled))
-    assert lenient.place(pod("a", namespace="system")) == ("0", "")
-    refused = lenient.refuse(
-        pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1)
-    )
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(rules=(Rule(namespaces=("system",), values={"numacpu": "0"}),)),
+        Settings(defaults={"numacpu": "0"}),
+    ],
+    ids=["rule", "default"],
+)
+def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
+    settings: Settings, strict: bool
+) -> None:
+    settings = replace(settings, reserved_cpus=CPUSet([0]), strict_reserved=strict)
+    world = World(machines.single_no_smt(), settings)
+    says(world.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
+    assert world.place(pod("a", namespace="system")) == ("0", "")
+    world.check()
+    refused = world.refuse(pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1))
     assert refused.reason == "CPUReserved"
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in lenient.agent.explanation_of_refusal(lenient.agent.rejections[-1]).basis.rule
+        in world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
     )
-    strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
-    assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
-    says(strict.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
 
 
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
@@ -178,6 +184,13 @@ def test_numamem_of_memory_without_cpus_puts_cpus_at_the_least_distance() -> Non
     world = World(topology)
     assert world.put("a", {"policy": "single-numa-node", "numamem": "2"}, 1.5, 1) == ("4-7", "2")
     assert world.allocation("a-app").numa_nodes == NUMASet([1])
+
+
+def test_memory_of_one_kind_that_no_computed_pin_may_use_is_one_warning() -> None:
+    world = World(build_synthetic_topology(sockets=2, numa_per_socket=1, memory_only_gib=[8] * 4))
+    placed = world.admit(pod("a", {"numamem": "0,2-5"}))
+    (warning,) = placed.warnings
+    assert warning.startswith("memory-only NUMA nodes 2-5, at distance 17 from the nearest CPUs, a")
 
 
 def test_numamem_that_does_not_hold_the_memory_is_refused_with_a_policy_too(world: World) -> None:

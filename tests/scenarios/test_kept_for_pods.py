@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
-from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.engine.decision import Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.foreign_pins import shown_kind
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -572,10 +573,19 @@ def test_nothing_is_kept_for_others_that_may_want_none(
     assert not world.agent.state.reservations_of(of.uid)
 
 
-def test_fractions_may_share_what_could_not_be_owned() -> None:
-    world = World(machines.dual_no_smt(), replace(KEEP, cpu_overcommit=2.0))
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        (replace(KEEP, cpu_overcommit=2.0), {"policy": "best-effort"}),
+        (KEEP, {"policy": "restricted", "on-failure": "unpinned"}),
+    ],
+)
+def test_others_of_a_pod_may_share_or_start_unpinned_where_none_could_be_owned(
+    settings: Settings, asks: Mapping[str, str]
+) -> None:
+    world = World(machines.dual_no_smt(), settings)
     start(world, pod("x", OWN), "main", 10)
-    of = pod("pair", {"policy": "best-effort"}, total=resources(8, 2))
+    of = pod("pair", asks, total=resources(8, 2))
     start(world, of, "a", 4, 1)
     assert not world.agent.state.reservations_of(of.uid)
 

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.foreign_pins import shown_kind
@@ -189,13 +190,13 @@ def test_granted_memory_is_the_kubelets_too() -> None:
 def test_granted_memory_is_not_promised_again() -> None:
     world = World(machines.dual_smt())
     machine, state = world.agent.machine, world.agent.state
-    before = machine.free_memory(state, None)
+    before = NodeSnapshot(machine, state).free_memory
     granted = KubeletGrants(memory={0: 1 << 30, 9: 1}, hugepages={0: {2 << 20: 4 << 20}})
     world.agent.apply_grants(granted)
-    after = machine.free_memory(world.agent.state, None)
+    after = NodeSnapshot(machine, world.agent.state).free_memory
     assert before[0] - after[0] == 1 << 30
     assert before[1] == after[1]
-    assert machine.free_hugepages(2 << 20, world.agent.state, None)[0] == 0
+    assert NodeSnapshot(machine, world.agent.state).free_hugepages(2 << 20)[0] == 0
 
 
 def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> None:

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
-from nri_numa.engine.decision import MeasuredFree, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import build_synthetic_topology

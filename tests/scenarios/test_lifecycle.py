@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import (
     Charge,
     ContainerKind,
@@ -370,6 +372,6 @@ def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
 def test_forgetting_what_is_not_there_changes_nothing() -> None:
     state = NodeState()
     machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
-    assert admit.forget_pod(machine, state, "u").state is state
+    assert admit.forget_pod(NodeSnapshot(machine, state), "u").state is state
     assert state.without_pod("u") is state
-    assert admit.release_container(machine, state, "x").state is state
+    assert admit.release_container(NodeSnapshot(machine, state), "x").state is state

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import Admitted, MeasuredFree, NodeModel
+from nri_numa.engine.decision import Admitted
 from nri_numa.engine.explain import sentences
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -278,9 +279,7 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
     pair = {"policy": "best-effort", "smt": "pair"}
     world.put("high", {**pair, "load": "high"}, 2, 1)
     low = pod("low", {**pair, "load": "low"})
-    decision = admit(
-        world.agent.machine, world.agent.state, low, container(low, wants=resources(2, 1))
-    )
+    decision = admit(world.agent.desired, low, container(low, wants=resources(2, 1)))
     assert isinstance(decision, Admitted)
     told = sentences.render_text(of_decision(world.agent.machine, decision))
     assert "beside containers of the opposite load" in " ".join(told.split())

@@ -8,8 +8,9 @@ from click.testing import CliRunner
 from nri_numa.cli import cli
 from nri_numa.cli.status import numa_node_table_lines
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain import sentences
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -49,7 +50,7 @@ def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: o
     of = pod("p", annotations)
     wants = resources(cpus, 1, **more)  # type: ignore[arg-type]
     machine = NodeModel(topology=topology, settings=Settings())
-    found = admit(machine, NodeState(), of, container(of, wants=wants))
+    found = admit(NodeSnapshot(machine, NodeState()), of, container(of, wants=wants))
     return " ".join(sentences.render_text(of_decision(machine, found), 400).split())
 
 

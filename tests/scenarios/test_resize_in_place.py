@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import MeasuredFree, Rejected, Resized
+from nri_numa.engine.decision import Rejected, Resized
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import Charge, ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet

@@ -19,7 +19,9 @@ from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
-from nri_numa.engine.decision import Admitted, MeasuredFree, Rejected
+from nri_numa.engine.decision import Admitted, Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves, restore_headroom
 from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -234,10 +236,9 @@ def test_after_a_plan_everything_holds(
             continue
         state, node = world.agent.state, world.agent.machine
         stays = set(list(state.allocations)[::2]) if still else set()
+        at = NodeSnapshot(node, state)
         plan, again = (
-            StepwiseSearch(plan_moves(node, state, answer, still=stays, running=running)).run_steps(
-                10**6
-            )
+            StepwiseSearch(plan_moves(at, answer, still=stays, running=running)).run_steps(10**6)
             for _ in range(2)
         )
         assert plan == again
@@ -273,14 +274,14 @@ def test_after_a_plan_everything_holds(
     node = replace(
         node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
     )
-    if (kept := restore_headroom(node, state, None, 0.0, (), 2)) is None:
+    if (kept := restore_headroom(NodeSnapshot(node, state), (), 2)) is None:
         return
     assert check_invariants(kept.state, topology, node.settings) == []
     after = dict(kept.state.allocations)
     moved = {move.before.container_id for move in kept.moves if move.before.movable}
     assert {i for i, a in state.allocations.items() if after.pop(i) != a} == moved
     assert (len(kept.moves) <= 2, after, set(kept.state.pods)) == (True, {}, set(state.pods))
-    assert restore_headroom(node, kept.state, None, 0.0, (), 2) is None
+    assert restore_headroom(NodeSnapshot(node, kept.state), (), 2) is None
 
 
 # --- it happens -----------------------------------------------------------------------------------
@@ -387,11 +388,11 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 ) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
-    found = zones_document(world.agent.machine, world.agent.state, None)
+    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
     nodes = SchedulerCache()
     for name in ("n", "empty"):
         nodes.update_node(name, decode_topology(build_topology_contents(PREFIX, found), PREFIX))
-        found = zones_document(world.agent.machine, NodeState(), None)
+        found = zones_document(NodeSnapshot(world.agent.machine, NodeState()))
     judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
     request = PodReader(Settings()).read_pod_request
     asked = request(single(6))
@@ -414,7 +415,9 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
             "n", decode_topology(build_topology_contents(PREFIX, found), PREFIX)
         )
     assert isinstance(new(world), Admitted if fits else Rejected)
-    still = zones_document(world.agent.machine, world.agent.state, None, still=["a-app", "b-app"])
+    still = zones_document(
+        NodeSnapshot(world.agent.machine, world.agent.state), still=["a-app", "b-app"]
+    )
     assert {zone.exclusive_cpus_after_moves for zone in still.zones} == {None}
 
 
@@ -848,7 +851,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
         answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
-        search = StepwiseSearch(plan_moves(world.agent.machine, world.agent.state, answer))
+        search = StepwiseSearch(plan_moves(world.agent.desired, answer))
         assert search.run_steps(10**6) is None
         work.append(search.used)
     assert work[0] == work[1]

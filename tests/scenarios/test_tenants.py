@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config.values import parse_cpu_count_or_percent
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -640,7 +641,7 @@ def test_an_unpaid_memory_limit_books_nothing_for_others() -> None:
     for n in range(3):
         wants = replace(burst(0.1, 1), memory_limit=32 << 40)
         world.place(*want(f"huge{n}", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990))
-    left = world.agent.machine.free_memory(world.agent.state, None)
+    left = NodeSnapshot(world.agent.machine, world.agent.state).free_memory
     assert sum(left.values()) > 120 * GIB
     world.place(*want("honest", SINGLE, resources(2, 40)))
 

@@ -47,7 +47,7 @@ def test_the_pages_remedies_are_those_of_the_documentation() -> None:
 
 def test_every_reason_to_refuse_has_a_remedy_beside_the_page() -> None:
     for reason in RejectionReason:
-        assert f'<section id="{reason.anchor}" class="card">' in remedies.text()
+        assert f'<section id="{reason.lower()}" class="card">' in remedies.text()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def world() -> dict[str, Any]:
             topology(8, 4, name="worker-1", zone={f"{PREFIX}/capacity-factor": "0.75"}),
             topology(16, 16, name="worker-2"),
         ],
-        "nodes": [node("worker-1", drained="1"), node("worker-2"), node("worker-3")],
+        "nodes": [node("worker-1", drained="1\n"), node("worker-2"), node("worker-3")],
         "pods": [refused, pod("slow", "worker-1", waiting=waiting("pulling", "ErrImagePull"))],
         "pod": {"refused": refused},
         "events": [],
@@ -258,7 +258,7 @@ def test_a_pod_that_no_node_takes_has_the_schedulers_reasons(
         f"{after}"
     )
     condition = {"type": "PodScheduled", "status": "False", "message": message}
-    world["pod"]["big"] = pod("big", conditions=[condition], asks={"policy": "single-numa-node"})
+    world["pod"]["big"] = pod("big", conditions=[condition], asks={"policy": "single-numa-node\n"})
     done = run("why", "big", "-n", "shop")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [

@@ -374,7 +374,7 @@ def node(**annotations: str) -> dict[str, Any]:
         ("drain", "", "drained=1"),
         ("drain", "0", "drained=0,1"),
         ("drain", "0-1", None),
-        ("undrain", "0-1", "drained=0"),
+        ("undrain", "0-1\n", "drained=0"),
         ("undrain", "1", "drained-"),
         ("undrain", "0", None),
     ],

@@ -522,7 +522,10 @@ def _truncate_value(value: str) -> str:
 
 
 def _strip_subject(document: ExplanationDocument, message: str) -> str:
-    """A message of the engine without the name that stands above it already."""
+    """A message without the name that stands above it already.
+
+    Refusals are kept with the message that the kubelet has, and steps quote it as a whole.
+    """
     who = f"pod {document['namespace']}/{document['pod']}, container {document['container']}: "
     return message.replace(who, "", 1)  # read: shown without what stands above it
 

@@ -42,18 +42,13 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     classify_sibling_loads,
 )
-from nri_numa.engine.decision import (
-    NodeModel,
-    Placement,
-    PlacementRequest,
-    UnalignedRejection,
-    tier_text,
-)
+from nri_numa.engine.decision import Placement, PlacementRequest, UnalignedRejection
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
     yielding_list_cpus,
 )
+from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.explicit import (
     check_numamem,
     isolated_list_warnings,
@@ -130,7 +125,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
 
     None when ties are broken as the kubelet does.
     """
-    machine, settings = case.machine, case.machine.settings
+    machine, settings = case.node.machine, case.node.machine.settings
     if settings.kubelet_ties:
         return None
     amounts = _amounts_by_resource(case, table)
@@ -144,8 +139,8 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     unsuiting: Collection[int] = ()
     unpaired: Collection[int] = ()
     if need:
-        contended = foreign_or_grantable_cpus(case.state, machine.topology, settings)
-        contended = contended | yielding_list_cpus(case.state, machine.topology)
+        contended = foreign_or_grantable_cpus(case.node.state, machine.topology, settings)
+        contended = contended | yielding_list_cpus(case.node.state, machine.topology)
         pinned = nodes_short_of(free & ~contended.bits) if contended else ()
         suitable_cpus = machine.allocator_index.cpus_suiting_isolation(settings) & free
         unsuiting = nodes_short_of(suitable_cpus) if suitable_cpus != free else ()
@@ -175,9 +170,9 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
 
 def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
     """NUMA nodes with free devices, for a container that has none; else nothing."""
-    if case.reading is None or case.container.devices or case.container.pod_devices:
+    if case.node.reading is None or case.container.devices or case.container.pod_devices:
         return ()
-    return [i for i, count in case.reading.devices.items() if count]
+    return [i for i, count in case.node.reading.devices.items() if count]
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
@@ -186,7 +181,7 @@ ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
 
 def _amounts_by_resource(case: PlacementRequest, table: FreeResources) -> list[ResourceAmounts]:
     """Amounts of everything needed: CPUs, memory, huge pages."""
-    machine, demand = case.machine, case.demand
+    machine, demand = case.node.machine, case.demand
     if demand.exclusive_cpus:
         amounts: list[ResourceAmounts] = [
             (demand.exclusive_cpus, table.free_exclusive_by_node, machine.usable_cpu_count_by_node)
@@ -233,8 +228,8 @@ def strategy_keys(
 
 def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
-    index = case.machine.allocator_index
-    loads = classify_sibling_loads(case.requested.load, loads_by_cpu(case.state))
+    index = case.node.machine.allocator_index
+    loads = classify_sibling_loads(case.requested.load, loads_by_cpu(case.node.state))
     return index.threads_of(
         index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
     )
@@ -253,7 +248,7 @@ def check_pod_affinity(
     if policy not in STRICT_POLICIES:
         return None
     misfit = _pod_affinity_misfit(case, table, record, affinity)
-    shortage = "" if misfit else _pod_affinity_shortage(case, table, record, affinity)
+    shortage = "" if misfit else _pod_affinity_shortage(case, table, affinity)
     if misfit or shortage:
         nodes_text = numa_text(affinity)
         first = shortage or f"policy {policy}: its pod was placed on {nodes_text}, {misfit}"
@@ -299,15 +294,13 @@ def _pod_affinity_misfit(
     return next((text for is_misfit, text in misfits if is_misfit), "")
 
 
-def _pod_affinity_shortage(
-    case: PlacementRequest, table: FreeResources, record: PodRecord, affinity: NUMASet
-) -> str:
+def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:
     """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
     demand, nodes_text = case.demand, numa_text(affinity)
     if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
         # They may come from all of its sockets, and would have had to fit there beforehand.
-        pod_cpus = union_cpus(case.state.allocations[i].cpus for i in record.containers)
-        free_count = len(pod_cpus & case.machine.topology.cpus_of(affinity)) - len(pod_cpus)
+        pod_cpus = union_cpus(a.cpus for a in case.node.state.allocations_of_pod(case.pod.uid))
+        free_count = len(pod_cpus & case.node.machine.topology.cpus_of(affinity)) - len(pod_cpus)
         free_count += sum(table.free_exclusive_by_node.get(i, 0) for i in affinity)
         if free_count < demand.exclusive_cpus:
             need = exclusive_cpu_count_text(demand.exclusive_cpus)
@@ -327,7 +320,7 @@ def _is_nested_with_listed_nodes(
     """True without listed memory, and if the CPUs near it are inside the affinity, or around it."""
     if table.listed_mems is None:
         return True
-    near_list = cpu_nodes_near(case.machine, table.listed_mems)
+    near_list = cpu_nodes_near(case.node.machine, table.listed_mems)
     return affinity <= near_list or near_list <= affinity
 
 
@@ -335,7 +328,7 @@ def _is_preferred_affinity(case: PlacementRequest, table: FreeResources, affinit
     """True if the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     pod_case = replace(case, demand=pod_demand(case.pod, case.demand))
     (hints,) = compute_hints(
-        [cpu_provider(pod_case, table)], case.machine.alignable_nodes, SearchBudget()
+        [cpu_provider(pod_case, table)], case.node.machine.alignable_nodes, SearchBudget()
     )
     return hints.prefers_width(affinity.bits)
 
@@ -365,7 +358,7 @@ def choose_memory(
     those do not hold it, a pin would bring the OOM killer sooner than none. None when a strict
     policy finds too little.
     """
-    machine, demand = case.machine, case.demand
+    machine, demand = case.node.machine, case.demand
     topology, usable_nodes = machine.topology, machine.assignable_memory_nodes
     attached_nodes = machine.memory_only_nodes.attached_to(numa_nodes)
     mems = numa_nodes & usable_nodes
@@ -449,7 +442,7 @@ def _place_unaligned(case: PlacementRequest, table: FreeResources) -> Placement:
     """Policy ``none``: any NUMA node, or those near the listed memory."""
     affinity, note = None, "no policy: any NUMA node will do"
     if table.listed_mems is not None:
-        affinity = cpu_nodes_near(case.machine, table.listed_mems)
+        affinity = cpu_nodes_near(case.node.machine, table.listed_mems)
         note = f"no policy: CPUs near the memory that numamem lists, {numa_text(affinity)}"
     return replace(case.initial_placement, affinity=affinity, decision_steps=(note,))
 
@@ -458,7 +451,7 @@ def _place_shared(
     case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> Placement | Rejection:
     """Share the CPUs of the affinity, or of all NUMA nodes where it has none to share."""
-    machine, topology = case.machine, case.machine.topology
+    machine, topology = case.node.machine, case.node.machine.topology
     affinity = placement.affinity
     numa_nodes = machine.alignable_nodes if affinity is None else affinity
     if not topology.cpu_bits_of(numa_nodes.bits) & topology.allowed.bits:
@@ -507,7 +500,7 @@ def _place_aligned(
 
 def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
     """Merge the hints of all resources; near listed memory, if the policy is strict."""
-    machine, settings, policy = case.machine, case.machine.settings, case.policy
+    machine, settings, policy = case.node.machine, case.node.machine.settings, case.policy
     providers, ranks = hint_providers(case, table), rank_numa_nodes(case, table)
     if table.listed_mems is not None:
         ranks = rank_nodes_by_distance(machine, table.listed_mems, ranks)
@@ -575,7 +568,7 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Name who has the missing CPUs, unless no empty NUMA node would have enough of them."""
-    capacity = max(case.machine.exclusive_capacity.values(), default=0)
+    capacity = max(case.node.machine.exclusive_capacity.values(), default=0)
     if not case.demand.exclusive_cpus:
         return ""
     if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > capacity:
@@ -585,15 +578,15 @@ def _missing_cpu_holders(case: PlacementRequest) -> str:
 
 def _obstacles_text(case: PlacementRequest) -> str:
     count = case.demand.exclusive_cpus
-    floor = pool_floor_text(case.desired, case.effective_smt, count)
-    return floor + exclusive_holders_text(case.state, requests=True)
+    floor = pool_floor_text(case.node, case.effective_smt, count)
+    return floor + exclusive_holders_text(case.node.state, requests=True)
 
 
 def _place_exclusive(
     case: PlacementRequest, table: FreeResources, found: Placement
 ) -> Placement | Rejection:
     """Take CPUs for one container, of the affinity first."""
-    machine, affinity = case.machine, found.affinity
+    machine, affinity = case.node.machine, found.affinity
     request = _take_request(case, table, affinity)
     chosen_cpus = take_avoiding_contended(case, request, table.free_exclusive_by_node)
     if not isinstance(chosen_cpus, ChosenCPUs):
@@ -631,7 +624,7 @@ def _take_request(
     case: PlacementRequest, table: FreeResources, affinity: NUMASet | None
 ) -> TakeRequest:
     """The CPUs to take from: those of the affinity, or first those of a part of it."""
-    machine, settings = case.machine, case.machine.settings
+    machine, settings = case.node.machine, case.node.machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
         settings = replace(settings, align_by_socket=False)
@@ -663,9 +656,9 @@ def _nodes_taken_first(
     case: PlacementRequest, table: FreeResources, affinity: NUMASet
 ) -> NUMASet | None:
     """The part of an affinity near listed memory, or with most of the devices; None without any."""
-    settings = case.machine.settings
+    settings = case.node.machine.settings
     if table.listed_mems is not None:
-        return affinity & cpu_nodes_near(case.machine, table.listed_mems) or affinity
+        return affinity & cpu_nodes_near(case.node.machine, table.listed_mems) or affinity
     if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
         return None
     nodes = device_nodes_first(
@@ -703,8 +696,8 @@ def _take_rejection(
     within = found.affinity if case.policy in STRICT_POLICIES else None
     return UnalignedRejection(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
-        detail=f"{cpu_shortage_text(case.machine, failed, within)}{exclusive_mode_text(case)}; "
-        f"free: {left}{holders}",
+        detail=cpu_shortage_text(case.node.machine, failed, within)
+        + f"{exclusive_mode_text(case)}; free: {left}{holders}",
         rule="exclusive CPUs must be free",
         allows_best_effort=found.affinity is not None,
         alignment=found.alignment,
@@ -727,9 +720,9 @@ def _build_placement(
     )  # fmt: skip
     warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
-        topology = case.machine.topology
-        cpus = shared_group_cpus(placed.numa_nodes.bits, table.pool, topology, 0)
-        warnings = isolated_list_warnings(case.machine, cpus)
+        topology = case.node.machine.topology
+        cpus = shared_group_cpus(placed.numa_nodes.bits, case.node.pool, topology, 0)
+        warnings = isolated_list_warnings(case.node.machine, cpus)
     is_pods = case.requested.scope is Scope.POD and policy is not Policy.NONE
     return replace(
         placed,
@@ -739,7 +732,7 @@ def _build_placement(
         reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
         decision_steps=placed.decision_steps + warnings,
         warnings=placed.warnings + warnings,
-        pod_affinity=_pod_affinity(case.machine, placed.affinity) if is_pods else None,
+        pod_affinity=_pod_affinity(case.node.machine, placed.affinity) if is_pods else None,
     )
 
 
@@ -770,8 +763,8 @@ def _with_memory(
 
 
 def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:
-    aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.machine, mems)
-    warnings = unattached_memory_warnings(case.machine, mems)
+    aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.node.machine, mems)
+    warnings = unattached_memory_warnings(case.node.machine, mems)
     note = f"memory as listed: numamem {mems}"
     return replace(
         placement,
@@ -841,7 +834,8 @@ def _charged_milli_by_node(
     """Thousandths of a CPU to allocate on each NUMA node."""
     if placement.cpus:
         return {
-            i: 1000 * n for i, n in case.machine.topology.cpu_count_by_node(placement.cpus).items()
+            i: 1000 * n
+            for i, n in case.node.machine.topology.cpu_count_by_node(placement.cpus).items()
         }
     milli = min(case.demand.cpu_milli, case.demand.cpu_requested_milli)
     return split_cpu_milli(milli, placement.numa_nodes, table.free_cpu_milli)

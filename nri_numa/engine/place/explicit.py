@@ -16,9 +16,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_exclusive_limits, check_listed_cpus_quota
-from nri_numa.engine.decision import NodeModel, Placement, PlacementRequest, tier_text
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.decision import Placement, PlacementRequest
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.kubelet_grants import grant_holders
+from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value
@@ -51,7 +52,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         if rejection is not None:
             return rejection
         mems = case.requested.listed_mems
-    machine, cpus = case.machine, cpu_list.cpus
+    machine, cpus = case.node.machine, cpu_list.cpus
     numa_nodes = machine.topology.numa_of(cpus)
     warnings = unattached_memory_warnings(machine, mems)
     if not cpu_list.is_exclusive:
@@ -87,7 +88,7 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
         return _CPUList()
     cpus, exclusive = requested.listed_cpus, requested.cpus is CPUMode.EXCLUSIVE
     joins_pod = exclusive and bool(exclusive_list_sharers(case, cpus))
-    rejection = _check_listed_cpus(case, NO_CPUS if joins_pod else case.state.unavailable_cpus)
+    rejection = _check_listed_cpus(case, NO_CPUS if joins_pod else case.node.state.unavailable_cpus)
     if rejection is not None:
         return rejection
     if joins_pod:
@@ -118,27 +119,26 @@ def _list_charges(
     milli = min(demand.cpu_milli, demand.cpu_requested_milli)
     if cpu_list.is_exclusive:
         milli = len(cpus) * 1000
-    counts = case.machine.topology.cpu_count_by_node(cpus)
+    counts = case.node.machine.topology.cpu_count_by_node(cpus)
     by_node = {i: milli * count // len(cpus) for i, count in counts.items()}
     return charge_nodes(
         numa_nodes, by_node, mems,
-        demand.memory_requested, case.free_memory, demand.hugepages, case.free_hugepages(),
+        demand.memory_requested, case.node.free_memory, demand.hugepages, case.free_hugepages(),
     )  # fmt: skip
 
 
 def unattached_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
     """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
-    topology, excluded = machine.topology, mems & machine.memory_only_nodes.excluded
-    warnings: list[str] = []
-    for i in excluded:
+    topology, nodes_by_kind = machine.topology, dict[tuple[int, int | None], list[int]]()
+    for i in mems & machine.memory_only_nodes.excluded:
         min_distance = min((topology.distance(c, i) for c in topology.cpu_nodes), default=0)
-        text = tier_text(topology, NUMASet([i]))
-        warnings.append(
-            f"{text}, at distance {min_distance} from the nearest CPUs, is not allowed for "
-            "computed pins (memoryOnlyNodes, memoryTiers); it may be a device's memory or a slow "
-            "tier"
-        )
-    return tuple(warnings)
+        nodes_by_kind.setdefault((min_distance, topology.numa_nodes[i].tier), []).append(i)
+    return tuple(
+        f"{tier_text(topology, NUMASet(ids))}, at distance {min_distance} from the nearest CPUs, "
+        f"{'is' if len(ids) == 1 else 'are'} not allowed for computed pins (memoryOnlyNodes, "
+        "memoryTiers); it may be a device's memory or a slow tier"
+        for (min_distance, _), ids in nodes_by_kind.items()  # by the lowest NUMA node
+    )
 
 
 def isolated_list_warnings(machine: NodeModel, cpus: CPUSet) -> tuple[str, ...]:
@@ -165,14 +165,13 @@ def exclusive_list(requested: PlacementOptions) -> CPUSet:
 
 def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
     """Other containers of its pod that own the pod's list, which this container has too."""
-    if case.pod_record is None or exclusive_list(case.requested) != cpus:
+    if exclusive_list(case.requested) != cpus:
         return ()
     sharers = []
-    for container_id in sorted(case.pod_record.containers):
-        a = case.state.allocations[container_id]
+    for a in case.node.state.allocations_of_pod(case.pod.uid):
         if a.exclusive_list == (case.pod.uid, cpus):
             container = replace(case.container, name=a.container)
-            options = case.machine.options_resolver(case.pod, container)
+            options = case.node.machine.options_resolver(case.pod, container)
             if isinstance(options, PlacementOptions) and options.list_is_pods:
                 sharers.append(a)
     return tuple(sharers)
@@ -230,8 +229,8 @@ def _list_rejection(
 
 def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | None:
     """What is wrong with the list; ``withheld`` is what others have."""
-    state, requested, topology = case.state, case.requested, case.machine.topology
-    settings, text, cpus = case.machine.settings, _list_subject(case), requested.listed_cpus
+    state, requested, topology = case.node.state, case.requested, case.node.machine.topology
+    settings, text, cpus = case.node.machine.settings, _list_subject(case), requested.listed_cpus
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
         why = f"{cpus_text(wrong, 'does', 'do')} not exist"
@@ -254,8 +253,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
             reason=RejectionReason.CPU_NOT_ALLOWED,
         )
     reserved = cpus & settings.reserved_cpus
-    by_pod = settings.strict_reserved or requested.is_from_annotation("numacpu")
-    if reserved and by_pod and not requested.reserved_cpus:
+    if reserved and requested.is_from_annotation("numacpu") and not requested.reserved_cpus:
         others = topology.allowed - settings.reserved_cpus
         return _list_rejection(
             text,
@@ -273,7 +271,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
         return _list_rejection(
             text,
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_exclusive_holder(state, wrong)}",
-            f"CPUs among {CPUSet.from_bits(case.desired.exclusive_pool_bits)}",
+            f"CPUs among {CPUSet.from_bits(case.node.exclusive_pool_bits)}",
             "listed CPUs must not be exclusive to another container",
             reason=RejectionReason.CPU_OWNED,
         )
@@ -281,7 +279,7 @@ def _check_listed_cpus(case: PlacementRequest, withheld: CPUSet) -> Rejection | 
 
 
 def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | None:
-    machine, state = case.machine, case.state
+    machine, state = case.node.machine, case.node.state
     settings, text = machine.settings, f"{_list_subject(case)} with cpus: exclusive"
     if reserved := cpus & settings.reserved_cpus:
         why = f"{cpus_text(reserved, 'is', 'are')} reserved"
@@ -299,19 +297,19 @@ def _check_exclusive_list(case: PlacementRequest, cpus: CPUSet) -> Rejection | N
         )
     return check_exclusive_limits(
         case, f"{text}, which", cpus, NO_CPUS
-    ) or _check_strict_shared_containers(case.desired, text, cpus)
+    ) or _check_strict_shared_containers(case.node, text, cpus)
 
 
 def _check_strict_shared_containers(
-    desired: DesiredState, text: str, cpus: CPUSet
+    node: NodeSnapshot, text: str, cpus: CPUSet
 ) -> Rejection | None:
     """Containers that share under a strict policy have nowhere else to go."""
-    state = desired.state
+    state = node.state
     for key, members in sorted(state.shared_groups.items()):
         if key < 0:
             continue
         numa_nodes = NUMASet.from_bits(key)
-        theirs = desired.pool & desired.machine.topology.cpus_of(numa_nodes)
+        theirs = node.pool & node.machine.topology.cpus_of(numa_nodes)
         strict = [i for i in sorted(members) if state.allocations[i].policy in STRICT_POLICIES]
         if strict and theirs and theirs <= cpus:
             first = state.allocations[strict[0]]
@@ -338,7 +336,11 @@ def _exclusive_holder(state: NodeState, cpus: CPUSet) -> str:
 
 def check_numamem(case: PlacementRequest) -> Rejection | None:
     """Check ``numamem``, alone or beside computed CPUs; None when the list may be used."""
-    topology, requested, mems = case.machine.topology, case.requested, case.requested.listed_mems
+    topology, requested, mems = (
+        case.node.machine.topology,
+        case.requested,
+        case.requested.listed_mems,
+    )
     value = quote_value(requested.numamem or "")
     text = f"numamem is {value} ({requested.source_text('numamem')})"
     expected = f"NUMA nodes among {topology.memory_nodes}"
@@ -365,7 +367,7 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
         return _list_rejection(
             text, why, expected, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
         )
-    left = case.free_memory
+    left = case.node.free_memory
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]
     if case.demand.hugepages:

@@ -35,15 +35,11 @@ from nri_numa.engine.align.hints import (
     SearchBudget,
     compute_hints,
 )
-from nri_numa.engine.decision import (
-    NodeModel,
-    Placement,
-    PlacementRequest,
-    closest_nodes,
-    cpu_nodes_of,
-)
+from nri_numa.engine.decision import Placement, PlacementRequest
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel, closest_nodes, cpu_nodes_of
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind, NodeState
+from nri_numa.engine.state import NO_CHARGE, Charge, ContainerKind
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
@@ -215,15 +211,16 @@ def hugepages_resource_name(size: int) -> str:
     return f"hugepages-{size >> 10}Ki"
 
 
-def memory_table(machine: NodeModel, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
+def memory_table(node: NodeSnapshot, sizes: Iterable[int]) -> MemoryTable:
     """The kubelet's memory state: Guaranteed containers with memory nodes, and no others."""
+    machine = node.machine
     names = {size: hugepages_resource_name(size) for size in sizes}
     capacity: dict[str, AmountsByNode] = {"memory": machine.usable_memory}
     for size, name in names.items():
         pages = machine.hugepages_capacity(size)
         capacity[name] = {i: pages[i] for i in machine.assignable_numa_nodes}
     assignments: list[tuple[NUMASet, Mapping[str, AmountsByNode]]] = []
-    for a in state.allocations.values():
+    for a in node.state.allocations.values():
         # What is kept for a pod would tie its next container's NUMA nodes to those of the last one.
         if a.qos is not QoSClass.GUARANTEED or a.reserved_at or not a.mems:
             continue
@@ -331,9 +328,7 @@ def _split_bytes_in_id_order(
 MEMPOLICY_KEY: Final = "mempolicy"
 
 
-def with_memory_policy(
-    case: PlacementRequest, placed: Placement, *, running: bool
-) -> Placement | Rejection:
+def with_memory_policy(case: PlacementRequest, placed: Placement) -> Placement | Rejection:
     """Add the memory policy that was asked for, or say why there is none.
 
     A refusal where the runtime or the kernel does not have the policy, unless the container may be
@@ -341,7 +336,7 @@ def with_memory_policy(
     have. A rule or a default speaks for many containers, so there it has no effect.
     """
     mode = case.requested.mempolicy
-    if running:
+    if case.is_running:
         return _memory_policy_without_effect(placed, mode, "the container runs already")
     if placed.kind is ContainerKind.FOREIGN:
         return _memory_policy_without_effect(placed, mode, "another component pins the container")
@@ -351,7 +346,7 @@ def with_memory_policy(
         return _memory_policy_without_effect(
             placed, mode, "nothing pins the memory of the container"
         )
-    missing = case.machine.memory_policies.refused.get(mode)
+    missing = case.node.machine.memory_policies.refused.get(mode)
     if missing is None:
         placed = replace(
             placed, charges=interleaved_charges(case, mode, placed.mems, placed.charges)
@@ -376,13 +371,13 @@ def interleaved_charges(
 
     The kubelet's rules know no memory policies.
     """
-    if not mode.is_interleaved or len(mems) < 2 or case.machine.settings.kubelet_memory:
+    if not mode.is_interleaved or len(mems) < 2 or case.node.machine.settings.kubelet_memory:
         return charges
-    weights = {i: case.machine.memory_policies.interleave_weight(mode, i) for i in mems}
+    weights = {i: case.node.machine.memory_policies.interleave_weight(mode, i) for i in mems}
     total = NO_CHARGE
     for charge in charges.values():
         total = total.add(charge)
-    memory = _split_bytes_by_weight(total.memory, weights, case.free_memory)
+    memory = _split_bytes_by_weight(total.memory, weights, case.node.free_memory)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in total.hugepages.items():
         free_amounts = case.free_hugepages()[size]

@@ -24,7 +24,8 @@ from nri_numa.engine.align.hints import (
 )
 from nri_numa.engine.align.policies import Alignment, byte_shortage_clause, shortage_clause
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTMisaligned
-from nri_numa.engine.decision import NodeModel, PlacementRequest, tier_text
+from nri_numa.engine.decision import PlacementRequest
+from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.memory import (
     MemoryTable,
     bytes_by_type,
@@ -92,7 +93,6 @@ class FreeResources:
     free_cpu_milli: dict[int, int]
     free_memory: AmountsByNode
     free_hugepages: dict[int, Mapping[int, int]]
-    pool: CPUSet
     free_cpus: CPUSet
     previous_cpus: CPUSet
     free_exclusive_by_node: dict[int, int]
@@ -102,47 +102,42 @@ class FreeResources:
 
 def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
-    machine, state, demand, requested = case.machine, case.state, case.demand, case.requested
-    pool = case.desired.pool
-    free_cpus = exclusive_candidate_cpus(case.desired)
-    cpu_left = (
-        case.desired.free_cpu_milli if demand.exclusive_cpus else case.desired.free_shared_milli
-    )
+    node, demand, requested = case.node, case.demand, case.requested
+    free_cpus = exclusive_candidate_cpus(node)
+    cpu_left = node.free_cpu_milli if demand.exclusive_cpus else node.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free_cpus = free_cpus - pool_floor_cpus(machine, state, pool, free_cpus)
-        free_cpus = free_cpus - group_floor_cpus(
-            machine, state, pool, free_cpus, pair=case.effective_smt is SMT.PAIR
-        )
-        free_by_node = count_free_exclusive(case.desired, free_cpus, case.effective_smt, cpu_left)
+        free_cpus = free_cpus - pool_floor_cpus(node, free_cpus)
+        is_pair = case.effective_smt is SMT.PAIR
+        free_cpus = free_cpus - group_floor_cpus(node, free_cpus, pair=is_pair)
+        free_by_node = count_free_exclusive(node, free_cpus, case.effective_smt, cpu_left)
         if requested.slots is not None and (slot_counts := requested.slots.by_node):
             # The kubelet has chosen the NUMA nodes, and how many CPUs of each.
-            free_cpus = free_cpus & machine.topology.cpus_of(NUMASet(slot_counts))
+            free_cpus = free_cpus & node.machine.topology.cpus_of(NUMASet(slot_counts))
             free_by_node = {i: min(n, slot_counts.get(i, 0)) for i, n in free_by_node.items()}
     kubelet: MemoryTable | None = None
     memory_left: AmountsByNode = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
     if requested.bind is Bind.CPU_MEM:
-        if machine.settings.kubelet_memory:
-            kubelet = memory_table(machine, state, demand.hugepages)
+        if node.machine.settings.kubelet_memory:
+            kubelet = memory_table(node, demand.hugepages)
             memory_left = kubelet.free["memory"]
             hugepages_left = {
                 size: kubelet.free[hugepages_resource_name(size)] for size in demand.hugepages
             }
         else:
-            memory_left = case.free_memory
+            memory_left = node.free_memory
             if demand.hugepages:
                 hugepages_left = case.free_hugepages()
     return FreeResources(
         free_cpu_milli=cpu_left,
         free_memory=memory_left,
         free_hugepages=hugepages_left,
-        pool=pool,
         free_cpus=free_cpus,
         previous_cpus=_previous_cpus(case, free_cpus) if demand.exclusive_cpus else NO_CPUS,
         free_exclusive_by_node=free_by_node,
         kubelet_memory=kubelet,
-        listed_mems=None if requested.numamem is None else case.requested.listed_mems,
+        listed_mems=None if requested.numamem is None else requested.listed_mems,
     )
 
 
@@ -193,7 +188,7 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
 
 def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand:
     """Exclusive CPUs, or a share; under the kubelet's rules a share asks for nothing."""
-    machine, demand, topology = case.machine, case.demand, case.machine.topology
+    machine, demand, topology = case.node.machine, case.demand, case.node.machine.topology
     sockets = None
     if machine.settings.align_by_socket:
         sockets = {i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
@@ -219,7 +214,7 @@ def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand
 
 def memory_providers(case: PlacementRequest, table: FreeResources) -> list[ResourceDemand]:
     """Memory and huge pages, judged together, unless memory is listed or not pinned."""
-    machine, demand = case.machine, case.demand
+    machine, demand = case.node.machine, case.demand
     if case.requested.bind is not Bind.CPU_MEM or table.listed_mems is not None:
         return []
     if table.kubelet_memory is not None:
@@ -280,7 +275,7 @@ def exclusive_mode_text(case: PlacementRequest) -> str:
     if not case.demand.exclusive_cpus:
         return ""
     strict = case.effective_smt in (SMT.ISOLATE, SMT.FULL_CORE)
-    isolated_only = case.machine.settings.isolated is IsolatedCPUs.ONLY
+    isolated_only = case.node.machine.settings.isolated is IsolatedCPUs.ONLY
     return (f" (smt: {case.effective_smt})" if strict else "") + (
         " (isolatedCPUs: only)" if isolated_only else ""
     )
@@ -305,7 +300,7 @@ def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT)
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     core_size = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
-    max_count = max_exclusive_total(case.desired, smt)
+    max_count = max_exclusive_total(case.node, smt)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= max_count)
     fitting_text = f", so {fitting} would fit" if fitting else ""
     clause = shortage_clause("cpu", need, f"whole cores have {core_size} each{fitting_text}")
@@ -348,9 +343,9 @@ def kubelet_memory_shortage_text(
 
 def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     """Free amounts of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
-    machine, demand = case.machine, case.demand
+    machine, demand = case.node.machine, case.demand
     parts: dict[int, str] = {}
-    max_count = max_exclusive_total(case.desired, case.effective_smt)
+    max_count = max_exclusive_total(case.node, case.effective_smt)
     for i in machine.assignable_numa_nodes:
         texts: list[str] = []
         if demand.exclusive_cpus:
@@ -380,7 +375,7 @@ def lowered_capacity_factor_text(machine: NodeModel, numa_nodes: Iterable[int]) 
 
 def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
     """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
-    machine = case.machine
+    machine = case.node.machine
     excluded = machine.memory_only_nodes.excluded
     if not excluded:
         return ""

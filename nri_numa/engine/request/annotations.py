@@ -286,9 +286,6 @@ def _invalid_value_rejection(
         detail=f"{_printable_name(key)} is {quote_value(value)} ({_printable_name(source.text)}), "
         f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
-        key=key,
-        value=value,
-        source=source,
     )
 
 
@@ -608,7 +605,7 @@ def _read_annotations(
         key, target = parts
         if key in AGENT_WRITTEN_KEYS:
             continue
-        value = pod.annotations[name]
+        value = pod.annotations[name].removesuffix("\n")  # the end of a YAML block scalar
         source = OptionSource(SourceKind.ANNOTATION, name, target is not None)
         if key not in _VALUE_CHECKS:
             expected = _known_keys_text(key)

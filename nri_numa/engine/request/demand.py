@@ -491,15 +491,11 @@ def parse_claims(text: str) -> Slots | None:
     return Slots(ids=text, count=counts.total(), by_node=dict(sorted(counts.items())))
 
 
-def check_claim_in_use(
-    state: NodeState, requested: PlacementOptions | Rejection
-) -> PlacementOptions | Rejection:
+def check_claim_in_use(state: NodeState, slots: Slots) -> Rejection | None:
     """Refuse what another container has already: a claim's CPUs are for one container at a time."""
-    if isinstance(requested, Rejection) or requested.slots is None:
-        return requested
-    if CLAIM_SLOT_MARK not in requested.slots.ids:
-        return requested
-    names = _claim_result_names(requested.slots.ids.split(","))
+    if CLAIM_SLOT_MARK not in slots.ids:
+        return None
+    names = _claim_result_names(slots.ids.split(","))
     for _, one in sorted(state.allocations.items()):
         if CLAIM_SLOT_MARK in one.slots and names & _claim_result_names(one.slots.split(",")):
             return Rejection(
@@ -510,7 +506,7 @@ def check_claim_in_use(
                 "each request of a claim",
                 rule="the CPUs of a claim are for one container at a time",
             )
-    return requested
+    return None
 
 
 def _claim_result_names(parts: Iterable[str]) -> set[str]:
@@ -596,9 +592,6 @@ def with_slots(
             detail=f"{key} is {value!r} ({source.text}) and it holds {held}, expected one of "
             f"them, because {why}",
             rule="slots and annotations must not contradict each other",
-            key=key,
-            value=value,
-            source=source,
         )
     # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)
@@ -640,12 +633,26 @@ def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str
     return None
 
 
-def with_static_cpus(
+def complete_options(
     settings: Settings,
     pod: PodSandbox,
     container: Container,
     requested: PlacementOptions | Rejection,
 ) -> PlacementOptions | Rejection:
+    """Add what slots and the setting ``staticCPUs`` ask for to what a container requests."""
+    if container.annotations:
+        requested = with_slots(settings, pod, container, requested)
+    if not settings.static_cpus or isinstance(requested, Rejection):
+        return requested
+    return _with_static_cpus(settings, pod, container, requested)
+
+
+def _with_static_cpus(
+    settings: Settings,
+    pod: PodSandbox,
+    container: Container,
+    requested: PlacementOptions,
+) -> PlacementOptions:
     """Add what the setting asks for to what a container requests that says nothing about its CPUs.
 
     A policy, ``cpus``, ``numacpu`` and ``bind: none`` speak for themselves, and a container that
@@ -653,9 +660,7 @@ def with_static_cpus(
     kubelet's Memory Manager is followed as well.
     """
     if (
-        not settings.static_cpus
-        or isinstance(requested, Rejection)
-        or pod.qos is not QoSClass.GUARANTEED
+        pod.qos is not QoSClass.GUARANTEED
         or requested.policy is not Policy.NONE
         or requested.cpus is not None
         or requested.numacpu is not None

@@ -254,8 +254,13 @@ const wideWord = (c) => (c.kind === "unbound" ? "not pinned" : "wider");
 const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
   wideWord(c));
 
+/** What is marked of a container beside its kind. */
+const badges = (c) => [isWide(c) && wideBadge(c), c.reserved && el("span", { class: "wide",
+  title: `CPUs ${c.reserved} became reserved later: its own until it is created again` }, "reserved")].filter(Boolean);
+
 /** One CPU's state in words, also where it is not as meant. */
-const words = (info) => [meant(info), info.tickless && "nohz_full", info.owners.some(isWide) && "wider than ideal", wrong(info)].filter(Boolean).join("; ");
+const words = (info) => [meant(info), info.tickless && "nohz_full", info.owners.some(isWide) && "wider than ideal",
+  info.reserved && info.state === "exclusive" && "became reserved later", wrong(info)].filter(Boolean).join("; ");
 
 /** Which cpuset partition keeps a CPU from containers. */
 function partitionOf(cpu) {
@@ -940,7 +945,7 @@ function folded(found) {
   if (found.length < 2 || found.some((c) => c.actual)) return same;
   for (const { name, text } of COLUMNS) {
     const value = text(found[0]);
-    if (!["Pod", "Age"].includes(name) && found.every((c) => text(c) === value && !(name === "Kind" && isWide(c)))) same.set(name, value);
+    if (!["Pod", "Age"].includes(name) && found.every((c) => text(c) === value && !(name === "Kind" && badges(c).length))) same.set(name, value);
   }
   return same;
 }
@@ -1002,7 +1007,7 @@ function drawKinds(all) {
 
 function drawRow(c, old) {
   const number = numbers.get(c.id);
-  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.moving, c.policy, c.preferred, number, c.actual]);
+  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.moving, c.policy, c.preferred, c.reserved, number, c.actual]);
   const is = isChosen(c);
   if (old && old.dataset.key === key) {
     setText(old.lastElementChild.firstChild, age(c.since));
@@ -1021,7 +1026,7 @@ function drawRow(c, old) {
     return el(name === "Pod" ? "th" : "td", { "data-label": name, title: value, scope: name === "Pod" && "row" },
       name === "Pod" && el("span", { class: `cpu key ${number === undefined ? "none" : `${c.kind === "explicit" ? "listed" : "exclusive"} ${look(number)}`}`,
         "aria-hidden": "true" }, number === undefined ? "" : letters(number)),
-      content, name === "Kind" && isWide(c) && [" ", wideBadge(c)]);
+      content, name === "Kind" && badges(c).flatMap((badge) => [" ", badge]));
   }));
 }
 
@@ -1262,6 +1267,7 @@ function aboutContainer(what) {
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
       ["Allocated", `${cpuAmount(a.cpuMilli)} CPUs, ${size(a.memoryBytes)}`],
       ["Placement", a.preferred ? "" : a.kind === "unbound" ? "asked for a place and was left unpinned" : "wider than ideal"],
+      ["Became reserved", a.reserved],
       ["Memory", a.memory && (a.memory.problem ? `where it is, is not known here: ${a.memory.problem}` : `${a.memory.localPercent} % on its own NUMA nodes`)],
       ["Waiting for CPUs", a.waiting && waitsOf(a.waiting)],
       ["Since", a.since ? new Date(a.since * 1000).toLocaleString() : ""], ["Id", a.id.slice(0, 12)]]),

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import StealCapacity, StealMode
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe import logs

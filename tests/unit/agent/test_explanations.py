@@ -18,8 +18,9 @@ from nri_numa.agent.explanations import (
     ExplanationFile,
     encode_snapshot,
 )
-from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.decision import Rejected
 from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest

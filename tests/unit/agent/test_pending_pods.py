@@ -8,6 +8,7 @@ import pytest
 
 from nri_numa.agent.handler import PENDING_POD_TIMEOUT_S, AgentHandler, PendingPods
 from nri_numa.agent.view import zones_document
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, PodTable, QoSClass
 from tests.beds.world import StillClock, World, container, pod, resources
@@ -33,7 +34,9 @@ class Bed:
     def names(self) -> list[tuple[str, str]]:
         """Whom the document for who schedules names."""
         agent = self.world.agent
-        found = zones_document(agent.machine, agent.state, None, coming=self.pending.pod_names())
+        found = zones_document(
+            NodeSnapshot(agent.machine, agent.state), coming=self.pending.pod_names()
+        )
         return [(one.namespace, one.name) for one in found.pods]
 
     def charged(self) -> list[str]:
@@ -41,7 +44,7 @@ class Bed:
         agent = self.world.agent
         return [
             one.pod_uid
-            for one in zones_document(agent.machine, agent.state, None).counted_containers
+            for one in zones_document(NodeSnapshot(agent.machine, agent.state)).counted_containers
         ]
 
 

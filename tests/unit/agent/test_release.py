@@ -20,7 +20,7 @@ from nri_numa.agent.release import (
 )
 from nri_numa.cli import cli
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Allocation, ContainerKind, build_node_state
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader

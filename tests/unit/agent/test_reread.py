@@ -10,7 +10,7 @@ import pytest
 from nri_numa.agent.links import NodeDevices
 from nri_numa.agent.reload import MachineReloader
 from nri_numa.config import AgentConfig
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of

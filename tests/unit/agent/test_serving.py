@@ -13,7 +13,7 @@ from nri_numa.agent import serving, view
 from nri_numa.agent.loop import LoopMonitor
 from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually

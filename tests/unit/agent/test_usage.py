@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from nri_numa.agent.usage import SAMPLE_COUNT, UsageWatch, sample_between
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import MachineUsage
 from nri_numa.model.machine import NUMAMemory, Topology

@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from nri_numa.agent.serving import ProcessInfo
 from nri_numa.agent.view import LiveView, zones_document
-from nri_numa.engine.decision import MeasuredFree, NodeModel
-from nri_numa.engine.desired import Drift, recorded_actual
+from nri_numa.engine.desired import Drift, NodeSnapshot, recorded_actual
 from nri_numa.engine.explain import sentences
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import KubeletGrants, QoSClass
+from nri_numa.model.workload import KubeletGrants, PodTable, QoSClass
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.responses import Assignment, RuntimeLinkStatus
 from tests.beds.views import live_view
@@ -243,10 +243,10 @@ def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
     assert counted == {"uid-left", "uid-nothing"}
     strangers = [pod("stranger", {"policy": "restricted"})]
     waiting = rebuild_node_state(
-        made.machine, NodeState(), strangers,
+        NodeSnapshot(made.machine, NodeState()), PodTable.from_pods(strangers),
         [container(strangers[0], "server", resources(2, 0.25))], in_time=lambda: False,
     )  # fmt: skip
-    assert zones_document(made.machine, waiting.state, None).counted_containers == ()
+    assert zones_document(NodeSnapshot(made.machine, waiting.state)).counted_containers == ()
 
 
 def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
@@ -391,6 +391,31 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     assert (own().displaced, own().kind) == (cpus, "exclusive")
     (explained,) = bed.view.explain_pod("shop", "own", None)
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.decision_steps)
+
+
+@pytest.mark.parametrize(
+    ("asks", "numa_nodes"),
+    [({"numamem": "1"}, "1"), ({"numacpu": "8", "numamem": "1"}, "0"), ({}, "")],
+)
+def test_the_metrics_have_the_numa_nodes_of_memory_where_no_cpus_are_pinned(
+    bed: Bed, asks: dict[str, str], numa_nodes: str
+) -> None:
+    bed.create("near", **asks)
+    (line,) = (one for one in bed.metrics.render_metrics().splitlines() if '"near"' in one)
+    assert f'numa_nodes="{numa_nodes}"' in line
+
+
+def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
+    def reserved() -> dict[str, str]:
+        return {one.pod: one.reserved for one in bed.view.list_assignments().containers}
+
+    (own,) = [one.cpus for one in bed.view.list_assignments().containers if one.pod == "own"]
+    assert not any(reserved().values())
+    settings = replace(bed.machine.settings, reserved_cpus=bed.machine.topology.online)
+    bed.agent.machine = replace(bed.machine, settings=settings)
+    assert {pod: cpus for pod, cpus in reserved().items() if cpus} == {"own": own}
+    (explained,) = bed.view.explain_pod("shop", "own", None)
+    assert any(f"CPUs {own} became reserved later" in step for step in explained.decision_steps)
 
 
 def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:

@@ -21,7 +21,7 @@ from nri_numa.agent.usage import (
 )
 from nri_numa.cli import explain, status
 from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.cpuset import CPUSet

@@ -18,6 +18,7 @@ import yaml
 from msgspec.structs import replace
 
 from nri_numa import cli as package
+from nri_numa.config import derive_settings, load_config, validate_config
 from nri_numa.web.api import AgentServer
 from nri_numa.web.server import MetricsAndProbeServer
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
@@ -154,6 +155,26 @@ def test_check_of_a_sound_machine_is_0_and_shows_what_is_in_effect(sound: Path) 
     shown = invoke("check", "--config", str(sound), "--show-config").output
     assert shown.endswith(result.output)
     assert yaml.safe_load(shown.removesuffix(result.output))["strategy"] == "spread"
+
+
+def test_what_is_in_effect_has_what_the_kubelet_reserves(sound: Path) -> None:
+    kubelet = sound.parent / "kubelet/config.yaml"
+    kubelet.parent.mkdir(exist_ok=True)
+    kubelet.write_text(json.dumps({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "reservedSystemCPUs": "0", "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},
+        "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}}],
+    }))  # fmt: skip
+    for own, reserved in (("", "0"), ("reservedCPUs: 1\nreservedMemory: {0: 2Gi}\n", "1")):
+        sound.write_text(sound.read_text() + own)
+        shown = json.loads(invoke("check", "--config", str(sound), "-o", "json").output)["config"]
+        assert (shown["reservedCPUs"], shown["strictReserved"]) == (reserved, not own)
+        # Which gives the same again.
+        made = load_config(text=json.dumps(shown))
+        assert validate_config(made) == []
+        memory = {0: (2 if own else 1) << 30}
+        assert derive_settings(made).reserved_memory == memory
+        assert derive_settings(made).reserved_hugepages == ({} if own else {0: {2 << 20: 4 << 20}})
 
 
 def test_check_ends_with_what_failed_and_its_verdict(
@@ -425,8 +446,8 @@ NOBODY = "--api 127.0.0.1:1"
             2,
             "spec.containers is an empty list, expected a list of at least",
         ),
-        ("simulate none.yaml", 2, "none of them makes pods none.yaml, document 1: 'ConfigMap'"),
-        ("simulate none.yaml --cluster text.yaml", 2, "none of them makes pods"),
+        ("simulate none.yaml", 2, "there is no pod to place none.yaml, document 1: 'ConfigMap'"),
+        ("simulate none.yaml --cluster text.yaml", 2, "there is no pod to place"),
         ("simulate tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
         ("check --config tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
         ("check --config misplaced.yaml", 2, "logLevel: unknown key, did you mean log.level?"),

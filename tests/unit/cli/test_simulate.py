@@ -433,6 +433,7 @@ def test_a_machine_made_up_can_be_odd() -> None:
         ("offline=3-1", "expected a list of CPUs"),
         ("hugepages-3Mi=1Gi", "expected hugepages-2Mi"),
         ("hugepages-2Mi=x", "expected a quantity"),
+        ("hugepages-1Gi=2", "hugepages-1Gi is '2', expected a multiple of 1 GiB such as 2Gi"),
         ("sockets=3,sockets-per-numa=2", "cannot be joined"),
         ("cores=4,cores=8", "cores is given twice; expected it once"),
         ("hugepages-2Mi=1Gi,hugepages-2Mi=2Gi", "hugepages-2Mi is given twice"),

@@ -148,6 +148,26 @@ def test_pods_with_one_verdict_have_it_once_and_the_sum_is_last() -> None:
     assert "0 of 5 pods fit." in lines
 
 
+@pytest.mark.parametrize(("gpus", "fits"), [("3", ["a"]), ("4", []), ("1.5", None)])
+def test_devices_of_a_manifest_are_judged_as_by_the_extender(
+    gpus: str, fits: list[str] | None
+) -> None:
+    cluster = listed(nrt(8, 8, name="a"), nrt(8, 2, name="b"))
+    for item in cluster["items"]:
+        for zone in item["zones"]:
+            zone["resources"].append({"name": "x.io/gpu", "allocatable": "4", "available": "3"})
+    cluster["items"][1]["zones"][0]["resources"][-1]["available"] = "2"
+    wanted = manifest(4)
+    wanted["spec"]["containers"][0]["resources"]["limits"]["x.io/gpu"] = gpus
+    if fits is None:
+        done = simulate(cluster, wanted)
+        assert (done.exit_code, "expected a whole number of devices" in done.stderr) == (2, True)
+        return
+    judged = document(cluster, wanted)
+    assert [one["name"] for one in judged["pods"][0]["nodes"]] == fits
+    assert not any("--devices" in note for note in judged["notes"])
+
+
 def test_a_pod_without_a_wish_fits_everywhere() -> None:
     plain = pod(container(cpu="1"))
     plain = {"apiVersion": "v1", "kind": "Pod", **plain}

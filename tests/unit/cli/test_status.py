@@ -81,6 +81,7 @@ def test_wide_shows_every_column_however_narrow_the_terminal(
     [
         ("LATE", [{"start_delay": 0.0124}, {"start_delay": 0.0}, {}], ["12 ms", "no", "?"]),
         ("MEMPOLICY", [{"mempolicy": "interleave"}, {}], ["interleave", "-"]),
+        ("NOW RESERVED", [{"reserved": "0-1"}, {}], ["0-1", "-"]),
     ],
 )
 def test_a_column_is_there_where_a_container_has_it(

@@ -288,6 +288,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "reconcile: {interval: -1}",
         "reservedMemory: {0: -1}",
         "reservedMemory: {0: 1Q}",
+        "reservedMemory: {0: {hugepages-1Gi: 2}}",
         "kind: Pod",
         "http: {address: '127.0.0.1'}",
         "http: {address: ':x'}",
@@ -327,7 +328,7 @@ def test_bad_values_are_refused(tmp_path: Path, text: str) -> None:
         "http: {address: off}",
         "runtime: {pluginIndex: 5}",
         "reservedCPUs: 0",
-        "reservedMemory: {0: 1.5Gi, 1: 1000000}",
+        "reservedMemory: {0: {memory: 1.5Gi, hugepages-1Gi: 2Gi}, 1: 1000000}",
         "rules: [{set: {numacpu: 3, load: 09:00-18:00}}]",
         "defaults: {policy: none}",
         "capacityFactor: {'1': 0}",
@@ -409,10 +410,10 @@ def test_a_reload_keeps_what_needs_a_restart() -> None:
 def test_settings_are_what_the_file_says() -> None:
     made = config.derive_settings(
         config.load_config(
-            text="""
+            text=r"""
 annotationPrefix: numa.example.org
 keepExclusiveCPUs: 1m30s
-defaults: {policy: restricted}
+defaults: {policy: "restricted\n"}
 rules:
   - match:
       namespaces: [a*]

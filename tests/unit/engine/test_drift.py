@@ -6,15 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, NodeModel
-from nri_numa.engine.desired import DesiredState, plan_corrections
+from nri_numa.engine.decision import Admitted
+from nri_numa.engine.desired import NodeSnapshot, plan_corrections
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import rebuild_node_state
 from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import QoSClass, Resources
+from nri_numa.model.workload import PodTable, QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -186,7 +187,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     machine, state = world.agent.machine, world.agent.state
     since = state.allocations["late-app"].assigned_at
     corrections = plan_corrections(
-        DesiredState(machine, state, since - 1), {"late-app": seen("2-3")}
+        NodeSnapshot(machine, state, since - 1), {"late-app": seen("2-3")}
     )
     assert corrections == (), "it never knew the narrow pool"
 
@@ -257,12 +258,29 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
 def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
     machine = NodeModel(topology=machines.single_no_smt(), settings=Settings())
     of = pod("twice")
-    told = rebuild_node_state(
-        machine, NodeState(), [of], [container(of, id="a"), container(of, id="b")], now=7.0
-    )
+    pods, live = PodTable.from_pods([of]), [container(of, id="a"), container(of, id="b")]
+    told = rebuild_node_state(NodeSnapshot(machine, NodeState(), now=7.0), pods, live)
     assert list(told.state.allocations) == ["b"]
     assert told.state.allocations["b"].kind is ContainerKind.UNPINNED
     assert check_invariants(told.state, machine.topology, machine.settings) == []
+
+
+def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:
+    """As of a virtual machine that had more."""
+    wants, world = resources(3, 1), World(TOPOLOGY)
+    pods = [pod(name, {"policy": "single-numa-node"}) for name in ("first", "second")]
+    for of in pods:
+        world.place(of, wants=wants)
+    topology = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1)
+    machine, live = (
+        NodeModel(topology=topology, settings=Settings()),
+        container(pods[1], wants=wants),
+    )
+    prior, table = world.agent.state, PodTable.from_pods(pods[1:])
+    told = rebuild_node_state(NodeSnapshot(machine, prior, now=7.0), table, [live])
+    (problem,) = told.problems
+    assert problem.endswith("4-6, which the machine does not have: decided anew")
+    assert told.state.allocations[live.id].cpus == CPUSet.parse("0-2")
 
 
 def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster() -> None:
@@ -272,7 +290,9 @@ def test_what_a_synchronisation_keeps_grows_with_the_containers_and_not_faster()
     for count in (50, 200, 800):
         pods = [pod(f"asks-{n}", {"policy": "best-effort"}) for n in range(count)]
         live = [container(p, wants=resources(0.001)) for p in pods]
-        told = rebuild_node_state(machine, NodeState(), pods, live, now=7.0)
+        told = rebuild_node_state(
+            NodeSnapshot(machine, NodeState(), now=7.0), PodTable.from_pods(pods), live
+        )
         assert len(told.missed_starts) == len(told.decisions) == count
         states = {id(d.state): d.state for d in told.decisions if isinstance(d, Admitted)}
         kept.append(sum(len(state.allocations) for state in states.values()))

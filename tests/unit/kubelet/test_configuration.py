@@ -160,6 +160,19 @@ def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
     assert "10.conf: " in found.problems[0]
 
 
+def test_a_misspelt_key_is_told_and_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "kubelet.yaml", reservedCpus="0", cpumanagerPolicy="static", kubeReserved={})
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d" / "10.conf", **{"system-reserved": {"cpu": "1"}, "maxPods": 10})
+    found = read_kubelet_config(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert found.facts == KubeletFacts()
+    assert [problem.partition(": ")[2] for problem in found.problems] == [
+        "reservedCpus is no key of a KubeletConfiguration, expected reservedSystemCPUs",
+        "cpumanagerPolicy is no key of a KubeletConfiguration, expected cpuManagerPolicy",
+        "system-reserved is no key of a KubeletConfiguration, expected systemReserved",
+    ]
+
+
 # --- beside ours ----------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ SAID = {
     "snc_asymmetric": (
         "the distance from NUMA node 0 to 2 is 20 and back 21, and 1 more pairs differ",
     ),
-    "cpu_only": ("NUMA node 0 has CPUs but no memory", "NUMA node 1 has CPUs but no memory"),
+    "cpu_only": ("NUMA nodes 0-1 have CPUs but no memory",),
     "inside_cpuset": ("/proc/self/status allows only CPUs 0-1,4-5,8-9,12-13 of 0-15",),
 }
 

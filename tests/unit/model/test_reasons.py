@@ -30,8 +30,6 @@ def test_what_is_no_rejection_of_this_container_is_none(text: str) -> None:
     assert read_rejection(text, "shop/web", "app") is None
 
 
-def test_every_reason_says_what_it_means_and_others_move_for_room_alone() -> None:
+def test_others_move_for_room_alone() -> None:
     for reason in RejectionReason:
-        assert reason.meaning.endswith("."), reason
-        assert reason.anchor == reason.lower()
         assert not reason.allows_moves or reason.retry is RetryCondition.ROOM

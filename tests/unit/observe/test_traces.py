@@ -13,8 +13,10 @@ from nri_numa.agent.agent import Agent
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
-from nri_numa.engine.decision import DecisionTrace, MeasuredFree, NodeModel
+from nri_numa.engine.decision import DecisionTrace
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.explain.explanation import StoredExplanation
+from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
@@ -39,7 +41,7 @@ def test_large_machines_take_little_more() -> None:
     reading = MeasuredFree(memory={i: GIB + 4096 * i for i in machine.assignable_numa_nodes})
     of = pod("web", {"policy": "restricted"})
     decision = admit.admit(
-        machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
+        NodeSnapshot(machine, NodeState(), reading), of, container(of, wants=resources(2, 0.5))
     )
     assert len(pack_trace(decision.trace).data) < 1300
     assert again(decision.trace).basis.free_memory == decision.trace.free_memory

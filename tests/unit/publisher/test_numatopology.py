@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
+from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import topology_document
 from nri_numa.model.offline_capacity import CPU_ID_LIMIT, parse_id_list
@@ -35,7 +36,7 @@ def assignments(world: World) -> list[Assignment]:
 def spec(world: World, **changes: Any) -> dict[str, Any]:
     machine = world.agent.machine
     topology = topology_document(machine.topology, reserved=machine.settings.reserved_cpus)
-    found = replace(zones_document(machine, world.agent.state, None), **changes)
+    found = replace(zones_document(NodeSnapshot(machine, world.agent.state)), **changes)
     return build_numatopology_spec(topology, assignments(world), found)
 
 
@@ -74,7 +75,9 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
     (theirs,) = (a.cpus for a in world.agent.state.allocations.values() if a.cpus)
     found = spec(world)
     assert not free(found) & set(theirs)
-    together = zones_document(world.agent.machine, world.agent.state, None).free_exclusive_cpus
+    together = zones_document(
+        NodeSnapshot(world.agent.machine, world.agent.state)
+    ).free_exclusive_cpus
     assert len(free(found)) == together
     by_name = {one["name"]: one["containerAllocations"] for one in found["podAllocations"]}
     (allocation,) = by_name["p"]
@@ -85,7 +88,7 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
 
 def test_no_more_is_free_than_a_container_could_have() -> None:
     world = World(machines.snc_smt())
-    found = zones_document(world.agent.machine, world.agent.state, None)
+    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     few = free(spec(world, zones=two, free_exclusive_cpus=None))
     assert few == {0, 1, 4, 5, 8, 9, 12, 13}
@@ -99,7 +102,7 @@ def test_what_others_were_pinned_to_comes_last() -> None:
     world = World(machines.snc_smt())
     of = pod("p", {"numacpu": "0-1"})
     world.create(of, container(of, wants=resources(2, 1)))
-    found = zones_document(world.agent.machine, world.agent.state, None)
+    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     assert {2, 3} <= free(spec(world, zones=two, free_exclusive_cpus=None))
     assert not free(spec(world, zones=two, free_exclusive_cpus=None)) & {0, 1}

@@ -150,15 +150,32 @@ def test_claims_of_a_container_are_told_once_for_all_pods_of_a_workload() -> Non
 
 
 def test_other_kinds_are_passed_over_with_a_note_and_slips_are_not() -> None:
-    service = "kind: Service\napiVersion: v1\nmetadata: {name: s}"
-    read = read_text(f"{POD}\n---\n{service}")
+    others = [
+        ("Service", "v1", "'Service' makes no pods"),
+        ("Ingress", "networking.k8s.io/v1", "'Ingress' makes no pods"),
+        ("JobSet", "jobset.x-k8s.io/v1alpha2", "pods that a controller makes of 'JobSet' are"),
+        ("VirtualMachine", "kubevirt.io/v1", "what counts of a VirtualMachine is its launcher pod"),
+    ]
+    read = read_text(
+        "\n---\n".join([POD, *(f"{{kind: {k}, apiVersion: {v}}}" for k, v, _ in others)])
+    )
     assert len(read.workloads) == 1
-    assert read.notes == ("manifest, document 2: 'Service' makes no pods: left out",)
+    for number, (note, (_, _, text)) in enumerate(zip(read.notes, others, strict=True), 2):
+        assert note.startswith(f"manifest, document {number}: {text}")
+        assert note.endswith(": left out")
     (problem,) = problems("kind: Deploymnt\napiVersion: apps/v1")
     assert problem == (
         "f.yaml, document 1: kind is 'Deploymnt', expected Deployment, or another kind that makes "
         "pods"
     )
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Running", "[]"])
+def test_pods_that_have_ended_take_nothing(phase: str) -> None:
+    read = read_text(f"{POD}status: {{phase: {phase}}}\n---\n{POD}")
+    ended = phase in ("Succeeded", "Failed")
+    assert len(read.workloads) == 2 - ended
+    assert read.notes == ("1 pod with phase Succeeded or Failed: left out",) * ended
 
 
 # --- containers and resources ---------------------------------------------------------------------
@@ -282,7 +299,10 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
             resources("{limits: {memory: 1Gi}, requests: {memory: 2Gi}}"),
             "requests.memory is '2Gi', expected at most the limit, '1Gi'",
         ),
-        (resources("{limits: {cpu: 1, hugepages-2Mi: 3Mi}}"), "expected whole pages of 2097152"),
+        (
+            resources("{limits: {cpu: 1, hugepages-2Mi: 3Mi}}"),
+            "expected a multiple of 2 MiB such as 4Mi",
+        ),
         (resources("{limits: {cpu: 1, hugepages-5Mi: 5Mi}}"), "expected hugepages-2Mi"),
         (resources("{limits: {hugepages-2Mi: 4Mi}}"), "huge pages alone, expected cpu or memory"),
         (

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity, total_free_exclusive
-from nri_numa.engine.decision import NodeModel
-from nri_numa.engine.desired import DesiredState
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Charge, ContainerKind, NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -54,9 +54,9 @@ def holder(
 
 def told(where: NodeModel, state: NodeState) -> tuple[dict[int, int], dict[int, int], int]:
     return (
-        dict(slot_capacity(DesiredState(where, state)).free),
-        max_exclusive_by_node(DesiredState(where, state)),
-        total_free_exclusive(DesiredState(where, state)),
+        dict(slot_capacity(NodeSnapshot(where, state)).free),
+        max_exclusive_by_node(NodeSnapshot(where, state)),
+        total_free_exclusive(NodeSnapshot(where, state)),
     )
 
 

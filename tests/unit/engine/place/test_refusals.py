@@ -8,7 +8,9 @@ from typing import cast
 import pytest
 
 from nri_numa.engine.admit import admit
-from nri_numa.engine.decision import NodeModel, Rejected
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.place.needs import FreeResources, memory_shortage_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
@@ -33,7 +35,9 @@ def refusal(
     of = pod(
         "db", {"policy": policy, "cpus": "exclusive", "scope": scope}, total=resources(cpus, memory)
     )
-    refused = admit(machine, NodeState(), of, container(of, wants=resources(cpus, memory)))
+    refused = admit(
+        NodeSnapshot(machine, NodeState()), of, container(of, wants=resources(cpus, memory))
+    )
     assert isinstance(refused, Rejected)
     assert refused.reason == "TopologyAffinityError"
     return refused.message

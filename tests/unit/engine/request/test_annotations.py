@@ -8,7 +8,7 @@ from enum import StrEnum
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import (
     MAX_ANNOTATIONS,
     MAX_SUGGESTION_CHECKS,
@@ -27,7 +27,7 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Rule, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Permission, Rule, Settings
 from nri_numa.model.workload import (
     ALWAYS_BUSY_SCHEDULE,
     NEVER_BUSY_SCHEDULE,
@@ -122,6 +122,10 @@ def test_every_value_of_every_key_is_understood(key: str, value: str, expected: 
     assert requested.explicit_keys == {key}
     assert requested.source_text(key) == f"annotation {PREFIX}/{key}"
     assert check_value(key, value) is None
+    # The end of a block scalar, which a permission does not see either.
+    only = Permission(name="only", keys=(key,), values={key: (value,)})
+    trimmed = good({f"{PREFIX}/{key}": f"{value}\n"}, Settings(permissions=(only,)))
+    assert trimmed == replace(requested, permission="only")
 
 
 def test_the_containers_own_annotation_beats_the_pods() -> None:
@@ -238,7 +242,6 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
     for name in (key, f"{key}.main"):
         bad = asked({f"{PREFIX}/{name}": value})
         assert isinstance(bad, Rejection), bad
-        assert (bad.key, bad.value) == (key, value)
         assert bad.detail.startswith(f"{key} is ")
         assert quote_value(value) in bad.detail
         assert f"(annotation {PREFIX}/{name})" in bad.detail
@@ -274,7 +277,6 @@ def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
 ) -> None:
     bad = asked({f"{PREFIX}/{key}{suffix}": "v1"})
     assert isinstance(bad, Rejection)
-    assert (bad.key, bad.value) == (key, "v1")
     for part in (f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
         assert part in bad.detail
 
@@ -325,7 +327,8 @@ def test_contradicting_keys_of_one_level_are_refused(
     for suffix in ("", ".main"):
         bad = asked({f"{PREFIX}/{key}{suffix}": value for key, value in keys.items()})
         assert isinstance(bad, Rejection), keys
-        assert {bad.key, *(k for k in (first, second) if f"no {k} " in bad.detail)} == set(keys)
+        named = bad.detail.partition(" is ")[0]
+        assert {named, *(k for k in (first, second) if f"no {k} " in bad.detail)} == set(keys)
         for part in (
             *(quote_value(value) for value in keys.values()),
             *(f"{PREFIX}/{key}{suffix}" for key in keys),

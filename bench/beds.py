@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
+from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.pods import PERIOD, cfs_quota_of, cpu_shares_of
@@ -38,7 +38,7 @@ MACHINES: dict[str, Callable[[], Topology]] = {
 
 def write_machine(topology: Topology, root: Path) -> None:
     """Put a machine's sysfs files below a directory."""
-    for name, text in sysfs_files(topology).items():
+    for name, text in synthetic_sysfs_files(topology).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -15,10 +15,10 @@ _ROOTS = (
     "Status",
     "Readiness",
     "Assignments",
-    "Explanations",
+    "PodExplanations",
     "Refusals",
     "Kubelet",
-    "NUMAInfo",
+    "MachineNUMAInfo",
     "Error",
 )
 

@@ -30,7 +30,7 @@ def text() -> str:
             lines += [f"## {name}", "", _sentence(item), "", *_rows(definition, f"{name}."), ""]
     lines += ["## Items of rules", ""]
     lines += ["Each item of `rules` is a mapping with `set` and, if you like, `match`.", ""]
-    rule, match = definitions["RuleDocument"], definitions["RuleMatch"]
+    rule, match = definitions["RuleDocument"], definitions["ContainerMatch"]
     rows = [
         *_item_rows(rule, "", skip="match"),
         *_item_rows(match, "match.", skip=""),

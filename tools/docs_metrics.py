@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from nri_numa.observe.metrics import (
-    ContainerSeries,
     LatePinningMetrics,
+    MeasuredValuesByContainer,
     Metrics,
     MetricsSnapshot,
     NUMANodeSample,
@@ -34,8 +34,8 @@ _SAMPLE = MetricsSnapshot(
     node_name="node-1",
     container_counts={("shared", True): 1},
     checkpoint_written=1.0,
-    local_memory=ContainerSeries({("a", "b", "c"): (1.0,)}, {"known": 1}),
-    cpu_waiting=ContainerSeries({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
+    local_memory=MeasuredValuesByContainer({("a", "b", "c"): (1.0,)}, {"known": 1}),
+    cpu_waiting=MeasuredValuesByContainer({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
 )
 
 _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)

@@ -26,7 +26,7 @@ from bench import machine
 from bench.headline.cotenant import cotenants, share
 from bench.stats import table
 from nri_numa.machine.synthetic import build_synthetic_topology
-from nri_numa.measure.rounds import measure_cpu_utilization
+from nri_numa.measure.rounds import measure_mean_cpu_utilization
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import MIB, guaranteed, poll
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     date = time.strftime("%Y-%m-%d", time.gmtime())
     head = f"Measured on {date}.\n\n{machine.describe()}"
-    busy = measure_cpu_utilization(CPUSet(os.sched_getaffinity(0)))
+    busy = measure_mean_cpu_utilization(CPUSet(os.sched_getaffinity(0)))
     if busy is not None and busy > NOISY:
         print(f"others use {busy:.0%} of the CPUs: measure again when it is quiet", file=sys.stderr)
     try:

@@ -68,7 +68,7 @@ from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticeLog, RequestDecisions
-from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_trace
+from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
 from nri_numa.store.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
@@ -867,7 +867,7 @@ class Agent:
         self, trace: PackedTrace, of: Allocation | RejectedContainer
     ) -> StoredExplanation:
         who = of.namespace, of.pod, of.container
-        return unpack_trace(trace, who, self.machine.topology.distance)
+        return unpack_explanation(trace, who, self.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, PackedTrace]:
         """What is kept of the decisions about live containers, by container id."""
@@ -1101,7 +1101,9 @@ class Agent:
         self._hold_trace(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._tasks.add(partial(self._decision_log.log_ignored_annotations, decision.trace))
-        tell = partial(self._decision_log.log_admitted, decision, self.machine.topology, gap)
+        tell = partial(
+            self._decision_log.log_placed_with_neighbours, decision, self.machine.topology, gap
+        )
         if gap or not decision.allocation.aligned:
             allocation, observed = decision.allocation, self.observe
             notice = partial(

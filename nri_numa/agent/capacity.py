@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import apply_recomputed_settings
-from nri_numa.config.sections import StealCapacity, StealMode
+from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpu_wait import (
@@ -187,7 +187,7 @@ class StealWatch(CapacityMonitor):
 
     def __init__(self, config: StealCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
         self.interval = parse_duration(config.interval)
-        self._acts = config.mode is StealMode.ENFORCE
+        self._acts = config.mode is StealTimeMode.ENFORCE
         self._root = root
         self._metrics = metrics
         self._gauges: StealGauges | None = None

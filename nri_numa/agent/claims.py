@@ -27,13 +27,12 @@ from nri_numa.config import AgentConfig, driver_sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     CPU_CAPACITY,
-    CPUSET_VARIABLE_PREFIX,
+    DRA_DRIVER_CPU_VARIABLE_PREFIX,
     MAX_CLAIM_BYTES,
     MEMORY_CAPACITY,
     Claim,
     ClaimedDevice,
     InvalidClaim,
-    cdi_device_name,
     cdi_document,
     decode_record,
     encode_record,
@@ -42,7 +41,8 @@ from nri_numa.dra.claims import (
     metadata_path,
     numa_node_device_name,
     parse_claim,
-    parse_claim_variables,
+    parse_claim_variable_names,
+    qualified_cdi_device_name,
 )
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.node_model import NodeModel
@@ -123,7 +123,7 @@ class ClaimStore:
                 continue
             try:
                 claim = decode_record(
-                    handover.read_small_file(self._record_path(uid), MAX_CLAIM_BYTES)
+                    handover.read_small_file_or_raise(self._record_path(uid), MAX_CLAIM_BYTES)
                 )
                 if claim.uid != uid:
                     raise InvalidClaim(f"a record of claim {claim.uid[:60]!r}, expected {uid}")
@@ -192,7 +192,7 @@ class ClaimStore:
                 request=one.request,
                 pool=self._pool,
                 device=numa_node_device_name(one.numa_node),
-                cdi=cdi_device_name(self._driver, uid, number),
+                cdi=qualified_cdi_device_name(self._driver, uid, number),
                 share_id=one.share_id,
             )
             for number, one in enumerate(claim.results)
@@ -242,7 +242,7 @@ class ClaimStore:
             )
         return claim
 
-    def device_health(self) -> tuple[str, Mapping[str, str]]:
+    def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by device which CPUs went offline that containers have of it by claims."""
         topology = self._agent.machine.topology
         lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
@@ -263,7 +263,7 @@ class ClaimStore:
 
     def with_claims(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
-        named = parse_claim_variables(container.mentions.claims)
+        named = parse_claim_variable_names(container.mentions.claims)
         if not named:
             return pod, container
         results: list[tuple[str, int, ClaimedDevice]] = []
@@ -292,12 +292,12 @@ class ClaimStore:
 
     def with_claim_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
-        named = parse_claim_variables(container.mentions.claims)
+        named = parse_claim_variable_names(container.mentions.claims)
         to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
             return to  # of several claims it is not known which CPUs are whose
-        return replace(to, env={**to.env, f"{CPUSET_VARIABLE_PREFIX}{uids.pop()}": to.cpus})
+        return replace(to, env={**to.env, f"{DRA_DRIVER_CPU_VARIABLE_PREFIX}{uids.pop()}": to.cpus})
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
@@ -333,7 +333,7 @@ class ClaimStore:
         text = cdi_document(self._driver, claim)
         path = self._cdi_file_path(claim.uid)
         with contextlib.suppress(OSError):
-            if handover.read_small_file(path, MAX_CLAIM_BYTES) == text:
+            if handover.read_small_file_or_raise(path, MAX_CLAIM_BYTES) == text:
                 return
         os.makedirs(self._cdi, mode=0o755, exist_ok=True)
         handover.write_file_atomically(path, text)

@@ -61,7 +61,7 @@ from nri_numa.config import (
     parse_duration,
     parse_plugin_index,
 )
-from nri_numa.config.sections import StealMode
+from nri_numa.config.sections import StealTimeMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
 from nri_numa.kubelet.configuration import hostname_override
@@ -73,7 +73,7 @@ from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environme
 from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notify import Notifier
+from nri_numa.observe.notify import SystemdNotifier
 from nri_numa.runtime import LinkState, PermanentlyRejected, RuntimeInfo, RuntimeLink
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import load_or_create_signing_key
@@ -128,7 +128,7 @@ class Daemon:
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._heap = HeapReleaser()
-        self.notifier = Notifier()
+        self.notifier = SystemdNotifier()
         self.metrics = metrics = Metrics(__version__)
         self.clock = clock = Clock()
         started = clock.time()
@@ -388,7 +388,7 @@ class Daemon:
             loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
             loops["DRA"] = serve_claims_to_kubelet(config, self._claims)
-        if config.measured_capacity.mode is not StealMode.OFF:
+        if config.measured_capacity.mode is not StealTimeMode.OFF:
             loops["steal"] = self._steal.run(self, self._kubelet)
         return loops
 

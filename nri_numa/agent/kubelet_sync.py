@@ -26,9 +26,9 @@ from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.kubelet.configuration import CONFIG_AUTO, DiscoveredConfig, read_kubelet_config
 from nri_numa.kubelet.inherited_settings import (
-    KubeletPinningMonitor,
-    MergedSettings,
-    merge_kubelet_settings,
+    AdoptedSettings,
+    KubeletPinningReporter,
+    adopt_kubelet_settings,
 )
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.model.machine import Topology
@@ -63,7 +63,7 @@ class KubeletSync:
         self._agent = agent
         self._metrics = metrics
         self._files = files
-        self._watch = KubeletPinningMonitor(metrics, files.directory)
+        self._watch = KubeletPinningReporter(metrics, files.directory)
         self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
@@ -84,7 +84,7 @@ class KubeletSync:
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
         topology = self._agent.machine.topology
-        if not self._files.refresh_grants(topology.possible, topology.numa_ids):
+        if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return
         before, after = self._agent.state.kubelet, self._files.grants
         if after != before:
@@ -94,7 +94,7 @@ class KubeletSync:
     def _report_grants(
         self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
     ) -> None:
-        self._watch.update_policies({"cpu": after.cpu_policy, "memory": after.memory_policy})
+        self._watch.report_policy_changes({"cpu": after.cpu_policy, "memory": after.memory_policy})
         self._metrics.kubelet_granted.set(len(after.granted_cpus))
         self._metrics.kubelet_state_problems.set(len(problems))
         new = frozenset(problems) - self._said
@@ -221,7 +221,7 @@ class KubeletConfigWatch:
         self._capacity = capacity
         self._said: frozenset[str] = frozenset()
         self.discovered = DiscoveredConfig()
-        self.adopted: MergedSettings | None = None
+        self.adopted: AdoptedSettings | None = None
 
     def read_config(self, config: AgentConfig) -> bool:
         """Read the kubelet's configuration; whether it is another one than before.
@@ -244,7 +244,7 @@ class KubeletConfigWatch:
         self.adopted = (
             None
             if facts is None
-            else merge_kubelet_settings(
+            else adopt_kubelet_settings(
                 ours, config, facts, topology, build_allocator_index(topology)
             )
         )

@@ -22,7 +22,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LatePinningMetrics, Metrics
-from nri_numa.observe.notices import NoticeKind, NoticeReason
+from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 
 log = get_logger("late")
 
@@ -70,7 +70,7 @@ class LateStarts:
         right = self._clock.time() if written.changed else updated or started
         self._record_delay(container_id, max(0.0, right - started))
 
-    def on_update_applied(self, container_id: str, started: float) -> None:
+    def on_start_update_applied(self, container_id: str, started: float) -> None:
         """The runtime has applied its update; look until it arrived, if that is not known yet."""
         if container_id in self._known or self._desired_lists(container_id) is None:
             return
@@ -102,17 +102,17 @@ class LateStarts:
             message=message,
         )
         self._agent.notices.add_notice(
-            NoticeKind.UNPINNED,
+            NoticedEventKind.UNPINNED,
             "refused, and starts nevertheless, because over CRI no start can be prevented: "
             f"{message}",
             namespace=namespace,
             pod=pod,
             pod_uid=uid,
             container=container,
-            reason=NoticeReason.REJECTED_RUNNING,
+            reason=NoticeMessageReason.REJECTED_RUNNING,
         )
 
-    def on_rejected_quota_enforced(self, container_id: str, quota: int) -> None:
+    def on_rejected_resize_in_force(self, container_id: str, quota: int) -> None:
         """A resize was refused, and the runtime has its CFS quota nevertheless."""
         if not self._agent.observe:
             self._agent.record_enforced_quota(container_id, quota)

@@ -25,7 +25,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeKind, NoticeReason
+from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 from nri_numa.text import human_bytes
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class MemoryMigrator:
             self._try_later(container_id, UNMOVED_RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
             self._agent.notices.add_for_allocation(
-                a, NoticeKind.MOVED, message, reason=NoticeReason.PARTLY_MOVED
+                a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
             )
             log.warning("partly moved", container=a.full_name, where=where, problem=moved.obstacle)
             return
@@ -206,7 +206,7 @@ class MemoryMigrator:
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
         self._agent.notices.add_for_allocation(
-            a, NoticeKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
+            a, NoticedEventKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"where": where, "seconds": round(seconds, 3)}
         if moved.unmigrated_bytes >= MIN_REPORTED_UNMOVED_BYTES:
@@ -301,6 +301,6 @@ class MemoryMigrator:
         message = (
             f"{human_bytes(moved.migrated_bytes)} of far memory moved {where} in {seconds:.1f} s"
         )
-        agent.notices.add_for_allocation(a, NoticeKind.MOVED, message)
+        agent.notices.add_for_allocation(a, NoticedEventKind.MOVED, message)
         agent.notify_listeners()
         log.info("far memory moved", container=a.full_name, where=where, bytes=moved.migrated_bytes)

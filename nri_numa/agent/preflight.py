@@ -39,7 +39,7 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts, read_kubelet_config
-from nri_numa.kubelet.inherited_settings import merge_kubelet_settings, with_inherited_settings
+from nri_numa.kubelet.inherited_settings import adopt_kubelet_settings, with_inherited_settings
 from nri_numa.kubelet.state_files import STATE_FILE_NAMES, KubeletStateFiles
 from nri_numa.machine.allowed import partition_sentence
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -850,7 +850,7 @@ def check_kubelet(
         )
     files = KubeletStateFiles(str(directory))
     if topology is not None:
-        files.refresh_grants(topology.possible, topology.numa_ids)
+        files.refresh_and_report_change(topology.possible, topology.numa_ids)
     for problem in files.problems:
         yield _warning_finding(
             "kubelet",
@@ -915,7 +915,7 @@ def _check_settings_against_kubelet(
     if topology is None or found.facts is None:
         return
     ours = derive_settings(config)
-    adopted = merge_kubelet_settings(
+    adopted = adopt_kubelet_settings(
         ours, config, found.facts, topology, build_allocator_index(topology)
     )
     for difference in adopted.differences:

@@ -52,7 +52,7 @@ from nri_numa.machine.cgroups import (
 from nri_numa.machine.cpuset_watch import CpusetWatch
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeKind, NoticeReason
+from nri_numa.observe.notices import NoticedEventKind, NoticeMessageReason
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -338,7 +338,7 @@ class Reconciler:
             known = self._agent.state.allocations.get(correction.container_id)
             if known is not None and known.kind is not ContainerKind.UNPINNED:
                 self._agent.notices.add_for_allocation(
-                    known, NoticeKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                    known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
                 )
         now = self._clock.time()
         _log_each(
@@ -362,12 +362,12 @@ class Reconciler:
         return new
 
     def _add_drift_notice(
-        self, correction: Drift, message: str, reason: str = NoticeReason.NONE
+        self, correction: Drift, message: str, reason: str = NoticeMessageReason.NONE
     ) -> None:
         allocation = self._agent.state.allocations.get(correction.container_id)
         if allocation is not None and not self._agent.observe:
             self._agent.notices.add_for_allocation(
-                allocation, NoticeKind.DRIFT, message, reason=reason
+                allocation, NoticedEventKind.DRIFT, message, reason=reason
             )
 
     def _report_abandoned(self, plan: RepairPlan) -> set[str]:
@@ -380,7 +380,7 @@ class Reconciler:
             repairs = self._repairs.count(correction.container_id, self._clock.monotonic())
             self._metrics.drift_fights.inc()
             message = f"{correction.finding}; put right {repairs} times and rewritten again"
-            self._add_drift_notice(correction, message, NoticeReason.REPAIRS_ABANDONED)
+            self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
             log.warning(
                 "drift not repaired any more: another program keeps rewriting this container's "
                 "cgroup",

@@ -320,7 +320,7 @@ async def release_all_containers(
         prior, damaged = state_from(entries)
         problems += damaged
         kubelet = KubeletStateFiles(config.kubelet_root)
-        kubelet.refresh_grants(topology.possible, topology.numa_ids)
+        kubelet.refresh_and_report_change(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
         reader = CgroupReader(config.cgroup_root)
@@ -372,9 +372,9 @@ async def _send_release(
     try:
         async with asyncio.timeout(seconds):
             if is_reached_over_cri(config):
-                from nri_numa.cri.link import send_updates_once
+                from nri_numa.cri.link import plan_and_send_updates_once
 
-                detail = await send_updates_once(
+                detail = await plan_and_send_updates_once(
                     on_synchronize, socket_path=config.runtime.cri_socket
                 )
             else:

@@ -23,7 +23,7 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.model.workload import PodSandbox
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.notices import NoticeKind
+from nri_numa.observe.notices import NoticedEventKind
 
 log = get_logger("annotations")
 
@@ -145,7 +145,7 @@ class UnmatchedAnnotations:
             (one.pod_uid, one.reason) == (waiting.uid, reason) for one in notices.notices_after()
         ):
             notices.add_notice(
-                NoticeKind.IGNORED,
+                NoticedEventKind.IGNORED,
                 message,
                 namespace=waiting.namespace,
                 pod=waiting.name,

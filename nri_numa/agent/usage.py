@@ -40,10 +40,10 @@ from nri_numa.machine.usage import (
 )
 from nri_numa.model.machine import NUMAMemory
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import ContainerSeries
+from nri_numa.observe.metrics import MeasuredValuesByContainer
 from nri_numa.web.responses import (
+    ContainerCPUPressure,
     ContainerMemory,
-    ContainerPressure,
     MeasuredContainer,
     NodeUsage,
     NUMANodeLoad,
@@ -99,7 +99,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
     def metric_values(self, found: ReadingT) -> Sequence[float | None]:
         """What becomes a series each, the weightiest first; None where one is not known."""
 
-    def container_series(self, state: NodeState) -> ContainerSeries | None:
+    def container_series(self, state: NodeState) -> MeasuredValuesByContainer | None:
         """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
@@ -115,7 +115,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
             found.items(), key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0])
         )
         shown = dict(ordered[:MAX_SERIES_PER_METRIC])
-        return ContainerSeries(
+        return MeasuredValuesByContainer(
             shown,
             {
                 "known": len(ordered),
@@ -222,12 +222,12 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
 
 # --- How much containers wait for CPUs ---
 
-WAITING_NOT_READ: Final = ContainerPressure(
+WAITING_NOT_READ: Final = ContainerCPUPressure(
     pressure_percent=None, waiting_tasks=None, read_at=0.0, problem="not read yet"
 )
 
 
-class WaitingWatch(ContainerScan[ContainerPressure]):
+class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     """Keeps how much every container waits for CPUs."""
 
     subject = "how much containers wait"
@@ -246,7 +246,7 @@ class WaitingWatch(ContainerScan[ContainerPressure]):
 
     def read_container_sample(
         self, reader: CgroupReader, allocation: Allocation
-    ) -> ContainerPressure:
+    ) -> ContainerCPUPressure:
         """Read how much one container waits, and compare with the reading before."""
         place = self._agent.cgroup_places.get(allocation.container_id)
         if place is None:
@@ -264,7 +264,7 @@ class WaitingWatch(ContainerScan[ContainerPressure]):
             else:
                 tasks = tasks_waiting(before[1], found.threads, moment - before[0])
                 problem = "" if tasks is not None else "no thread was there at both readings"
-        return ContainerPressure(
+        return ContainerCPUPressure(
             pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
             waiting_tasks=None if tasks is None else round(tasks, 3),
             read_at=self._clock.time(),
@@ -277,7 +277,7 @@ class WaitingWatch(ContainerScan[ContainerPressure]):
         for gone in self._before.keys() - self.known.keys():
             del self._before[gone]
 
-    def metric_values(self, found: ContainerPressure) -> Sequence[float | None]:
+    def metric_values(self, found: ContainerCPUPressure) -> Sequence[float | None]:
         """The pressure from 0 to 1, and the threads that wait."""
         percent = found.pressure_percent
         return None if percent is None else percent / 100, found.waiting_tasks

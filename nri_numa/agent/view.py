@@ -60,7 +60,7 @@ NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
 class AssignmentListing(NamedTuple):
     """The assignments of one moment; made one by one, and valid while the state moves on."""
 
-    head: shown.NodeUse
+    head: shown.WholeNodeAllocation
     containers: Iterator[shown.Assignment]
 
 
@@ -126,10 +126,10 @@ class LiveView:
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
-    def numa_info(self) -> shown.NUMAInfo:
+    def numa_info(self) -> shown.MachineNUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
         nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
-        return shown.NUMAInfo(
+        return shown.MachineNUMAInfo(
             code=200,
             message="OK",
             data=shown.NUMAInfoData(
@@ -144,7 +144,9 @@ class LiveView:
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
         uses = numa_node_uses(replace(moment.desired, reading=self._more.readings.memory))
-        head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
+        head = shown.WholeNodeAllocation(
+            serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses)
+        )
         return AssignmentListing(
             head, (moment.assignment_document(a) for a in _sorted_allocations(state))
         )
@@ -232,11 +234,11 @@ class LiveView:
             for refused in reversed(self._agent.rejections)
         ]
 
-    def slots_document(self) -> shown.SlotsDocument:
+    def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
         desired, reason = self._agent.desired, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
-        return shown.SlotsDocument(
+        return shown.ExclusiveCPUSlotsDocument(
             serial=state.serial,
             ready=not reason,
             reason=reason,
@@ -244,7 +246,7 @@ class LiveView:
             total=offered.total_slots,
             exclusive=len(state.exclusive),
             numa_nodes=tuple(
-                shown.NUMANodeSlots(id=i, allocated=offered.allocated[i], free=free)
+                shown.NUMANodeExclusiveCPUSlots(id=i, allocated=offered.allocated[i], free=free)
                 for i, free in sorted(offered.free.items())
             ),
             ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
@@ -523,14 +525,14 @@ def count_by_kind(state: NodeState) -> dict[tuple[str, bool], int]:
 # --- NUMA nodes ---
 
 
-def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeUse]:
+def numa_node_uses(desired: NodeSnapshot) -> Iterator[shown.NUMANodeAllocation]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     machine, state, pool = desired.machine, desired.state, desired.pool
     cpu_left, memory_left = desired.free_cpu_milli, desired.free_memory
     free = max_exclusive_by_node(desired)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.allocated_on(i)
-        yield shown.NUMANodeUse(
+        yield shown.NUMANodeAllocation(
             id=i,
             cpus=str(node.cpus),
             exclusive=str(node.cpus & state.exclusive),

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nri_numa.controller.evictor import would_be_recreated
 from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
-from nri_numa.kube.requests import mapping_or_empty, text_of
+from nri_numa.kube.requests import mapping_or_empty, text_in_section
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
 from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
@@ -158,7 +158,7 @@ def _add_captured_pod(
 ) -> RunningPod | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
     node = mapping_or_empty(document.get("spec")).get("nodeName")
-    phase = text_of(document, "status", "phase")
+    phase = text_in_section(document, "status", "phase")
     room = nodes.published_resources(node) if isinstance(node, str) else None
     if (
         not isinstance(node, str)

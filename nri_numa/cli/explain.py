@@ -86,7 +86,7 @@ def explain(
 
     Exit code 0 when they were placed, 1 when one was refused or the pod is not known here.
     """
-    namespace, pod = _parse_target(namespace, pod, container)
+    namespace, pod = _parse_pod_reference(namespace, pod, container)
     if all_namespaces and namespace is not None:
         raise click.UsageError(
             f"-A and namespace {escape_unprintable(namespace)} contradict each other; expected "
@@ -122,7 +122,9 @@ def explain(
         ctx.exit(1)
 
 
-def _parse_target(namespace: str | None, pod: str, container: str | None) -> tuple[str | None, str]:
+def _parse_pod_reference(
+    namespace: str | None, pod: str, container: str | None
+) -> tuple[str | None, str]:
     """Namespace, None for all, and name of the pod that is meant.
 
     Raises:

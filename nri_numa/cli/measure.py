@@ -114,7 +114,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
         for worker in side.workers
     )
     load = os.getloadavg()[0]
-    busy = measuring.measure_cpu_utilization(cpus) if cpus else None
+    busy = measuring.measure_mean_cpu_utilization(cpus) if cpus else None
     before = measuring.read_steal_ticks()
     outcomes: list[ComparisonOutcome] = []
     for one in planned:

@@ -326,19 +326,19 @@ def _build_machine(
     from nri_numa.engine.cpus.index import build_allocator_index
     from nri_numa.engine.node_model import NodeModel
     from nri_numa.kubelet.configuration import CONFIG_OFF, read_kubelet_config
-    from nri_numa.kubelet.inherited_settings import MergedSettings, merge_kubelet_settings
+    from nri_numa.kubelet.inherited_settings import AdoptedSettings, adopt_kubelet_settings
 
     with translate_errors():
         config = configuration.load_config(path, {}, values)
         problems = configuration.validate_config(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    one, ours = config.kubelet, MergedSettings(settings=configuration.derive_settings(config))
+    one, ours = config.kubelet, AdoptedSettings(settings=configuration.derive_settings(config))
     found = read_kubelet_config(
         one.config if here else CONFIG_OFF, one.config_dir, config.kubelet_root
     )
     if found.facts is not None:
-        ours = merge_kubelet_settings(
+        ours = adopt_kubelet_settings(
             ours.settings, config, found.facts, topology, build_allocator_index(topology)
         )
     machine = NodeModel(topology=topology, settings=ours.settings)

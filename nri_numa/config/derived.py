@@ -9,9 +9,9 @@ from msgspec.structs import asdict
 
 from nri_numa.config.sections import (
     AgentConfig,
+    CPUWithholdingLimits,
     NamespaceQuotaDocument,
     Quantity,
-    WithheldCPUQuotas,
 )
 from nri_numa.config.values import (
     page_bytes_of_type,
@@ -149,7 +149,7 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
     )
 
 
-def _derive_quota(of: WithheldCPUQuotas | NamespaceQuotaDocument) -> Quota:
+def _derive_quota(of: CPUWithholdingLimits | NamespaceQuotaDocument) -> Quota:
     return Quota(
         exclusive=parse_cpu_count_or_percent(of.exclusive_cpus),
         listed=parse_cpu_count_or_percent(of.listed_cpus),

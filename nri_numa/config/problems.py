@@ -46,13 +46,13 @@ def validate_config(config: AgentConfig, topology: Topology | None = None) -> li
         *_check_servers(config),
         *_check_topology_validity_period(config),
         *_check_prometheus_query(config),
-        *_check_measurement_rounds_readable(config),
+        *_check_measurement_results_reachable(config),
         *_check_dra(config),
         *_check_annotation_values(config),
         *_check_annotation_permissions(config),
         *_check_namespace_quotas(config),
         *_check_reserved_resource_syntax(config),
-        *_check_kubelet_option_conflicts(config),
+        *_check_kubelet_forbidden_combinations(config),
     ]
     return found if topology is None else found + list(_check_against_machine(config, topology))
 
@@ -162,7 +162,7 @@ def _check_prometheus_query(config: AgentConfig) -> Iterator[str]:
         yield f"controller.prometheus.{missing}: is empty, but {given} is set; it takes both"
 
 
-def _check_measurement_rounds_readable(config: AgentConfig) -> Iterator[str]:
+def _check_measurement_results_reachable(config: AgentConfig) -> Iterator[str]:
     """Rounds over containers whose results only the API shows."""
     for name, rounds in (
         ("memoryLocality", config.memory_locality),
@@ -286,9 +286,9 @@ def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, st
 # the kubelet.
 
 
-def _check_kubelet_option_conflicts(config: AgentConfig) -> Iterator[str]:
+def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
     if config.align_by_socket:
-        for path in _paths_with_value(config, "policy", "single-numa-node"):
+        for path in _annotation_paths_with_value(config, "policy", "single-numa-node"):
             yield (
                 f"alignBySocket: true takes CPUs from all NUMA nodes of a socket, and {path} is "
                 "single-numa-node; expected only one of them, as the kubelet does"
@@ -307,11 +307,11 @@ def _check_kubelet_option_conflicts(config: AgentConfig) -> Iterator[str]:
     ):
         if is_set:
             yield f"{key}: true, expected {other}: false beside it, as the kubelet does"
-    for path in _paths_with_value(config, "smt", "full-core"):
+    for path in _annotation_paths_with_value(config, "smt", "full-core"):
         yield f"{key}: true splits cores, and {path} is full-core; expected only one of them"
 
 
-def _paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str]:
+def _annotation_paths_with_value(config: AgentConfig, key: str, value: str) -> Iterator[str]:
     """Where defaults and rules give a key a value."""
     return (
         f"{path}.{key}" for path, values in _annotation_levels(config) if values.get(key) == value

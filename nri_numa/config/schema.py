@@ -88,7 +88,7 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
             near = (
                 [name for name in known if name.lower() == key.lower()]
                 or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-                or [leaf for leaf in config_keys() if key.lower() in _key_spellings(leaf)]
+                or [leaf for leaf in config_keys() if key.lower() in _misplaced_key_spellings(leaf)]
             )
             hint = (
                 f", did you mean {' or '.join(near[:3])}?"
@@ -124,7 +124,7 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
         yield path, str(error.message)
 
 
-def _key_spellings(path: str) -> tuple[str, str]:
+def _misplaced_key_spellings(path: str) -> tuple[str, str]:
     """``log.level`` as people write it in the wrong place: ``logLevel`` and ``level``."""
     return path.replace(".", "").lower(), path.rpartition(".")[2].lower()
 

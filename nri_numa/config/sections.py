@@ -127,7 +127,7 @@ class NamespaceQuotaDocument(Section, frozen=True):
     """The same of its own shared lists."""
 
 
-class WithheldCPUQuotas(Section, frozen=True):
+class CPUWithholdingLimits(Section, frozen=True):
     """How many CPUs may be withheld from others, as numbers or parts of the machine's CPUs."""
 
     exclusive_cpus: Amount = "100%"
@@ -142,7 +142,7 @@ class WithheldCPUQuotas(Section, frozen=True):
     """Quotas of single namespaces, besides the ones for all together."""
 
 
-class RuleMatch(PodMatch, frozen=True):
+class ContainerMatch(PodMatch, frozen=True):
     """Which containers a rule is for; everything given must match, nothing given matches all."""
 
     runtime_handlers: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class RuleDocument(Section, frozen=True):
 
     keys: dict[str, AnnotationValue] = field(default_factory=dict, name="set")
     """Annotation keys, without the prefix, and their values; not empty."""
-    match: RuleMatch = RuleMatch()
+    match: ContainerMatch = ContainerMatch()
     """Which containers; without it, all of them."""
 
 
@@ -353,7 +353,7 @@ class Publish(Section, frozen=True):
     """host:port on loopback for its metrics and probes, or off."""
 
 
-class NodeCapacityAnnotationsSection(Section, frozen=True):
+class CapacityFromNodeAnnotationsSection(Section, frozen=True):
     """How annotations of the Node about its capacity get to the agent."""
 
     file: Annotated[str, with_parser(build_absolute_path_check(empty=True))] = ""
@@ -658,7 +658,7 @@ class CPUWaiting(Section, frozen=True):
     series of each for each container."""
 
 
-class StealMode(StrEnum):
+class StealTimeMode(StrEnum):
     """What is done with steal."""
 
     OFF = "off"
@@ -669,7 +669,7 @@ class StealMode(StrEnum):
 class StealCapacity(Section, frozen=True):
     """Steal on each NUMA node, for virtual machines on hosts that promise more than they have."""
 
-    mode: StealMode = StealMode.OFF
+    mode: StealTimeMode = StealTimeMode.OFF
     """off; observe: measure steal of each NUMA node, log and expose the capacity factors that would
     follow; act: give new containers no more than these leave, and what capacityFactor says. What
     runs stays where it is."""
@@ -718,8 +718,8 @@ class AgentConfig(Section, frozen=True):
     """NUMA nodes as devices that ResourceClaims allocate (DRA)."""
     publish: Annotated[Publish, RESTART_REQUIRED] = Publish()
     """What nri-numa publish writes to the API server."""
-    offline_capacity: Annotated[NodeCapacityAnnotationsSection, RESTART_REQUIRED] = (
-        NodeCapacityAnnotationsSection()
+    offline_capacity: Annotated[CapacityFromNodeAnnotationsSection, RESTART_REQUIRED] = (
+        CapacityFromNodeAnnotationsSection()
     )
     """How annotations of the Node about its capacity get to the agent."""
     controller: Annotated[Controller, RESTART_REQUIRED] = Controller()
@@ -745,7 +745,7 @@ class AgentConfig(Section, frozen=True):
     """What the annotations of pods may ask for. The first entry that matches a pod counts; a pod
     that none matches may use every key, gets exclusive CPUs only as far as its CPU request pays for
     them, and lists no reserved CPUs. Rules and defaults need no permission."""
-    quotas: WithheldCPUQuotas = WithheldCPUQuotas()
+    quotas: CPUWithholdingLimits = CPUWithholdingLimits()
     """How many CPUs may be withheld from others."""
     shared_pool: SharedPool = SharedPool()
     """What stays for containers without exclusive CPUs."""

@@ -239,7 +239,7 @@ def parse_plugin_index(index: str | int) -> str:
     return found
 
 
-_RESOURCE_NAME_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_RESOURCE_NAME_PART_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _QUOTA_RESOURCE_PREFIX = "requests."
 """What a ResourceQuota puts before the name, which must be a good one with it as well."""
 _MAX_RESOURCE_PREFIX_CHARS = 253 - len(_QUOTA_RESOURCE_PREFIX)
@@ -270,7 +270,7 @@ def check_extended_resource(name: str) -> None:
             f"{shown}: the prefix is no DNS name (lower case, at most {_MAX_RESOURCE_PREFIX_CHARS} "
             f"characters), expected one {good}"
         )
-    if len(rest) > 63 or not _RESOURCE_NAME_PATTERN.fullmatch(rest):
+    if len(rest) > 63 or not _RESOURCE_NAME_PART_PATTERN.fullmatch(rest):
         raise ValueError(
             f"{shown}: after the slash, expected up to 63 letters, digits, -, _ and ., a letter or "
             f"digit at both ends, {good}"

@@ -26,7 +26,7 @@ from nri_numa.kube.requests import (
     Verb,
     annotations_of,
     mapping_or_empty,
-    text_of,
+    text_in_section,
 )
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
@@ -101,7 +101,7 @@ def would_be_recreated(document: Mapping[str, Any]) -> bool:
     metadata = mapping_or_empty(document.get("metadata"))
     if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
         return False
-    if text_of(document, "status", "phase") in ENDED_POD_PHASES:
+    if text_in_section(document, "status", "phase") in ENDED_POD_PHASES:
         return False
     if "kubernetes.io/config.mirror" in annotations_of(document):
         return False

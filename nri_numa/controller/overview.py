@@ -246,7 +246,7 @@ class Overview:
         every = sorted(self._drained.keys() | self._nodes.node_names)
         states = {name: self._node_state(name) for name in every}
         names = [name for name in every if query.name in name and query.state in ("", states[name])]
-        request = self._query_pod_request(query)
+        request = self._hypothetical_pod_request(query)
         verdicts: dict[str, str] = {}  # reason by node; empty where it fits
         fits: dict[str, int] = {}
         if request is not None:
@@ -330,7 +330,7 @@ class Overview:
         host = f"[{address}]" if ":" in address else address
         return self._page.replace("{node}", quote(name, safe="")).replace("{address}", host)
 
-    def _query_pod_request(self, query: OverviewQuery) -> PodRequest | None:
+    def _hypothetical_pod_request(self, query: OverviewQuery) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
         if not query.cpus and not query.memory:
             return None

@@ -65,7 +65,7 @@ FORWARD_TIMEOUT_S: Final = 5.0
 MAX_PUT_BODY_BYTES: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
 CAPACITY_PATH: Final = "/v1/nodes/{node}/offline-capacity"
-NODES_PATH: Final = Resource.NODES.api_path()
+NODES_PATH: Final = Resource.NODES.object_or_list_path()
 EVENTS_PATH: Final = "/api/v1/events"
 
 
@@ -121,7 +121,7 @@ class _ObjectEventFanout(WatchHandler):
         for changed in self._changed:
             changed(name_of(document), document, self._clock())
 
-    def on_delete_key(self, key: str) -> None:
+    def on_every_deleted_key(self, key: str) -> None:
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)

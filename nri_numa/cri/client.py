@@ -169,7 +169,7 @@ class CRIClient:
         )
         return sorted(item.id for item in answer.items)
 
-    async def pod_sandbox(self, pod_sandbox_id: str) -> PodSandbox | None:
+    async def query_and_decode_pod(self, pod_sandbox_id: str) -> PodSandbox | None:
         """One pod sandbox; None when the runtime does not know it."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
         answer = await self._call_or_none_if_unknown(
@@ -177,7 +177,7 @@ class CRIClient:
         )
         return None if answer is None else pod_from(answer)
 
-    async def list_containers(self) -> list[cri_pb2.Container]:
+    async def list_all_containers(self) -> list[cri_pb2.Container]:
         """Containers, ordered by creation time and id."""
         answer = await self._call_method(
             "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
@@ -252,7 +252,7 @@ class _OCI(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
-class _CPU(_OCI, frozen=True):
+class _OCICPUResources(_OCI, frozen=True):
     cpu_shares: _Int64 | None = msgspec.field(default=None, name="shares")
     quota: _Int64 | None = None
     period: _Int64 | None = None
@@ -283,7 +283,7 @@ class _DeviceRule(_OCI, frozen=True):
 
 
 class _Resources(_OCI, frozen=True):
-    cpu: _CPU = _CPU()
+    cpu: _OCICPUResources = _OCICPUResources()
     memory: _Memory = _Memory()
     hugepage_limits: tuple[_Hugepages, ...] = ()
     devices: tuple[_DeviceRule, ...] = ()

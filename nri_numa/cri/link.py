@@ -83,10 +83,10 @@ async def list_pods_and_containers(
     Raises:
         RuntimeUnavailable: the runtime does not answer.
     """
-    listed = [c for c in await client.list_containers() if c.state in LIVE_STATES]
+    listed = [c for c in await client.list_all_containers() if c.state in LIVE_STATES]
     pods: dict[str, PodSandbox] = {}
     for pod_id in await client.pod_sandbox_ids():
-        if (pod := await client.pod_sandbox(pod_id)) is not None:
+        if (pod := await client.query_and_decode_pod(pod_id)) is not None:
             pods[pod_id] = pod
     containers: list[Container] = []
     for found in listed:
@@ -110,7 +110,7 @@ def _with_inferred_qos(pod: PodSandbox, container: Container | None) -> PodSandb
     return replace(pod, qos=inferred_qos(pod.resources, container))
 
 
-async def send_updates_once(plan: Planner, *, socket_path: str) -> str:
+async def plan_and_send_updates_once(plan: Planner, *, socket_path: str) -> str:
     """Send the updates that a function returns for everything that runs.
 
     Returns why the runtime could not be reached; empty when it was, whatever became of single
@@ -121,7 +121,7 @@ async def send_updates_once(plan: Planner, *, socket_path: str) -> str:
             pods, containers = await list_pods_and_containers(client)
             outbox = UpdateQueue(client)
             updates = plan(_pod_table(pods, containers), containers)
-            await asyncio.gather(*map(outbox.enqueue_update, updates))
+            await asyncio.gather(*map(outbox.merge_and_enqueue_update, updates))
             return ""
     except RuntimeUnavailable as error:
         return str(error)
@@ -147,7 +147,7 @@ class UpdateQueue:
         self._waiting: dict[str, _PendingUpdate] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
-    def enqueue_update(
+    def merge_and_enqueue_update(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailure | None]:
         """Send an update soon, together with what waits for this container already.
@@ -311,11 +311,11 @@ class LifecycleCallbacks(Protocol):
         """
         ...
 
-    def on_update_applied(self, container_id: str, started: float, /) -> None:
+    def on_start_update_applied(self, container_id: str, started: float, /) -> None:
         """The runtime has applied the update of a container that began so."""
         ...
 
-    def on_rejected_quota_enforced(self, container_id: str, quota: int, /) -> None:
+    def on_rejected_resize_in_force(self, container_id: str, quota: int, /) -> None:
         """A resize was refused, and its CFS quota is in force nevertheless."""
         ...
 
@@ -436,11 +436,11 @@ class CRIConnection:
         one = self._live.get(update.container_id)
         if one is not None and one.state == CREATED_STATE:
             one.last_update = update.merge_onto(one.last_update) if one.last_update else update
-        outcome = self._outbox.enqueue_update(update, urgent=urgent)
-        outcome.add_done_callback(partial(self._on_update_outcome, update))
+        outcome = self._outbox.merge_and_enqueue_update(update, urgent=urgent)
+        outcome.add_done_callback(partial(self._record_sent_quota, update))
         return outcome
 
-    def _on_update_outcome(
+    def _record_sent_quota(
         self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailure | None]
     ) -> None:
         taken = not outcome.cancelled() and outcome.result() is None
@@ -481,7 +481,7 @@ class CRIConnection:
     async def _query_unreported_changes(self) -> None:
         """Find what no event reported."""
         known = set(self._pods)  # one that is met during the listing is not gone
-        containers = {c.id: c for c in await self._client.list_containers()}
+        containers = {c.id: c for c in await self._client.list_all_containers()}
         pods = set(await self._client.pod_sandbox_ids())
         for container_id in self._pod_of.keys() - containers.keys():
             self.request_query(container_id)
@@ -518,7 +518,7 @@ class CRIConnection:
             async with self._queries:
                 while True:
                     self._again.discard(container_id)
-                    await self._query_status(container_id)
+                    await self._query_and_apply_status(container_id)
                     if container_id not in self._again:
                         break
         except CallRefused as error:
@@ -532,7 +532,7 @@ class CRIConnection:
         finally:
             self._querying.pop(container_id, None)
 
-    async def _query_status(self, container_id: str) -> None:
+    async def _query_and_apply_status(self, container_id: str) -> None:
         if (
             container_id not in self._pod_of
             and await self._find_or_query_pod(container_id) is not None
@@ -585,7 +585,9 @@ class CRIConnection:
                 problem=refusal.message,
             )
             if change.requested.cpu_quota:
-                self._callbacks.on_rejected_quota_enforced(container.id, change.requested.cpu_quota)
+                self._callbacks.on_rejected_resize_in_force(
+                    container.id, change.requested.cpu_quota
+                )
             return
         for update in updates or ():
             self._enqueue_update(update).add_done_callback(
@@ -606,11 +608,11 @@ class CRIConnection:
             self._call_handler(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
             )
-            self._callbacks.on_update_applied(container_id, started)
+            self._callbacks.on_start_update_applied(container_id, started)
 
     async def _find_or_query_pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
-            pod = await self._client.pod_sandbox(pod_id) if pod_id else None
+            pod = await self._client.query_and_decode_pod(pod_id) if pod_id else None
             if pod is None:
                 return None
             if pod_id not in self._pods:  # another container of it may have been quicker

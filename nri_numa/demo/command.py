@@ -28,7 +28,7 @@ from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS, is_coloured, wrap_text
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.demo.stage import (
     ANNOTATION_PREFIX,
-    MACHINE_MODEL,
+    SYNTHETIC_MACHINE_TEXT,
     DemoFailure,
     Stage,
     examples_directory,
@@ -119,7 +119,7 @@ async def play_demo(directory: Path, *, serve: bool = False) -> None:
         ("nri-numa check", "whether it is ready, and what to do"),
         (
             f"nri-numa simulate {_examples_path(examples_directory())} \\\n    --machine "
-            f"{MACHINE_MODEL}",
+            f"{SYNTHETIC_MACHINE_TEXT}",
             "these pods on this model again; without --machine on your machine",
         ),
         ("nri-numa run", "the plugin; needs containerd"),
@@ -151,7 +151,7 @@ class _DemoScript:
 
     async def play_all_scenes(self) -> None:
         await self._introduce_machine()
-        await self._show_shared_pods()
+        await self._show_listed_and_shared_pods()
         await self._show_exclusive_pod()
         await self._show_explanation()
         await self._show_siblings_and_pod_scope()
@@ -183,7 +183,7 @@ class _DemoScript:
             )
         print_line("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
 
-    async def _show_shared_pods(self) -> None:
+    async def _show_listed_and_shared_pods(self) -> None:
         print_heading("1  Pods ask by annotation")
         (pinned,) = await self._show_example("01-explicit-lists.yaml")
         require_expectation(
@@ -194,7 +194,7 @@ class _DemoScript:
 
     async def _show_exclusive_pod(self) -> None:
         print_heading("2  Exclusive CPUs: the others make room before the answer")
-        before = self._stage.assignments_by_container()
+        before = self._stage.cpus_and_mems_by_container()
         (engine,) = await self._show_example("03-database.yaml")
         own = self._require_one_numa_node([engine])
         cores = {self._machine.cpus[i].core for i in own}
@@ -242,7 +242,7 @@ class _DemoScript:
     async def _show_rejection(self) -> None:
         print_heading("4  What cannot be done is refused, with the reason")
         (pod,) = read_example_pods("07-too-big.yaml")
-        assignments = self._stage.assignments_by_container()
+        assignments = self._stage.cpus_and_mems_by_container()
         try:
             await self._stage.run_pod(pod)
         except PodOperationFailed as error:
@@ -254,17 +254,17 @@ class _DemoScript:
         )
         require_expectation(pod.full_name in text, f"the refusal must name the pod: {text}")
         require_expectation(
-            self._stage.assignments_by_container() == assignments,
+            self._stage.cpus_and_mems_by_container() == assignments,
             "a refused pod must change nothing",
         )
         print_container_heading(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
-        print_detail("asks", _pod_request_text(pod, pod.containers[0]))
+        print_detail("asks", _container_request_text(pod, pod.containers[0]))
         print_detail("refused", text.partition(" desc = ")[2] or text, paint=red_text)
 
     async def _show_cpu_release(self) -> None:
         print_heading("5  A pod ends: its CPUs go back")
         (pod,) = read_example_pods("03-database.yaml")
-        before = self._stage.assignments_by_container()
+        before = self._stage.cpus_and_mems_by_container()
         await self._stage.remove_pod(pod)
         print_line(f"  {pod.name} is removed.")
         # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
@@ -280,7 +280,7 @@ class _DemoScript:
     async def _show_plugin_restart(self) -> None:
         print_heading("6  The plugin is killed and started again: nothing moves")
         stage = self._stage
-        before = stage.assignments_by_container()
+        before = stage.cpus_and_mems_by_container()
         await stage.kill_plugin()
         print_line("  kill -9. While the plugin is away, one more web server starts, unpinned:")
         late = replace(
@@ -294,7 +294,7 @@ class _DemoScript:
         with show_progress("starting the plugin again"):
             pid = await stage.start_plugin()
         print_line(f"  The plugin is back as process {pid}, and checks what runs:")
-        after = stage.assignments_by_container()
+        after = stage.cpus_and_mems_by_container()
         (name,) = after.keys() - before.keys()
         changed = [n for n in before if before[n] != after.get(n)]
         require_expectation(
@@ -336,12 +336,12 @@ class _DemoScript:
             shown += started
             for container, manifest in zip(started, pod.containers, strict=True):
                 if not name or not number:
-                    label = f"{name or pod.name}/{container.name}"
+                    label = f"{name or pod.name}/{container.name_in_pod}"
                     role = (
                         "" if manifest.role is ContainerRole.APP else f", {manifest.role} container"
                     )
                     print_container_heading(label, f"{file}{role}")
-                    print_detail("asks", _pod_request_text(pod, manifest))
+                    print_detail("asks", _container_request_text(pod, manifest))
                 self._print_assignment(container, f"#{number + 1} " if name else "")
         return shown
 
@@ -353,13 +353,13 @@ class _DemoScript:
         if decision["kind"] != "shared":  # these move, and the annotation says where they started
             require_expectation(
                 decision["cpus"] == container.cpus,
-                f"{container.name} has other CPUs than its annotation says",
+                f"{container.name_in_pod} has other CPUs than its annotation says",
             )
         if head in ("", "#1 "):
             print_detail("why", str(decision["reason"]))
 
     def _changed_cpus(self, before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-        now = self._stage.assignments_by_container()
+        now = self._stage.cpus_and_mems_by_container()
         return {
             name: (cpus, now[name][0])
             for name, (cpus, _) in before.items()
@@ -404,7 +404,7 @@ def require_expectation(holds: bool, what: str) -> None:
         raise DemoFailure(what)
 
 
-def _pod_request_text(pod: PodManifest, container: ContainerManifest) -> str:
+def _container_request_text(pod: PodManifest, container: ContainerManifest) -> str:
     annotations = [
         f"{key.removeprefix(ANNOTATION_PREFIX)}: {value}"
         for key, value in pod.annotations.items()

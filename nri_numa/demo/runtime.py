@@ -47,7 +47,7 @@ class DemoContainer:
     state: DemoContainerState = DemoContainerState.CREATED
 
     @property
-    def name(self) -> str:
+    def name_in_pod(self) -> str:
         """The name within its pod."""
         return self.message.name
 
@@ -121,7 +121,7 @@ class DemoRuntime:
 
     # --- pods and containers ----------------------------------------------------------------------
 
-    async def run_pod(self, pod: pb.PodSandbox) -> None:
+    async def run_pod_sandbox(self, pod: pb.PodSandbox) -> None:
         """Run a sandbox.
 
         Raises:
@@ -129,7 +129,7 @@ class DemoRuntime:
         """
         async with self._lock:
             self.pods[pod.id] = pod
-            await self._call_plugin("RunPodSandbox", pod=pod)
+            await self._call_plugin_for_payload("RunPodSandbox", pod=pod)
 
     async def create_container(self, message: pb.Container) -> DemoContainer:
         """Create a container; the plugin adjusts it before anything of it exists.
@@ -140,7 +140,9 @@ class DemoRuntime:
         async with self._lock:
             pod = self.pods[message.pod_sandbox_id]
             message.linux.cgroups_path = f"/demo/{message.id}"
-            payload = await self._call_plugin("CreateContainer", pod=pod, container=message)
+            payload = await self._call_plugin_for_payload(
+                "CreateContainer", pod=pod, container=message
+            )
             answer = pb.CreateContainerResponse.FromString(payload)
             message.annotations.update(answer.adjust.annotations)
             message.linux.resources.MergeFrom(answer.adjust.linux.resources)
@@ -149,21 +151,21 @@ class DemoRuntime:
                 message=message, machine=self._machine, cgroup=self._cpusets / "demo" / message.id
             )
             self.containers[message.id] = container
-            await self._send_container_event("PostCreateContainer", container)
+            await self._call_plugin_about_container("PostCreateContainer", container)
             return container
 
     async def start_container(self, container: DemoContainer) -> None:
         """Start a created container."""
         async with self._lock:
             container.write_cgroup_cpuset()
-            await self._send_container_event("StartContainer", container)
+            await self._call_plugin_about_container("StartContainer", container)
             container.state = DemoContainerState.RUNNING
-            await self._send_container_event("PostStartContainer", container)
+            await self._call_plugin_about_container("PostStartContainer", container)
 
     async def exit_container(self, container: DemoContainer) -> None:
         """Let a container end."""
         async with self._lock:
-            await self._on_container_exit(container)
+            await self._exit_container_under_lock(container)
 
     async def remove_pod(self, pod_id: str) -> None:
         """Stop a pod and remove it with its containers."""
@@ -171,18 +173,18 @@ class DemoRuntime:
             pod = self.pods[pod_id]
             own = [c for c in self.containers.values() if c.message.pod_sandbox_id == pod_id]
             for container in own:
-                await self._on_container_exit(container)
-            await self._call_plugin("StopPodSandbox", pod=pod)
+                await self._exit_container_under_lock(container)
+            await self._call_plugin_for_payload("StopPodSandbox", pod=pod)
             for container in own:
-                await self._send_container_event("RemoveContainer", container)
+                await self._call_plugin_about_container("RemoveContainer", container)
                 del self.containers[container.message.id]
-            await self._call_plugin("RemovePodSandbox", pod=pod)
+            await self._call_plugin_for_payload("RemovePodSandbox", pod=pod)
             del self.pods[pod_id]
 
-    async def _on_container_exit(self, container: DemoContainer) -> None:
+    async def _exit_container_under_lock(self, container: DemoContainer) -> None:
         if container.state is not DemoContainerState.EXITED:
             container.state = DemoContainerState.EXITED
-            payload = await self._send_container_event("StopContainer", container)
+            payload = await self._call_plugin_about_container("StopContainer", container)
             shutil.rmtree(container.cgroup, ignore_errors=True)
             self._apply_updates(pb.StopContainerResponse.FromString(payload).update)
 
@@ -235,7 +237,7 @@ class DemoRuntime:
         """Configure and synchronize a plugin that has registered."""
         async with self._lock:
             self._session, self._transport = session, transport
-            await self._call_plugin(
+            await self._call_plugin_for_payload(
                 "Configure",
                 runtime_name="containerd",  # whose ways it has
                 runtime_version="v2.4.0",
@@ -249,7 +251,7 @@ class DemoRuntime:
                 if c.state is not DemoContainerState.EXITED
             ]
             pods = list(self.pods.values())
-            payload = await self._call_plugin("Synchronize", pods=pods, containers=live)
+            payload = await self._call_plugin_for_payload("Synchronize", pods=pods, containers=live)
             self._apply_updates(pb.SynchronizeResponse.FromString(payload).update)
         self.connected.set()
 
@@ -260,11 +262,13 @@ class DemoRuntime:
             self._session.reply(event.stream, pb.UpdateContainersResponse())
             self._transport.flush_session()
 
-    async def _send_container_event(self, method: str, container: DemoContainer) -> bytes:
+    async def _call_plugin_about_container(self, method: str, container: DemoContainer) -> bytes:
         pod = self.pods[container.message.pod_sandbox_id]
-        return await self._call_plugin(method, pod=pod, container=container.to_message())
+        return await self._call_plugin_for_payload(
+            method, pod=pod, container=container.to_message()
+        )
 
-    async def _call_plugin(self, method: str, **parts: Any) -> bytes:
+    async def _call_plugin_for_payload(self, method: str, **parts: Any) -> bytes:
         """What the plugin answers; empty while none is connected, as with a real runtime.
 
         Raises:

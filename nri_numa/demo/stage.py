@@ -18,7 +18,7 @@ import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import parse_synthetic
 from nri_numa.demo.runtime import DemoContainer, DemoContainerState, DemoRuntime, PodOperationFailed
-from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox, Resources
@@ -34,7 +34,7 @@ class DemoFailure(Exception):
     """Something came out differently from what the demo says; the text says what."""
 
 
-MACHINE_MODEL = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
+SYNTHETIC_MACHINE_TEXT = "synthetic:memory=16Gi,hugepages-2Mi=1Gi"
 """As ``nri-numa simulate --machine`` takes it: two sockets with two NUMA nodes each, and on each of
 them four cores with two threads."""
 
@@ -54,7 +54,7 @@ class Stage:
     """The plugin and the runtime on a modelled machine; a context manager that ends both."""
 
     def __init__(self, directory: Path) -> None:
-        self.machine: Topology = parse_synthetic(MACHINE_MODEL.removeprefix("synthetic:"))
+        self.machine: Topology = parse_synthetic(SYNTHETIC_MACHINE_TEXT.removeprefix("synthetic:"))
         self._memory = sum(n.memory_bytes for n in self.machine.numa_nodes.values())
         self._directory = directory
         self._socket = directory / "nri.sock"
@@ -63,7 +63,7 @@ class Stage:
         self.runtime = DemoRuntime(str(self._socket), self.machine, directory / "cgroup")
 
     async def __aenter__(self) -> Self:
-        for name, text in sysfs_files(self.machine).items():
+        for name, text in synthetic_sysfs_files(self.machine).items():
             path = self._directory / "root" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -98,7 +98,7 @@ class Stage:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_plugin_environment(),
+                env=_environment_without_plugin_settings(),
                 # Ctrl-C is for the demo, which then ends the plugin.
                 start_new_session=True,
             )
@@ -164,7 +164,7 @@ class Stage:
             CRIError: one was refused; the pod is removed again.
         """
         sandbox = pod_message(pod_sandbox(pod))
-        await self.runtime.run_pod(sandbox)
+        await self.runtime.run_pod_sandbox(sandbox)
         started: list[DemoContainer] = []
         for manifest in pod.containers:
             message = container_message(container_of(pod, manifest, self._memory))
@@ -185,7 +185,7 @@ class Stage:
 
     def pod_and_container_name(self, container: DemoContainer) -> str:
         """``pod/container``."""
-        return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name}"
+        return f"{self.runtime.pods[container.message.pod_sandbox_id].name}/{container.name_in_pod}"
 
     def running_containers(self) -> list[DemoContainer]:
         """The running containers, in the order of creation."""
@@ -193,7 +193,7 @@ class Stage:
             c for c in self.runtime.containers.values() if c.state is DemoContainerState.RUNNING
         ]
 
-    def assignments_by_container(self) -> dict[str, tuple[str, str]]:
+    def cpus_and_mems_by_container(self) -> dict[str, tuple[str, str]]:
         """CPUs and memory nodes of every running container, by name."""
         return {self.pod_and_container_name(c): (c.cpus, c.mems) for c in self.running_containers()}
 
@@ -203,7 +203,8 @@ def read_assigned_annotation(container: DemoContainer) -> dict[str, Any]:
     text = container.message.annotations.get(f"{ANNOTATION_PREFIX}assigned", "")
     if not text:
         raise DemoFailure(
-            f"container {container.name} does not carry the annotation {ANNOTATION_PREFIX}assigned"
+            f"container {container.name_in_pod} does not carry the annotation "
+            f"{ANNOTATION_PREFIX}assigned"
         )
     document: dict[str, Any] = json.loads(text)
     return document
@@ -217,7 +218,7 @@ def union_of_container_cpus(containers: Iterable[DemoContainer]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def _plugin_environment() -> dict[str, str]:
+def _environment_without_plugin_settings() -> dict[str, str]:
     """Ours, without what would configure the plugin or make it talk to another service manager."""
     strange = ("NRI_NUMA_", "NRI_PLUGIN_", "NOTIFY_SOCKET", "WATCHDOG_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}

@@ -26,7 +26,7 @@ from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
 from nri_numa.device_plugin.slots import Slot, SlotList
 from nri_numa.errors import AgentError, DevicePluginBusy, RuntimeUnavailable, UnknownSlots
 from nri_numa.observe.logs import get_logger
-from nri_numa.web.responses import SlotsDocument
+from nri_numa.web.responses import ExclusiveCPUSlotsDocument
 
 # --- The gRPC service that the kubelet calls, on one socket ---------------------------------------
 # Nothing waits in a handler: Allocate and GetPreferredAllocation have no deadline in the kubelet,
@@ -302,17 +302,17 @@ class DevicePlugin:
             self._apply_counts(await self._query_agent())
             await asyncio.sleep(self._pace.agent_interval_s)
 
-    async def _query_agent(self) -> SlotsDocument | str:
+    async def _query_agent(self) -> ExclusiveCPUSlotsDocument | str:
         """What it counts, or why that is nothing."""
         try:
-            found = msgspec.convert(await asyncio.to_thread(self._ask), SlotsDocument)
+            found = msgspec.convert(await asyncio.to_thread(self._ask), ExclusiveCPUSlotsDocument)
         except AgentError as error:
             return str(error)
         except msgspec.ValidationError as error:
             return f"/v1/slots cannot be read: {error}"
         return found if found.ready else found.reason
 
-    def _apply_counts(self, found: SlotsDocument | str) -> None:
+    def _apply_counts(self, found: ExclusiveCPUSlotsDocument | str) -> None:
         now, reason = time.monotonic(), ""
         if not isinstance(found, str):
             self._counted_at = now

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from nri_numa.errors import UnknownSlots
-from nri_numa.web.responses import SlotsDocument
+from nri_numa.web.responses import ExclusiveCPUSlotsDocument
 
 PENDING_SLOT_TIMEOUT_S: Final = 600.0
 """Seconds in which an id that was allocated counts as taken although no container shows up with it:
@@ -58,7 +58,7 @@ class SlotList:
     def __init__(self, *, topology: bool = False, pack: bool = False) -> None:
         self._topology = topology
         self._pack = pack
-        self._counted: SlotsDocument | None = None
+        self._counted: ExclusiveCPUSlotsDocument | None = None
         self._ready = False
         self._under_way: dict[str, float] = {}
         self._known: dict[str, int | None] = {}
@@ -74,7 +74,7 @@ class SlotList:
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: numa_node_of_slot(id) for id in self._under_way})
 
-    def apply_counts(self, counted: SlotsDocument, now: float) -> bool:
+    def apply_counts(self, counted: ExclusiveCPUSlotsDocument, now: float) -> bool:
         """Take what the agent counts while it is ready; whether the list is another one now."""
         self._counted, self._ready = counted, True
         return self._rebuild_slots(now)

@@ -152,7 +152,7 @@ class DeviceFinder:
         found = self.sysfs.by_pci(address)
         return found[0]._replace(kind=GPU) if found else LocatedDevice(GPU, address)
 
-    def locate_devices(self, devices: Iterable[LocatedDevice]) -> Iterator[LocatedDevice]:
+    def match_kubelet_devices(self, devices: Iterable[LocatedDevice]) -> Iterator[LocatedDevice]:
         """Devices by the kubelet's books, as those that sysfs knows where their ids tell which."""
         for device in devices:
             if device.kind == self._own_resource:

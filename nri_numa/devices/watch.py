@@ -39,7 +39,7 @@ log = get_logger("devices")
 
 MAX_REMEMBERED_PODS: Final = 4096
 _GPU_REREAD_INTERVAL_S: Final = 60.0
-_FILE_REREAD_INTERVAL_S: Final = 1.0
+_MIN_CDI_REREAD_INTERVAL_S: Final = 1.0
 """Seconds between two looks because of a name that is not known."""
 
 _NETWORK_NOT_READ_TEXT: Final = "its network interfaces were not looked at yet: no hint of them"
@@ -167,7 +167,7 @@ class DeviceWatch:
             del self._pods[next(iter(self._pods))]
         if not self._refresh_waiting:
             self._refresh_waiting = True
-            self._submit_task(self._local, self._refresh_sources)
+            self._submit_task(self._local, self._refresh_links_and_cdi)
         if looks:
             self._submit_task(self._local, self._find_network_devices, pod, entry)
         if asks:
@@ -194,20 +194,22 @@ class DeviceWatch:
         lookup, missed = self._lookup, MissedHints()
         found = list(lookup.find_mentioned(mentions, missed))
         # A name that is missed is looked for once more.
-        if missed.cdi and self._clock() - self._files_read > _FILE_REREAD_INTERVAL_S:
+        if missed.cdi and self._clock() - self._files_read > _MIN_CDI_REREAD_INTERVAL_S:
             self._files_read = self._clock()
             self._submit_task(self._local, self._read_cdi_files)
         if missed.gpu and self._clock() - self._gpus_read > _GPU_REREAD_INTERVAL_S:
             self._gpus_read = self._clock()
             self._submit_task(self._local, self._read_gpus)
         found += cards
-        found += lookup.locate_devices(given.get(name, ()))
+        found += lookup.match_kubelet_devices(given.get(name, ()))
         notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
         places = self._places()
         mine = build_hints(found, places, notes)
         others = [one for its, all in given.items() if its != name for one in all]
         together = (
-            build_hints([*found, *lookup.locate_devices(others)], places).requests if others else ()
+            build_hints([*found, *lookup.match_kubelet_devices(others)], places).requests
+            if others
+            else ()
         )
         for note in mine.notes:
             log.debug("device without hint", pod=entry.pod, container=name, why=note)
@@ -237,7 +239,7 @@ class DeviceWatch:
         if self._sources.network:
             interfaces.preload_pyroute2()
 
-    def _refresh_sources(self) -> None:
+    def _refresh_links_and_cdi(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
         self._lookup.sysfs.reresolve_cached_links()
         if self._sources.cdi:
@@ -274,6 +276,8 @@ class DeviceWatch:
             entry.kubelet = {}, f"the kubelet does not say what it gave: {answer}"
         else:
             for devices in answer.values():
-                list(self._lookup.locate_devices(devices))  # the next lookup finds them remembered
+                list(
+                    self._lookup.match_kubelet_devices(devices)
+                )  # the next lookup finds them remembered
             entry.kubelet = answer, ""
         time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # of this thread, which nothing waits for

@@ -18,7 +18,7 @@ from nri_numa.text import BadQuantity, parse_exact_quantity
 
 MAX_CLAIM_BYTES: Final = 256 << 10
 """Bytes of a claim's document. The API server takes 32 configurations of 10 KiB; ours are short."""
-MAX_CLAIM_RESULTS: Final = 32
+MAX_CLAIM_RESULTS_PER_CONTAINER: Final = 32
 MAX_CPUS: Final = 8192
 """NR_CPUS of the largest kernels."""
 
@@ -32,9 +32,9 @@ FORBIDDEN_CLAIM_PARAMETERS: Final = {
 }
 """Annotation keys that it may not set, and why: the claim itself says so."""
 
-CPUSET_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
+DRA_DRIVER_CPU_VARIABLE_PREFIX: Final = "DRA_CPUSET_"
 """How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
-POD_CLAIM_NAME_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
+CLAIM_NAME_IN_POD_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: its name in the pod."""
 NUMA_NODE_ATTRIBUTE: Final = "resource.kubernetes.io/numaNode"
 """KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
@@ -111,8 +111,8 @@ def prune_claim(document: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a claim object that `parse_claim` reads."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     made = {
-        POD_CLAIM_NAME_ANNOTATION: (metadata.get("annotations") or {}).get(
-            POD_CLAIM_NAME_ANNOTATION
+        CLAIM_NAME_IN_POD_ANNOTATION: (metadata.get("annotations") or {}).get(
+            CLAIM_NAME_IN_POD_ANNOTATION
         )
     }
     return {
@@ -163,7 +163,9 @@ def parse_claim(document: object, *, driver: str, pool: str) -> Claim:
         ),
         results=tuple(results),
         pod_claim=str(
-            _require_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM_NAME_ANNOTATION)
+            _require_mapping(metadata.get("annotations") or {}, "").get(
+                CLAIM_NAME_IN_POD_ANNOTATION
+            )
             or ""
         ),
     )
@@ -299,12 +301,12 @@ def cdi_kind(driver: str) -> str:
     return f"{driver}/claim"
 
 
-def cdi_device_name(driver: str, uid: str, number: int) -> str:
+def qualified_cdi_device_name(driver: str, uid: str, number: int) -> str:
     """The CDI device of a claim's result."""
-    return f"{cdi_kind(driver)}={_cdi_name(uid, number)}"
+    return f"{cdi_kind(driver)}={_unqualified_cdi_device_name(uid, number)}"
 
 
-def _cdi_name(uid: str, number: int) -> str:
+def _unqualified_cdi_device_name(uid: str, number: int) -> str:
     # Before CDI 0.5.0 a name may not begin with a digit.
     return f"claim-{uid}-{number}"
 
@@ -317,7 +319,7 @@ def cdi_document(driver: str, claim: Claim) -> str:
             "kind": cdi_kind(driver),
             "devices": [
                 {
-                    "name": _cdi_name(claim.uid, number),
+                    "name": _unqualified_cdi_device_name(claim.uid, number),
                     "containerEdits": {
                         "env": [f"{claim_variable_name(claim.uid, number)}={one.request}"]
                     },
@@ -380,12 +382,12 @@ def claim_variable_name(uid: str, number: int) -> str:
     return f"{CLAIM_VARIABLE_PREFIX}{number}_{uid.upper().replace('-', '_')}"
 
 
-def parse_claim_variables(variables: Sequence[str]) -> list[tuple[str, int]]:
+def parse_claim_variable_names(variables: Sequence[str]) -> list[tuple[str, int]]:
     """UID and number of the results that names of variables stand for, each once."""
     found: dict[tuple[str, int], None] = {}
     for name in variables:
         match = _CLAIM_VARIABLE_PATTERN.fullmatch(name)
-        if match is not None and len(found) < MAX_CLAIM_RESULTS:
+        if match is not None and len(found) < MAX_CLAIM_RESULTS_PER_CONTAINER:
             found[match[2].lower().replace("_", "-"), int(match[1])] = None
     return list(found)
 

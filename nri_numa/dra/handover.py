@@ -28,7 +28,7 @@ from nri_numa.dra.claims import MAX_CLAIM_BYTES, InvalidClaim
 
 REGISTRATION_MARKER_FILE: Final = "registered.json"
 _ASK_ANSWER_PREFIXES: Final = ("ask", "answer")
-_REQUEST_FILE_PATTERN: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
+_REQUEST_FILE_ID_PATTERN: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _POLL_INTERVAL_S: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
 
@@ -72,7 +72,7 @@ class ClaimFileRequester:
             )
             while text is None:
                 try:
-                    text = read_small_file(answered, MAX_CLAIM_BYTES)
+                    text = read_small_file_or_raise(answered, MAX_CLAIM_BYTES)
                 except FileNotFoundError:
                     if time.monotonic() > end:
                         raise InvalidClaim(
@@ -112,17 +112,17 @@ class ClaimFileResponder:
         there = set(list_file_names(self._directory))
         found = []
         for name in sorted(there):
-            match = _REQUEST_FILE_PATTERN.fullmatch(name)
+            match = _REQUEST_FILE_ID_PATTERN.fullmatch(name)
             if match is None or f"answer-{match[1]}.json" in there:
                 continue
             try:
-                text = read_small_file(os.path.join(self._directory, name), 4096)
+                text = read_small_file_or_raise(os.path.join(self._directory, name), 4096)
                 found.append((match[1], msgspec.json.decode(text, type=dict[str, Any])))
             except (OSError, msgspec.MsgspecError, RecursionError):
                 continue  # taken back in this moment
         return found
 
-    def write_answer(self, id: str, answer: dict[str, Any]) -> None:
+    def write_answer_if_still_asked(self, id: str, answer: dict[str, Any]) -> None:
         """Answer a question, if it is still asked.
 
         Raises:
@@ -139,7 +139,9 @@ class ClaimFileResponder:
     def read_registration_marker(self) -> str:
         """A text that is another one when the kubelet has taken the driver again."""
         try:
-            return read_small_file(os.path.join(self._directory, REGISTRATION_MARKER_FILE), 4096)
+            return read_small_file_or_raise(
+                os.path.join(self._directory, REGISTRATION_MARKER_FILE), 4096
+            )
         except OSError:
             return ""
 
@@ -175,7 +177,7 @@ def write_file_atomically(path: str, text: str, *, mode: int = 0o644) -> None:
         raise
 
 
-def read_small_file(path: str, longest: int) -> str:
+def read_small_file_or_raise(path: str, longest: int) -> str:
     """The text of a small regular file that another process may have put there.
 
     Raises:

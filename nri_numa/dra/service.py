@@ -61,7 +61,7 @@ class ClaimPreparer(Protocol):
         """Forget a claim; unknown ones are ordinary."""
         ...
 
-    def device_health(self) -> tuple[str, Mapping[str, str]]:
+    def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by name of each device what is wrong with it; empty for nothing."""
         ...
 
@@ -199,7 +199,7 @@ class KubeletPlugin:
         """The health of all devices: at once, when it changes, and again before it is too old."""
         said, at = None, 0.0
         while context.is_active() and not self._stopped.is_set():
-            pool, devices = found = self._book.device_health()
+            pool, devices = found = self._book.pool_and_device_problems()
             if found != said or time.monotonic() - at >= _HEALTH_RESEND_S:
                 said, at = found, time.monotonic()
                 answer = dra.NodeWatchResourcesResponse()

@@ -38,13 +38,13 @@ from nri_numa.kube.requests import (
     Verb,
     classify_error,
     mapping_or_empty,
-    text_of,
+    text_in_section,
 )
 from nri_numa.observe.logs import get_logger
 
 MAX_API_SERVER_CONNECTIONS: Final = 32
 """Bindings at a time; more wait for their turn, because a handshake costs both sides more."""
-KEEPALIVE_S: Final = 45.0
+IDLE_CONNECTION_KEPT_S: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
 REQUEST_STEP_TIMEOUT_S: Final = 10.0
 """Seconds for each step of a request; a silent server must not hold us for ever."""
@@ -322,7 +322,7 @@ class KubeAPI:
             connector=aiohttp.TCPConnector(
                 ssl=context,
                 limit=MAX_API_SERVER_CONNECTIONS,
-                keepalive_timeout=KEEPALIVE_S,
+                keepalive_timeout=IDLE_CONNECTION_KEPT_S,
                 socket_factory=self._create_tracked_socket,
             ),
             headers={
@@ -440,7 +440,7 @@ class WatchHandler:
     def on_update(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
 
-    def on_delete_key(self, key: str) -> None:
+    def on_every_deleted_key(self, key: str) -> None:
         """An object does not exist any more."""
 
     def on_delete(self, document: Mapping[str, Any]) -> None:
@@ -564,7 +564,7 @@ class Watch:
         if event == "DELETED":
             self._keys.discard(key)
             self._watched.on_delete(document)
-            self._watched.on_delete_key(key)
+            self._watched.on_every_deleted_key(key)
         else:
             self._keys.add(key)
             self._watched.on_update(document)
@@ -574,7 +574,7 @@ class Watch:
 
     def _delete_unlisted_keys(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
-            self._watched.on_delete_key(key)
+            self._watched.on_every_deleted_key(key)
         self._keys, self.seen = keys, self._clock()
         self._watched.on_list(frozenset(keys))
         self.synced.set()
@@ -594,12 +594,12 @@ class Watch:
 
 def name_of(document: Mapping[str, Any]) -> str:
     """The object's name."""
-    return text_of(document, "metadata", "name")
+    return text_in_section(document, "metadata", "name")
 
 
 def uid_of(document: Mapping[str, Any]) -> str:
     """The object's uid."""
-    return text_of(document, "metadata", "uid")
+    return text_in_section(document, "metadata", "uid")
 
 
 def written_at(document: Mapping[str, Any]) -> float | None:

@@ -82,7 +82,7 @@ class Resource(Enum):
         """Its name in RBAC rules."""
         return self.value[2]
 
-    def api_path(self, namespace: str = "", name: str = "") -> str:
+    def object_or_list_path(self, namespace: str = "", name: str = "") -> str:
         """Of all objects, or of one."""
         group, version, plural = self.value
         kind, _, part = plural.partition("/")
@@ -127,7 +127,7 @@ class APIRequest:
         """Path and parameters."""
         # What is made is named by its body, a part of an object by the path.
         named = self.verb is not Verb.CREATE or "/" in self.resource.plural
-        path = self.resource.api_path(self.namespace, self.name if named else "")
+        path = self.resource.object_or_list_path(self.namespace, self.name if named else "")
         return f"{path}?{urlencode({'force': 'true'})}" if self.force else path
 
 
@@ -229,7 +229,7 @@ def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     return mapping_or_empty(mapping_or_empty(document.get("metadata")).get("annotations"))
 
 
-def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
+def text_in_section(document: Mapping[str, Any], section: str, key: str) -> str:
     """A text in a section; empty where it is none."""
     value = mapping_or_empty(document.get(section)).get(key)
     return value if isinstance(value, str) else ""

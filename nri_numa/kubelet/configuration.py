@@ -131,7 +131,7 @@ def _parse_pairs(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def merge_documents(
+def merge_file_and_drop_ins(
     documents: Iterable[tuple[str, object]],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Lay the file and its drop-ins over one another, each as a JSON merge patch (RFC 7396).
@@ -294,7 +294,7 @@ def read_kubelet_config(
     flags, prefix, running = KubeletFlags(), "", None
     path, directory = config, config_dir
     if config == CONFIG_AUTO:
-        running = _find_kubelet_process(kubelet_root, proc)
+        running = _find_kubelet_flags_and_root(kubelet_root, proc)
         if running is not None:
             flags, prefix = running
             path, directory = flags.config, flags.config_dir or config_dir
@@ -305,7 +305,7 @@ def read_kubelet_config(
     drop_ins, problems = _list_drop_ins(directory, prefix)
     names = [path, *drop_ins] if path else drop_ins
     documents, unreadable, signature = _read_documents(names, prefix)
-    merged, left_out = merge_documents(documents)
+    merged, left_out = merge_file_and_drop_ins(documents)
     problems += [*unreadable, *left_out, *_list_misspelt_keys(documents)]
     facts = None
     # Without one of its files it would be another configuration, and no kubelet starts with that.
@@ -330,7 +330,7 @@ def _list_drop_ins(directory: str, prefix: str) -> tuple[list[str], list[str]]:
     try:
         # A directory's entries by name, as Go's WalkDir has them.
         paths = sorted(
-            _find_drop_ins(prefix + directory, len(prefix)), key=lambda path: path.split("/")
+            _walk_conf_files(prefix + directory, len(prefix)), key=lambda path: path.split("/")
         )
     except OSError as error:
         return [], [f"{directory}: cannot be read: {error.strerror or error}"]
@@ -367,11 +367,11 @@ def _read_documents(
 
 def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:
     """What the running kubelet calls its Node; empty where that is the host name, or not seen."""
-    running = _find_kubelet_process(kubelet_root, proc)
+    running = _find_kubelet_flags_and_root(kubelet_root, proc)
     return running[0].hostname_override if running is not None else ""
 
 
-def _find_kubelet_process(kubelet_root: str, proc: str) -> tuple[KubeletFlags, str] | None:
+def _find_kubelet_flags_and_root(kubelet_root: str, proc: str) -> tuple[KubeletFlags, str] | None:
     """Command line of the kubelet that uses this directory, and the prefix of its paths.
 
     There may be others (nested clusters, tests): the one whose directory is the one we see.
@@ -415,7 +415,7 @@ def _stat_below(root: str, path: str) -> os.stat_result:
         os.close(at)
 
 
-def _find_drop_ins(directory: str, skip: int) -> Iterator[str]:
+def _walk_conf_files(directory: str, skip: int) -> Iterator[str]:
     """Paths of ``*.conf`` files, subdirectories included, without the first ``skip`` characters."""
 
     def raise_walk_error(error: OSError) -> None:

@@ -33,7 +33,7 @@ from nri_numa.observe.metrics import Metrics
 log = get_logger("kubelet")
 
 
-class KubeletPinningMonitor:
+class KubeletPinningReporter:
     """Says when the kubelet, whose root directory this is, starts or stops to pin containers."""
 
     def __init__(self, metrics: Metrics, directory: str) -> None:
@@ -45,7 +45,7 @@ class KubeletPinningMonitor:
         ) in STATE_FILE_NAMES:  # a series that is there from the start, as dashboards ask it
             metrics.kubelet_static.labels(manager).set(False)
 
-    def update_policies(self, policies: Mapping[str, str]) -> None:
+    def report_policy_changes(self, policies: Mapping[str, str]) -> None:
         """Compare with the last look; set the gauge and say what changed."""
         for manager, static in STATIC_POLICIES.items():
             pins = policies.get(manager) == static
@@ -67,7 +67,7 @@ class KubeletPinningMonitor:
                 log.info("the kubelet does not pin containers any more", manager=manager)
 
 
-class MergedSettings(msgspec.Struct, frozen=True, kw_only=True):
+class AdoptedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with what the kubelet's configuration adds.
 
     Attributes:
@@ -81,13 +81,13 @@ class MergedSettings(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[str, ...] = ()
 
 
-def merge_kubelet_settings(
+def adopt_kubelet_settings(
     settings: Settings,
     config: AgentConfig,
     facts: KubeletFacts,
     topology: Topology,
     index: AllocatorIndex,
-) -> MergedSettings:
+) -> AdoptedSettings:
     """Put the kubelet's configuration beside ours; ``config`` says what is set there."""
     adopted: list[str] = []
     differences: list[str] = list(_double_pinning_problems(config, facts))
@@ -141,7 +141,9 @@ def merge_kubelet_settings(
             f"reservedMemory is {ours} bytes in all, and the kubelet reserves "
             f"{sum(memory.values())} ({source}); expected the same on each NUMA node"
         )
-    return MergedSettings(settings=settings, adopted=tuple(adopted), differences=tuple(differences))
+    return AdoptedSettings(
+        settings=settings, adopted=tuple(adopted), differences=tuple(differences)
+    )
 
 
 def with_inherited_settings(config: AgentConfig, settings: Settings) -> AgentConfig:

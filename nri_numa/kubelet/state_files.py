@@ -34,7 +34,7 @@ configuration has some thousand."""
 FileSignature = tuple[int, int, int, int]
 
 
-def file_signature(found: os.stat_result) -> FileSignature:
+def signature_of_stat(found: os.stat_result) -> FileSignature:
     """What changes when a file is written, or another one takes its name."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -53,7 +53,7 @@ def read_kubelet_file(path: str) -> tuple[bytes, FileSignature]:
             raise OSError("is no regular file")
         if found.st_size > MAX_STATE_FILE_BYTES:
             raise OSError(f"has {found.st_size} bytes, expected at most {MAX_STATE_FILE_BYTES}")
-        return file.read(MAX_STATE_FILE_BYTES), file_signature(found)
+        return file.read(MAX_STATE_FILE_BYTES), signature_of_stat(found)
 
 
 # --- the files, as they are now -------------------------------------------------------------------
@@ -89,8 +89,8 @@ class KubeletStateFiles:
         """Of the state file of the ``cpu`` or ``memory`` manager."""
         return os.path.join(self.directory, STATE_FILE_NAMES[manager])
 
-    def refresh_grants(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
-        """Read what changed; whether anything did: `combine_grants`, or `problems`.
+    def refresh_and_report_change(self, cpus: CPUSet, numa_nodes: NUMASet) -> bool:
+        """Read what changed; whether anything did: `combine_manager_grants`, or `problems`.
 
         Only CPUs and NUMA nodes that the machine can have are granted.
         """
@@ -102,7 +102,7 @@ class KubeletStateFiles:
         self._machine = cpus, numa_nodes
         before = self.grants, self.problems
         cpu, memory = (self._said.get(manager, NO_GRANTS) for manager in STATE_FILE_NAMES)
-        made, odd = combine_grants(cpu, memory, cpus, numa_nodes, self.grants)
+        made, odd = combine_manager_grants(cpu, memory, cpus, numa_nodes, self.grants)
         if made != self.grants:
             self.grants = made
         self.problems = (*self._unread.values(), *odd)
@@ -113,7 +113,7 @@ class KubeletStateFiles:
         path = self.state_file_path(manager)
         before = self._seen.get(manager, ())
         try:
-            if file_signature(os.stat(path)) == before:
+            if signature_of_stat(os.stat(path)) == before:
                 return False
             data, self._seen[manager] = read_kubelet_file(path)
             self._said[manager] = (
@@ -270,7 +270,7 @@ def _affinity_of_blocks(blocks: tuple[_MemoryBlock, ...] | None) -> NUMASet:
     return NUMASet(i for block in blocks or () for i in block.numa_affinity or ())
 
 
-def combine_grants(
+def combine_manager_grants(
     cpu: KubeletGrants,
     memory: KubeletGrants,
     cpus: CPUSet,

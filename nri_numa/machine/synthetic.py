@@ -1,8 +1,8 @@
 """Machines made up from a few numbers, as values and as the files the kernel would show.
 
 The demo, the simulation and the tests need machines that are not at hand.
-`build_synthetic_topology` builds the `Topology`; `sysfs_files` turns any `Topology` into the files
-from which `nri_numa.machine.sysfs.discover_topology` reads an equal one back.
+`build_synthetic_topology` builds the `Topology`; `synthetic_sysfs_files` turns any `Topology` into
+the files from which `nri_numa.machine.sysfs.discover_topology` reads an equal one back.
 """
 
 from __future__ import annotations
@@ -212,7 +212,9 @@ def sockets_from(cores: Iterable[Core]) -> dict[int, Socket]:
     }
 
 
-def sysfs_files(topology: Topology, memory: MachineMemoryReading | None = None) -> dict[str, str]:
+def synthetic_sysfs_files(
+    topology: Topology, memory: MachineMemoryReading | None = None
+) -> dict[str, str]:
     """Write a machine as the files of /sys and /proc that the kernel would show, by relative path.
 
     All memory is free where no reading says otherwise.

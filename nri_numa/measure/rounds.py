@@ -117,7 +117,7 @@ def read_last_level_cache_bytes(root: str = "/") -> int:
     return found
 
 
-def measure_cpu_utilization(
+def measure_mean_cpu_utilization(
     cpus: CPUSet, seconds: float = 0.5, pause: Callable[[float], None] = time.sleep
 ) -> float | None:
     """The part of these CPUs' time that is used now; None when the kernel does not say."""

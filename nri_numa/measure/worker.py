@@ -32,7 +32,7 @@ _SET_MEMPOLICY_SYSCALL_NUMBERS: Final = {
 }
 """Number of the system call by machine, from the kernel's tables; libc has no function for it."""
 
-_RING_LINK_BYTES: Final = 48
+_RING_LINK_OBJECT_BYTES: Final = 48
 """Bytes of an object with one slot, as the allocator rounds them up."""
 _MATRIX_SIZE: Final = 192
 """Rows of a matrix that fits the caches of one core three times."""
@@ -88,16 +88,16 @@ def _import_numpy() -> Any:
     return numpy
 
 
-def bandwidth_loop(size: int) -> Callable[[float], float]:
+def make_bandwidth_loop(size: int) -> Callable[[float], float]:
     """Copy half of the buffer to its other half; gives 10⁹ bytes read and written a second."""
     numpy = _import_numpy()
     source = numpy.ones(size // 16)
     target = numpy.zeros(size // 16)
     target[:] = source  # touched: zeros are not there before
-    return _timed_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
+    return _make_timed_loop(lambda: numpy.copyto(target, source), 2 * source.nbytes / 1e9)
 
 
-def cache_loop(size: int) -> Callable[[float], float]:
+def make_cache_loop(size: int) -> Callable[[float], float]:
     """Read the same bytes in random order of lines; gives 10⁹ bytes a second."""
     numpy = _import_numpy()
     lines = max(1, size // 64)
@@ -112,30 +112,33 @@ def cache_loop(size: int) -> Callable[[float], float]:
         for some in parts:
             numpy.take(data, some, axis=0, out=out[: len(some)], mode="clip")
 
-    return _timed_loop(gather_once, data.nbytes / 1e9)
+    return _make_timed_loop(gather_once, data.nbytes / 1e9)
 
 
-def compute_loop(size: int) -> Callable[[float], float]:
+def make_compute_loop(size: int) -> Callable[[float], float]:
     """Multiply small matrices; gives 10⁹ operations a second."""
     numpy = _import_numpy()
     a = numpy.random.default_rng(1).random((_MATRIX_SIZE, _MATRIX_SIZE))
     b, out = a.copy(), a.copy()
-    return _timed_loop(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX_SIZE**3 / 1e9)
+    return _make_timed_loop(lambda: numpy.matmul(a, b, out=out), 2 * _MATRIX_SIZE**3 / 1e9)
 
 
-class _RingLink:
+class _RingLinkObject:
     __slots__ = ("next",)
 
-    next: _RingLink
+    next: _RingLinkObject
 
 
-def latency_loop(size: int) -> Callable[[float], float]:
+def make_latency_loop(size: int) -> Callable[[float], float]:
     """Follow a ring of objects that lie in random order; gives ns for one step.
 
     Each step waits for the one before, so nothing is fetched ahead. The interpreter's own share is
     in it, on both sides alike.
     """
-    cells = [_RingLink() for _ in range(max(2, min(size, MAX_RING_BYTES) // _RING_LINK_BYTES))]
+    cells = [
+        _RingLinkObject()
+        for _ in range(max(2, min(size, MAX_RING_BYTES) // _RING_LINK_OBJECT_BYTES))
+    ]
     order = list(range(len(cells)))
     random.Random(1).shuffle(order)  # noqa: S311  # the same ring each time
     for here, there in zip(order, [*order[1:], order[0]], strict=True):
@@ -156,21 +159,21 @@ def latency_loop(size: int) -> Callable[[float], float]:
     return follow_ring
 
 
-def burn_cpu(size: int) -> Callable[[float], float]:
+def make_busy_loop(size: int) -> Callable[[float], float]:
     """Take CPU time and nothing else; its figure says nothing."""
-    return _timed_loop(lambda: sum(range(10_000)), 0.0)
+    return _make_timed_loop(lambda: sum(range(10_000)), 0.0)
 
 
 LOOPS_BY_NAME: Final[dict[str, Callable[[int], Callable[[float], float]]]] = {
-    "bandwidth": bandwidth_loop,
-    "cache": cache_loop,
-    "compute": compute_loop,
-    "latency": latency_loop,
-    "busy": burn_cpu,
+    "bandwidth": make_bandwidth_loop,
+    "cache": make_cache_loop,
+    "compute": make_compute_loop,
+    "latency": make_latency_loop,
+    "busy": make_busy_loop,
 }
 
 
-def _timed_loop(once: Callable[[], object], each: float) -> Callable[[float], float]:
+def _make_timed_loop(once: Callable[[], object], each: float) -> Callable[[float], float]:
     """Repeat for some seconds; gives what was done a second, ``each`` a time."""
 
     def run_for_seconds(seconds: float) -> float:

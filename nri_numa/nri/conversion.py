@@ -198,7 +198,7 @@ def _copy_map(texts: Mapping[str, str]) -> dict[str, str]:
 _PCI_VARIABLE, _NVIDIA_VARIABLE, _CLAIM_VARIABLE = (
     name.encode() for name in DEVICE_VARIABLE_PREFIXES
 )
-_CDI_ANNOTATION_BYTES: Final = CDI_ANNOTATION_PREFIX.encode()
+_ENCODED_CDI_ANNOTATION_PREFIX: Final = CDI_ANNOTATION_PREFIX.encode()
 
 
 def read_device_mentions(container: pb.Container) -> DeviceMentions:
@@ -216,7 +216,7 @@ def read_device_mentions(container: pb.Container) -> DeviceMentions:
         or _NVIDIA_VARIABLE in everything
         or _CLAIM_VARIABLE in everything
     )
-    has_names = _CDI_ANNOTATION_BYTES in everything
+    has_names = _ENCODED_CDI_ANNOTATION_PREFIX in everything
     if not linux.devices and not has_variables and not has_names and not devices:
         return NO_DEVICE_MENTIONS
     privileged = any(_allows_all_devices(rule) for rule in linux.resources.devices)

@@ -341,7 +341,7 @@ class NRILink(RuntimeLink):
         )
         self._registration_timer = loop.call_later(
             self._settings.registration_wait,
-            connection.close,
+            connection.close_or_abort,
             f"no answer to the registration within {self._settings.registration_wait:g} s",
         )
         try:
@@ -363,8 +363,8 @@ class NRILink(RuntimeLink):
         if isinstance(ending.error, BrokenPipeError):
             detail = (
                 "the runtime had closed the connection before our answer, as it does with a plugin "
-                f"that takes longer than plugin_request_timeout, {self._response_timeout:g} s "
-                f"({ending.error.strerror})"
+                "that takes longer than plugin_request_timeout, "
+                f"{self._runtime_answer_timeout:g} s ({ending.error.strerror})"
             )
             ending = replace(ending, detail=detail)
         if self._fatal is not None:
@@ -372,7 +372,7 @@ class NRILink(RuntimeLink):
         return ending
 
     @property
-    def _response_timeout(self) -> float:
+    def _runtime_answer_timeout(self) -> float:
         """Seconds that the runtime waits for an answer."""
         given = self.runtime.request_timeout if self.runtime is not None else 0.0
         return given or DEFAULT_REQUEST_TIMEOUT_S
@@ -504,11 +504,11 @@ class NRILink(RuntimeLink):
             self._close_connection(f"synchronisation refused: {refusal.message}")
             return
         seconds = time.perf_counter() - started
-        if seconds > self._response_timeout:
+        if seconds > self._runtime_answer_timeout:
             # The runtime has given up; before NRI 0.7 it does so without hanging up.
             self._close_connection(
                 f"synchronisation took {seconds:.1f} s, the runtime waits "
-                f"{self._response_timeout:g} s"
+                f"{self._runtime_answer_timeout:g} s"
             )
             return
         self._active_since = asyncio.get_running_loop().time()
@@ -521,7 +521,7 @@ class NRILink(RuntimeLink):
 
     def _close_connection(self, detail: str) -> None:
         if self._connection is not None:
-            self._connection.close(detail)
+            self._connection.close_or_abort(detail)
 
     # ------------------------------------------------------------------ pushing
 

@@ -88,10 +88,10 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
                 self.flush_session()
         except RemoteProtocolError as error:
             self.flush_session()
-            self.close(f"the peer broke the protocol: {error}", error)
+            self.close_or_abort(f"the peer broke the protocol: {error}", error)
         except Exception as error:  # a bug of ours must not take the loop with it
             logger.exception("connection handling failed")
-            self.close(f"internal error: {error!r}", error)
+            self.close_or_abort(f"internal error: {error!r}", error)
         else:
             self.flush_session()
 
@@ -124,7 +124,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def close(self, detail: str, error: Exception | None = None) -> None:
+    def close_or_abort(self, detail: str, error: Exception | None = None) -> None:
         """Close the connection from our side; the first reason given is kept."""
         if self._ending is None:
             self._ending = ConnectionEnding(detail=detail, error=error)
@@ -137,7 +137,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
 
     async def close_and_wait(self, detail: str) -> None:
         """Close and wait until the socket is closed; at once when it never was open."""
-        self.close(detail)
+        self.close_or_abort(detail)
         if self._transport is not None:
             await self.wait_closed()
 

@@ -17,7 +17,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeKind, NoticeLog, RequestDecisions
+from nri_numa.observe.notices import NoticedEventKind, NoticeLog, RequestDecisions
 
 log = get_logger("agent")
 
@@ -87,7 +87,7 @@ class DecisionReporter:
                 ignored=what,
             )
 
-    def log_admitted(self, decision: Admitted, topology: Topology, gap: bool) -> None:
+    def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:
         """A container was placed, and whose CPUs that moved."""
         updates = len(decision.updates)
         allocation = decision.allocation
@@ -115,7 +115,7 @@ class DecisionReporter:
         log.info("container moved", container=move.after.full_name, where=where, why=for_whom[1:])
         if not move.after.migrating_from:
             self._notices.add_for_allocation(
-                move.after, NoticeKind.MOVED, f"moved {where}{for_whom}"
+                move.after, NoticedEventKind.MOVED, f"moved {where}{for_whom}"
             )
 
     def log_placed(
@@ -164,7 +164,7 @@ class DecisionReporter:
         pod, name = trace.pod, trace.container.name
         log.info("room found", pod=pod.full_name, container=name, room=text)
         self._notices.add_notice(
-            NoticeKind.ROOM,
+            NoticedEventKind.ROOM,
             text,
             namespace=pod.namespace,
             pod=pod.name,
@@ -178,7 +178,7 @@ class DecisionReporter:
             return
         trace = decision.trace
         self._notices.add_notice(
-            NoticeKind.UNPINNED if running else NoticeKind.REJECTED,
+            NoticedEventKind.UNPINNED if running else NoticedEventKind.REJECTED,
             f"{REJECTED_RUNNING_TEXT}: {decision.message}" if running else decision.message,
             namespace=trace.pod.namespace,
             pod=trace.pod.name,
@@ -195,12 +195,12 @@ class DecisionReporter:
             return
         unpinned = allocation.kind is ContainerKind.UNPINNED
         if not allocation.aligned:
-            what = NoticeKind.UNPINNED if unpinned else NoticeKind.MISALIGNED
+            what = NoticedEventKind.UNPINNED if unpinned else NoticedEventKind.MISALIGNED
             self._notices.add_for_allocation(allocation, what, allocation.reason)
         if gap and not unpinned:
             message = "started while the agent could not place it; placed afterwards: "
             message += allocation.reason
-            self._notices.add_for_allocation(allocation, NoticeKind.MISSED_START, message)
+            self._notices.add_for_allocation(allocation, NoticedEventKind.MISSED_START, message)
 
     def log_resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
         """A container has another size: CPU in thousandths, memory in bytes, as ``old -> new``."""
@@ -225,7 +225,7 @@ class DecisionReporter:
             "container admitted, and undone by the runtime before its start",
             **allocation_log_fields(allocation, str(allocation.cpus)),
         )
-        self._notices.add_for_allocation(allocation, NoticeKind.UNDONE, UNDONE_TEXT)
+        self._notices.add_for_allocation(allocation, NoticedEventKind.UNDONE, UNDONE_TEXT)
 
     def _record_request_decision(self, one: Allocation, outcome: str, cpus: str) -> None:
         if not self._requests.limit:

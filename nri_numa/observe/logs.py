@@ -248,13 +248,13 @@ class _LogHandler(logging.Handler):
         self.lost = 0
         self._said_dropped = 0
         self._trying = False
-        self.write: Callable[[str, str], None] = self.open_line_writer(sys.stderr, journal=False)
+        self.write: Callable[[str, str], None] = self.open_stream_writer(sys.stderr, journal=False)
         self.close_target: Callable[[], None] = lambda: None
         self.loop: AbstractEventLoop | None = None
         self.thread = threading.get_ident()
         self.queue: deque[logging.LogRecord] = deque()
 
-    def open_line_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
+    def open_stream_writer(self, stream: TextIO, *, journal: bool) -> Callable[[str, str], None]:
         """What writes lines to a stream, which becomes the outlet."""
         if self.outlet is not None:
             self.lost += self.outlet.dropped
@@ -384,7 +384,7 @@ def setup_logging(
     opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
     _sink.close_target()
     if opened is not None:
-        _sink.write = _sink.open_line_writer(opened, journal=False)
+        _sink.write = _sink.open_stream_writer(opened, journal=False)
         _sink.close_target = opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
@@ -393,7 +393,7 @@ def setup_logging(
     else:
         target, _sink.close_target = stream or sys.stderr, lambda: None
         journal = _is_journal(target)
-        _sink.write = _sink.open_line_writer(target, journal=journal)
+        _sink.write = _sink.open_stream_writer(target, journal=journal)
     if format == "json":
         _sink.render = render_json
     else:

@@ -143,7 +143,7 @@ class ServiceMetrics(Registry):
         return generate_latest(self.registry)
 
 
-class ContainerSeries(msgspec.Struct, frozen=True):
+class MeasuredValuesByContainer(msgspec.Struct, frozen=True):
     """What is read of containers in rounds, as many as may be series.
 
     Attributes:
@@ -195,8 +195,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
-    local_memory: ContainerSeries | None = None
-    cpu_waiting: ContainerSeries | None = None
+    local_memory: MeasuredValuesByContainer | None = None
+    cpu_waiting: MeasuredValuesByContainer | None = None
 
 
 class Metrics(Registry):
@@ -584,7 +584,7 @@ _LOCAL_MEMORY_FAMILIES: Final = (
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
     ),
 )
-"""Names and texts: of the states, and of each value of a `ContainerSeries`."""
+"""Names and texts: of the states, and of each value of a `MeasuredValuesByContainer`."""
 _CPU_WAITING_FAMILIES: Final = (
     (
         "cpu_waiting_containers",
@@ -604,7 +604,7 @@ _CPU_WAITING_FAMILIES: Final = (
 
 
 def _container_series_lines(
-    families: Sequence[tuple[str, str]], watched: ContainerSeries | None
+    families: Sequence[tuple[str, str]], watched: MeasuredValuesByContainer | None
 ) -> Iterator[str]:
     if watched is None:
         return

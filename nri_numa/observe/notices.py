@@ -28,10 +28,10 @@ MERGE_WINDOW_S: Final = 600.0
 gathers similar Events for as long."""
 MAX_NOTICE_MESSAGE_CHARS: Final = 1024
 """Characters of a message; what becomes an Event may have as many bytes."""
-CONTAINER_ATTRIBUTES: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
+K8S_SPAN_ATTRIBUTE_NAMES: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
 
 
-class NoticeKind(StrEnum):
+class NoticedEventKind(StrEnum):
     """What happened."""
 
     REJECTED = "refused"
@@ -46,7 +46,7 @@ class NoticeKind(StrEnum):
     UNDONE = "undone"
 
 
-class NoticeReason(StrEnum):
+class NoticeMessageReason(StrEnum):
     """Why it is said, where no container was rejected; empty where the kind says everything."""
 
     NONE = ""
@@ -118,7 +118,7 @@ class NoticeLog:
         pod: str,
         pod_uid: str,
         container: str,
-        reason: str = NoticeReason.NONE,
+        reason: str = NoticeMessageReason.NONE,
     ) -> Notice:
         """Something happened; within `MERGE_WINDOW_S` seconds of the same it is counted there."""
         key, at = (pod_uid, container, what, reason), self._now()
@@ -153,7 +153,7 @@ class NoticeLog:
         return notice
 
     def add_for_allocation(
-        self, one: Allocation, what: str, message: str, *, reason: str = NoticeReason.NONE
+        self, one: Allocation, what: str, message: str, *, reason: str = NoticeMessageReason.NONE
     ) -> Notice:
         """`add` for a container with an allocation."""
         return self.add_notice(
@@ -211,12 +211,13 @@ class RequestDecisions:
     def record_decision(
         self, container: str, who: Sequence[str], fields: Mapping[str, object], refused: str = ""
     ) -> None:
-        """A decision about a container, with its `CONTAINER_ATTRIBUTES`, or about all."""
+        """A decision about a container, with its `K8S_SPAN_ATTRIBUTE_NAMES`, or about all."""
         one = _current_request.get()
         if self.limit and one is not None and not one.number and one.container_id == container:
             named = {"container.id": container} if container else {}
             named |= {
-                f"k8s.{name}": value for name, value in zip(CONTAINER_ATTRIBUTES, who, strict=False)
+                f"k8s.{name}": value
+                for name, value in zip(K8S_SPAN_ATTRIBUTE_NAMES, who, strict=False)
             }
             own = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
             one.attributes, one.refused = {**named, **own}, refused

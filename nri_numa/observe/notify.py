@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends state changes to the service manager that ``environ`` names."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

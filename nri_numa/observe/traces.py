@@ -31,7 +31,7 @@ MAX_TRACE_VALUE_CHARS: Final = 300
 MAX_TRACE_STEP_CHARS: Final = 1000
 
 
-class _Packed(msgspec.Struct, array_like=True, frozen=True):
+class _StoredTraceFields(msgspec.Struct, array_like=True, frozen=True):
     basis: ExplanationInput
     alignment: Alignment | None
 
@@ -58,11 +58,11 @@ class PackedTrace:
 
 def pack_trace(trace: DecisionTrace) -> PackedTrace:
     """Pack a trace; names, ids, labels and annotations are not kept."""
-    packed = _Packed(_truncate_basis(explanation_input_of(trace)), trace.alignment)
+    packed = _StoredTraceFields(_truncate_basis(explanation_input_of(trace)), trace.alignment)
     return PackedTrace(compress(_encode_trace(packed), 1))
 
 
-def unpack_trace(
+def unpack_explanation(
     kept: PackedTrace, who: tuple[str, str, str], distance: Callable[[int, int], int]
 ) -> StoredExplanation:
     """What was kept of a decision about ``who``: namespace, pod and container.
@@ -77,7 +77,9 @@ def unpack_trace(
         return NUMASet.parse(value) if kind is NUMASet else distance
 
     try:
-        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=decode_value)
+        packed = msgspec.msgpack.decode(
+            decompress(kept.data), type=_StoredTraceFields, dec_hook=decode_value
+        )
     except (msgspec.MsgspecError, zlib_error):
         return StoredExplanation(*who, None, None)
     return StoredExplanation(*who, packed.basis, packed.alignment)

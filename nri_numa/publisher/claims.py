@@ -46,7 +46,7 @@ class ClaimRequestAnswerer:
         for id, question in self._handover.pending_requests():
             answer = await self._fetch_claim(question)
             try:
-                self._handover.write_answer(id, answer)
+                self._handover.write_answer_if_still_asked(id, answer)
             except OSError as error:
                 self._report_problem(f"dra.handover: {error.filename}: {error.strerror or error}")
             else:

@@ -20,7 +20,7 @@ from nri_numa.model.offline_capacity import (
 )
 from nri_numa.observe.notices import Notice
 from nri_numa.text import escape_unprintable
-from nri_numa.web.responses import Assignment, NUMAInfo
+from nri_numa.web.responses import Assignment, MachineNUMAInfo
 
 Object = dict[str, Any]
 
@@ -45,7 +45,7 @@ EVENT_REASONS: Final = {
 """Reason and type of an Event by what happened."""
 
 
-def node_annotations(prefix: str, info: NUMAInfo) -> dict[str, str]:
+def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
     """CPUs and bytes of memory, one field for each NUMA node, ``|`` between them."""
     return {
         f"{prefix}/numacpu": "|".join(info.data.cpulist),

@@ -21,7 +21,7 @@ from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.dra.handover import ClaimFileResponder, write_file_atomically
 from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, uid_of
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, text_of
+from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, text_in_section
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import desired_objects, numatopology, slices
 from nri_numa.publisher.claims import ClaimRequestAnswerer
@@ -40,10 +40,10 @@ from nri_numa.publisher.traces import SpanSender
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.web.responses import (
     Assignments,
+    ExclusiveCPUSlotsDocument,
+    MachineNUMAInfo,
     NodePod,
     Notices,
-    NUMAInfo,
-    SlotsDocument,
     TopologyDocument,
     Zones,
 )
@@ -108,21 +108,23 @@ class BoundPods(WatchHandler):
 
     def __init__(self, api: KubeAPI, node: str, changed: Callable[[], object]) -> None:
         fields = f"spec.nodeName={node},status.phase=Pending"
-        self.watch = Watch(api, Resource.PODS.api_path(), self, fields=fields, key=uid_of)
+        self.watch = Watch(
+            api, Resource.PODS.object_or_list_path(), self, fields=fields, key=uid_of
+        )
         self._changed = changed
         self._pods: dict[str, tuple[float, NodePod]] = {}
 
     def on_update(self, document: Mapping[str, Any]) -> None:
         """A pod is there, and none of its containers runs."""
-        uid, qos = uid_of(document), text_of(document, "status", "qosClass")
+        uid, qos = uid_of(document), text_in_section(document, "status", "qosClass")
         if qos == GUARANTEED_QOS and uid not in self._pods:
-            namespace = text_of(document, "metadata", "namespace")
+            namespace = text_in_section(document, "metadata", "namespace")
             pod = NodePod(namespace=namespace, name=name_of(document), qos=qos)
             self._pods[uid] = time.monotonic(), pod
             self._changed()
             asyncio.get_running_loop().call_later(BOUND_POD_TIMEOUT_S, self._changed)
 
-    def on_delete_key(self, key: str) -> None:
+    def on_every_deleted_key(self, key: str) -> None:
         """It runs, or will not."""
         if self._pods.pop(key, None) is not None:
             self._changed()
@@ -313,7 +315,7 @@ class Publisher:
             self._spans.wake.set()
         await self._fetch_zones()
         if self._node is not None and not self._machine_read:
-            info = await self._source.read_document(NUMAInfo)
+            info = await self._source.read_document(MachineNUMAInfo)
             topology = await self._source.read_document(TopologyDocument)
             with _translate_topology_errors():
                 labels = desired_objects.node_labels(self._prefix, topology)
@@ -323,7 +325,7 @@ class Publisher:
             self._node.set_desired(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
-            found = await self._source.read_document(SlotsDocument)
+            found = await self._source.read_document(ExclusiveCPUSlotsDocument)
             free = sum(one.free for one in found.numa_nodes)
             # Nothing new comes to a node that would not pin it; what is there goes on counting.
             self._capacity.set_desired(found.exclusive + (free if found.ready else 0))
@@ -338,7 +340,7 @@ class Publisher:
         if self._slices is not None:
             zones, slots = (
                 await self._source.read_document(Zones),
-                await self._source.read_document(SlotsDocument),
+                await self._source.read_document(ExclusiveCPUSlotsDocument),
             )
             self._slices.set_desired(
                 slices.build_slice_devices(zones, slots, self._driver, lists=self._lists)

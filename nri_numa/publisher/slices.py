@@ -24,7 +24,7 @@ from nri_numa.kube.requests import APIRequest, Resource
 from nri_numa.publisher.outbox import AppliedObjectOutput, node_owner_reference
 from nri_numa.publisher.topology import hugepages_resource_name
 from nri_numa.text import HUGEPAGES_PREFIX
-from nri_numa.web.responses import SlotsDocument, Zone, Zones
+from nri_numa.web.responses import ExclusiveCPUSlotsDocument, Zone, Zones
 
 RESOURCE_SLICE_API_VERSION: Final = "resource.k8s.io/v1"
 PCIE_ROOT_ATTRIBUTE: Final = "resource.kubernetes.io/pcieRoot"
@@ -42,7 +42,7 @@ MIN_SLICE_WRITE_INTERVAL_S: Final = 5.0
 
 
 def build_slice_devices(
-    zones: Zones, slots: SlotsDocument, driver: str, *, lists: bool = False
+    zones: Zones, slots: ExclusiveCPUSlotsDocument, driver: str, *, lists: bool = False
 ) -> list[dict[str, Any]]:
     """The devices of this Node, ordered by NUMA node; where no CPUs can be had there is none.
 

@@ -9,7 +9,13 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
-from nri_numa.web.responses import Assignments, NUMAInfo, SlotsDocument, TopologyDocument, Zones
+from nri_numa.web.responses import (
+    Assignments,
+    ExclusiveCPUSlotsDocument,
+    MachineNUMAInfo,
+    TopologyDocument,
+    Zones,
+)
 
 AGENT_SILENCE_TIMEOUT_S: Final = 60.0
 """Seconds without a word on the stream after which the agent is given up; it says something every
@@ -19,8 +25,8 @@ MAX_AGENT_ANSWER_BYTES: Final = 64 << 20
 
 PATH_BY_DOCUMENT: Final[dict[type, str]] = {
     Assignments: "/v1/assignments",
-    NUMAInfo: "/v2/system/numa/info",
-    SlotsDocument: "/v1/slots",
+    MachineNUMAInfo: "/v2/system/numa/info",
+    ExclusiveCPUSlotsDocument: "/v1/slots",
     TopologyDocument: "/v1/topology",
     Zones: "/v1/zones",
 }

@@ -26,8 +26,8 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
-CAPACITY_KIND: Final = "capacity"
-WITHDRAWABLE_KINDS: Final = (CAPACITY_KIND, NUMA_IDS_ANNOTATION)
+WITHDRAW_CAPACITY: Final = "capacity"
+WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NUMA_IDS_ANNOTATION)
 """What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
 
 
@@ -68,7 +68,7 @@ def _withdrawal_requests(
         for part in ("capacity", "allocatable")
         if resource in mapping_or_empty(mapping_or_empty(node.get("status")).get(part))
     }
-    if CAPACITY_KIND in kinds and parts:
+    if WITHDRAW_CAPACITY in kinds and parts:
         yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})
     if NUMA_IDS_ANNOTATION in kinds and key in annotations_of(node):
         yield _patch_request(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})

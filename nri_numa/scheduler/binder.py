@@ -18,7 +18,7 @@ from nri_numa.engine.request.annotations import (
     format_scheduled_nodes,
 )
 from nri_numa.kube.api import KubeAPI, uid_of
-from nri_numa.kube.requests import KubeError, Resource, text_of
+from nri_numa.kube.requests import KubeError, Resource, text_in_section
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Unfit
@@ -203,7 +203,7 @@ class Binder:
             return problem
         except TimeoutError:
             return problem  # held until the watch or the limit decides
-        node, same = text_of(pod, "spec", "nodeName"), uid_of(pod) == binding.uid
+        node, same = text_in_section(pod, "spec", "nodeName"), uid_of(pod) == binding.uid
         if same and node == binding.node:
             return ""
         if same and not node and not sure:
@@ -215,4 +215,4 @@ class Binder:
 
 
 def _pod_api_path(binding: BindingArgs) -> str:
-    return Resource.PODS.api_path(binding.namespace, binding.name)
+    return Resource.PODS.object_or_list_path(binding.namespace, binding.name)

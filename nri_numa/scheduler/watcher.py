@@ -17,7 +17,7 @@ from nri_numa.kube.requests import (
     KubeError,
     Resource,
     mapping_or_empty,
-    text_of,
+    text_in_section,
 )
 from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
@@ -29,8 +29,8 @@ from nri_numa.text import escape_unprintable
 
 log = get_logger("scheduler")
 
-TOPOLOGIES_PATH: Final = Resource.TOPOLOGIES.api_path()
-PODS_PATH: Final = Resource.PODS.api_path()
+TOPOLOGIES_PATH: Final = Resource.TOPOLOGIES.object_or_list_path()
+PODS_PATH: Final = Resource.PODS.object_or_list_path()
 PENDING_BOUND_PODS_SELECTOR: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
 ASSUMED_POD_TIMEOUT_S: Final = 600.0
@@ -138,7 +138,10 @@ class PodActivator:
             node = next(reversed(nodes))
             try:
                 await self._api.request_json(
-                    "PATCH", Resource.NODES.api_path(name=node), body, form=ContentType.MERGE
+                    "PATCH",
+                    Resource.NODES.object_or_list_path(name=node),
+                    body,
+                    form=ContentType.MERGE,
                 )
             except KubeError as error:
                 level = log.debug if self._again else log.warning
@@ -205,7 +208,7 @@ class NodeWatcher(WatchHandler):
         if self._nodes.update_node(name, known):
             self._activator.on_free_increased(name)
 
-    def on_delete_key(self, key: str) -> None:
+    def on_every_deleted_key(self, key: str) -> None:
         """An object does not exist any more."""
         self._fresh.forget_node(key)
         self._nodes.remove_node(key)
@@ -257,7 +260,7 @@ class PodWatcher(WatchHandler):
         One that is being deleted too: its container may have started, and has its CPUs until it
         ends.
         """
-        uid, node = uid_of(document), text_of(document, "spec", "nodeName")
+        uid, node = uid_of(document), text_in_section(document, "spec", "nodeName")
         self._activator.drop_pod(uid)
         held = self._nodes.assumed_pods.get(uid)
         if held is not None and held.node == node:
@@ -279,7 +282,7 @@ class PodWatcher(WatchHandler):
         uid, now = uid_of(document), self._clock()
         self._activator.drop_pod(uid)
         self._reader.drop_pod(uid)
-        deleted = text_of(document, "metadata", "deletionTimestamp")
+        deleted = text_in_section(document, "metadata", "deletionTimestamp")
         self._wake_waiting_pods(
             self._nodes.pod_left_pending(
                 uid, now, now if deleted else self._expected_count_time(document)
@@ -345,7 +348,7 @@ class PodWatcher(WatchHandler):
 
     async def _check_held_pod(self, hold: AssumedPod) -> None:
         request = hold.request
-        path = Resource.PODS.api_path(request.namespace, request.name)
+        path = Resource.PODS.object_or_list_path(request.namespace, request.name)
         document: Mapping[str, Any] | None = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -364,7 +367,10 @@ class PodWatcher(WatchHandler):
         again = now + min(MAX_RECHECK_PAUSE_S, max(self._settle, age))
         if document is None:
             return self._nodes.postpone_hold_check(hold.uid, again)
-        node, phase = text_of(document, "spec", "nodeName"), text_of(document, "status", "phase")
+        node, phase = (
+            text_in_section(document, "spec", "nodeName"),
+            text_in_section(document, "status", "phase"),
+        )
         elsewhere = node != hold.node if node else age >= ASSUMED_POD_TIMEOUT_S
         if uid_of(document) != hold.uid or phase in ENDED_POD_PHASES or elsewhere:
             self._wake_waiting_pods(self._nodes.forget_pod(hold.uid))
@@ -426,14 +432,14 @@ class PodWatcher(WatchHandler):
         self._reader.drop_pod(uid)
         if hold is None or (held is not None and held.node == hold.node):
             return
-        pending = text_of(document, "status", "phase") == "Pending"
+        pending = text_in_section(document, "status", "phase") == "Pending"
         left_at, until = inf if pending else now, self._expected_count_time(document)
         self._nodes.assume_pod(replace(hold, left_at=left_at, expires_at=until))
 
     def _assumed_pod(self, document: Mapping[str, Any]) -> AssumedPod | None:
         """What is to be held for a pod that has a node; None where it asks for nothing."""
         node, request = (
-            text_of(document, "spec", "nodeName"),
+            text_in_section(document, "spec", "nodeName"),
             self._reader.read_pod_request(document),
         )
         if request.is_unconstrained or request.invalid_reason or not node:

@@ -162,7 +162,7 @@ class API:
                 f"nothing is known about {what}pod {namespace}/{pod}; "
                 + (self._view.status_document().link.problem or "it does not run on this node"),
             )
-        return _json_response(shown.Explanations(explanations=tuple(found)))
+        return _json_response(shown.PodExplanations(explanations=tuple(found)))
 
     def _serve_after_number(self, read: Callable[[int], object], request: HTTPRequest) -> Response:
         text = request.query.get("after", "0")
@@ -176,7 +176,7 @@ class API:
         if not found:
             problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
             raise APIError(404, "NotFound", problem)
-        return _json_response(shown.MeasuredContainers(containers=tuple(found)))
+        return _json_response(shown.MeasuredContainersOfName(containers=tuple(found)))
 
     def _serve_event_stream(self, request: HTTPRequest) -> Response:
         return Response(

@@ -60,7 +60,7 @@ class HTTPRequest:
     certified: bool = False
 
     @classmethod
-    def parse_target(cls, method: str, target: bytes, **more: object) -> HTTPRequest:
+    def from_method_and_target(cls, method: str, target: bytes, **more: object) -> HTTPRequest:
         """The request for a target; `APIError` where no client of ours sends such a one."""
         text = target.decode("latin-1")
         path, _, query = text.partition("?")
@@ -183,10 +183,12 @@ def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
             data = file.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
             for name in ("", "index.html") if file.name == "index.html" else (file.name,):
-                yield Route("GET", at + name, partial(_page_file, data, kind, tag), query=())
+                yield Route(
+                    "GET", at + name, partial(_page_file_response, data, kind, tag), query=()
+                )
 
 
-def _page_file(data: bytes, kind: str, tag: str, request: HTTPRequest) -> Response:
+def _page_file_response(data: bytes, kind: str, tag: str, request: HTTPRequest) -> Response:
     headers = [
         ("ETag", tag),
         ("Cache-Control", "no-cache"),
@@ -247,7 +249,7 @@ class HTTPConnection:
             raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
         certified = bool(self._writer.get_extra_info("peercert"))
         method = event.method.decode("ascii", "replace")
-        return HTTPRequest.parse_target(
+        return HTTPRequest.from_method_and_target(
             method, event.target, headers=self._head, local=local, certified=certified
         )
 

@@ -30,7 +30,7 @@ class HugePages(Document, frozen=True, kw_only=True):
     allocated_bytes: int
 
 
-class NUMANodeUse(Document, frozen=True, kw_only=True):
+class NUMANodeAllocation(Document, frozen=True, kw_only=True):
     """One NUMA node: who has its CPUs, and what is free there."""
 
     id: int
@@ -95,7 +95,7 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
     problem: Annotated[str, "Why it is not known; else empty."]
 
 
-class ContainerPressure(Document, frozen=True, kw_only=True):
+class ContainerCPUPressure(Document, frozen=True, kw_only=True):
     """How much a container waits for CPUs, as last read."""
 
     pressure_percent: Annotated[
@@ -166,20 +166,20 @@ class Assignment(Document, frozen=True, kw_only=True):
         "CRI, and left out while it is not known.",
     ] = field(name="late", default=UNSET)
     cpu_pressure: Annotated[
-        ContainerPressure | UnsetType,
+        ContainerCPUPressure | UnsetType,
         "How much it waits for CPUs; left out unless cpuWaiting.enabled.",
     ] = field(name="waiting", default=UNSET)
 
 
-class NodeUse(Document, frozen=True, kw_only=True):
+class WholeNodeAllocation(Document, frozen=True, kw_only=True):
     """The node as a whole; the head of the list of assignments."""
 
     serial: Annotated[int, "Grows with every change of the state."]
     shared_pool: IdList
-    numa_nodes: tuple[NUMANodeUse, ...]
+    numa_nodes: tuple[NUMANodeAllocation, ...]
 
 
-class Assignments(NodeUse, frozen=True, kw_only=True):
+class Assignments(WholeNodeAllocation, frozen=True, kw_only=True):
     """Every container on the node."""
 
     containers: tuple[Assignment, ...]
@@ -206,7 +206,7 @@ class Rejections(Document, frozen=True, kw_only=True):
     rejections: tuple[RejectionRecord, ...] = field(name="refusals")
 
 
-class NUMANodeSlots(Document, frozen=True, kw_only=True):
+class NUMANodeExclusiveCPUSlots(Document, frozen=True, kw_only=True):
     """Exclusive CPUs of one NUMA node, counted for the scheduler."""
 
     id: int
@@ -214,7 +214,7 @@ class NUMANodeSlots(Document, frozen=True, kw_only=True):
     free: Annotated[int, "CPUs that could become exclusive."]
 
 
-class SlotsDocument(Document, frozen=True, kw_only=True):
+class ExclusiveCPUSlotsDocument(Document, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler may count: those held with slots, and those still free."""
 
     serial: Annotated[int, "Grows with every change of the state."]
@@ -223,7 +223,7 @@ class SlotsDocument(Document, frozen=True, kw_only=True):
     annotation: Annotated[str, "Annotation of containers that names the slots they hold."]
     total: Annotated[int, "Sum of held and free over the NUMA nodes."]
     exclusive: Annotated[int, "CPUs that are exclusive to containers, with slots or without."]
-    numa_nodes: tuple[NUMANodeSlots, ...]
+    numa_nodes: tuple[NUMANodeExclusiveCPUSlots, ...]
     ids: Annotated[tuple[str, ...], "Ids that containers hold."]
 
 
@@ -288,7 +288,7 @@ class MeasuredContainer(Document, frozen=True, kw_only=True):
     problem: Annotated[str, "Why something is not known; else empty."]
 
 
-class MeasuredContainers(Document, frozen=True, kw_only=True):
+class MeasuredContainersOfName(Document, frozen=True, kw_only=True):
     """What the containers of one name in a pod use; one but for a moment of a restart."""
 
     containers: tuple[MeasuredContainer, ...]
@@ -314,7 +314,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     ] = None
 
 
-class Explanations(Document, frozen=True, kw_only=True):
+class PodExplanations(Document, frozen=True, kw_only=True):
     """What is known about the containers of a pod, or about one of them."""
 
     explanations: tuple[Explanation, ...]
@@ -456,7 +456,7 @@ class NUMAInfoData(Struct, frozen=True, kw_only=True):
     memsize: Annotated[tuple[str, ...], "Bytes of memory, as texts."]
 
 
-class NUMAInfo(Struct, frozen=True, kw_only=True):
+class MachineNUMAInfo(Struct, frozen=True, kw_only=True):
     """The machine in the form of the numacpu and numamem node annotations."""
 
     code: int

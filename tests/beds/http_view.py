@@ -138,10 +138,10 @@ class FakeView:
             "warnings": [],
         }
 
-    def numa_info(self) -> shown.NUMAInfo:
+    def numa_info(self) -> shown.MachineNUMAInfo:
         if self.broken:
             raise RuntimeError("a bug")
-        return shown.NUMAInfo(
+        return shown.MachineNUMAInfo(
             code=200,
             message="OK",
             data=shown.NUMAInfoData(
@@ -149,8 +149,8 @@ class FakeView:
             ),
         )
 
-    def list_assignments(self) -> tuple[shown.NodeUse, Iterator[shown.Assignment]]:
-        node = shown.NUMANodeUse(
+    def list_assignments(self) -> tuple[shown.WholeNodeAllocation, Iterator[shown.Assignment]]:
+        node = shown.NUMANodeAllocation(
             id=0,
             cpus="0-3",
             exclusive="",
@@ -167,7 +167,7 @@ class FakeView:
                 shown.HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),
             ),
         )
-        head = shown.NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,))
+        head = shown.WholeNodeAllocation(serial=self.serial, shared_pool="0-3", numa_nodes=(node,))
         return head, iter(self.containers)
 
     def explain_pod(
@@ -225,15 +225,15 @@ class FakeView:
             )
         ]
 
-    def slots_document(self) -> shown.SlotsDocument:
-        return shown.SlotsDocument(
+    def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
+        return shown.ExclusiveCPUSlotsDocument(
             serial=self.serial,
             ready=self.ready,
             reason="" if self.ready else "not synchronized",
             annotation="numa.kubernetes.io/slots",
             total=3,
             exclusive=1,
-            numa_nodes=(shown.NUMANodeSlots(id=0, allocated=1, free=2),),
+            numa_nodes=(shown.NUMANodeExclusiveCPUSlots(id=0, allocated=1, free=2),),
             ids=("slot-0",),
         )
 

@@ -79,7 +79,7 @@ class Place:
         """What the publisher, a process that lives on, does while the agent waits."""
         patch = patched(os)
         for id, _ in self.teller.pending_requests():
-            self.teller.write_answer(id, {"claim": self.document})
+            self.teller.write_answer_if_still_asked(id, {"claim": self.document})
         patch.undo()
 
     def files(self) -> tuple[list[str], ...]:

@@ -13,7 +13,7 @@ from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import Node, until
 
 REST = (
-    "call:nri_numa.observe.decisions:DecisionReporter.log_admitted:before",
+    "call:nri_numa.observe.decisions:DecisionReporter.log_placed_with_neighbours:before",
     "call:nri_numa.agent.agent:Agent._pack_trace:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""

@@ -17,10 +17,14 @@ from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve_placement_options
 from nri_numa.engine.request.demand import SLOTS_KEY, parse_slots, with_slots
-from nri_numa.kubelet.configuration import decode_kubelet_facts, merge_documents, parse_command_line
+from nri_numa.kubelet.configuration import (
+    decode_kubelet_facts,
+    merge_file_and_drop_ins,
+    parse_command_line,
+)
 from nri_numa.kubelet.state_files import (
     STATE_DECODE_ERRORS,
-    combine_grants,
+    combine_manager_grants,
     decode_cpu_grants,
     decode_memory_grants,
 )
@@ -80,7 +84,7 @@ class KubeletState(Target):
         with contextlib.suppress(*STATE_DECODE_ERRORS):
             memory = decode_memory_grants(data)
         cpus, mems = MACHINE.online, MACHINE.numa_ids
-        found, problems = combine_grants(cpu, memory, cpus, mems, NO_GRANTS)
+        found, problems = combine_manager_grants(cpu, memory, cpus, mems, NO_GRANTS)
         for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
             assert granted <= cpus
         assert all(len(sentence) < 3000 for sentence in problems)
@@ -103,7 +107,7 @@ class KubeletConfig(Target):
                 documents.append((name, safe_yaml.parse_yaml12(text)))
             except ValueError:
                 unread += 1
-        whole, left_out = merge_documents(documents)
+        whole, left_out = merge_file_and_drop_ins(documents)
         flags = parse_command_line(["kubelet", *parts[2].split("\0")])
         assert all(len(problem) < 3000 for problem in left_out)
         try:

@@ -119,7 +119,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     assert "\x1b" not in text
     # The next step names the machine of the demo; only the pod that is too big is refused.
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
-    assert f"--machine {demo_stage.MACHINE_MODEL}" in words
+    assert f"--machine {demo_stage.SYNTHETIC_MACHINE_TEXT}" in words
     done = python("-m", "nri_numa", *words.split(), home=home, code=1)
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
 
@@ -145,7 +145,8 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
     (broken / "msgspec.py").write_text("raise ImportError('broken on purpose')")
     code = (
         "import sys, nri_numa.cli; from nri_numa.demo import stage; "
-        f"old = stage._plugin_environment; stage._plugin_environment = lambda: {{**old(), "
+        "old = stage._environment_without_plugin_settings; "
+        "stage._environment_without_plugin_settings = lambda: {**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
     done = python("-c", code, home=home, code=1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, sysfs_files
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MachineMemoryReading, Topology
 
@@ -99,4 +99,4 @@ def write_tree(root: Path, files: Mapping[str, str]) -> Path:
 
 def write_sysfs(root: Path, topology: Topology, memory: MachineMemoryReading | None = None) -> Path:
     """Write the machine below ``root`` so that ``discover(root)`` reads an equal one."""
-    return write_tree(root, sysfs_files(topology, memory))
+    return write_tree(root, synthetic_sysfs_files(topology, memory))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, sysfs_files
+from nri_numa.machine.synthetic import Numbering, build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_tree
 from nri_numa.machine.tree import ArchiveTree
 from nri_numa.model.cpuset import CPUSet
@@ -23,7 +23,7 @@ texts = st.one_of(
 )
 
 SMALL = [
-    sysfs_files(machine())
+    synthetic_sysfs_files(machine())
     for machine in (
         machines.single_smt,
         machines.dual_adjacent,
@@ -100,6 +100,6 @@ MADE_UP = st.builds(
 @settings(deadline=None)
 @given(MADE_UP)
 def test_every_made_up_machine_is_read_back(machine: Topology) -> None:
-    files = {name: text.strip() for name, text in sysfs_files(machine).items()}
+    files = {name: text.strip() for name, text in synthetic_sysfs_files(machine).items()}
     assert discover_tree(ArchiveTree("root", files, set(), set())) == machine
     _consistent(machine)

@@ -12,7 +12,7 @@ from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.request.annotations import resolve_placement_options
 from nri_numa.engine.request.demand import Demand, compute_demand
-from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
+from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
@@ -272,7 +272,7 @@ Change = Callable[[dict[str, str]], None]
 
 
 def _read(root: Path, topology: Topology, change: Change) -> Topology:
-    files = sysfs_files(topology)
+    files = synthetic_sysfs_files(topology)
     change(files)
     return discover_topology(write_tree(root, files))
 

@@ -123,7 +123,7 @@ class PhaseTrigger(enum.Enum):
     SHUTDOWN = "Shutdown"
 
 
-_PLUGIN_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
+_PROGRESS_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
     Phase.CONNECTED: {PhaseTrigger.REGISTER: Phase.REGISTERING},
     Phase.REGISTERING: {PhaseTrigger.CONFIGURE: Phase.CONFIGURING},
     Phase.CONFIGURING: {PhaseTrigger.CONFIGURE_ANSWERED: Phase.CONFIGURED},
@@ -156,7 +156,7 @@ PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
         ),
         **steps,
     }
-    for phase, steps in _PLUGIN_TRANSITIONS.items()
+    for phase, steps in _PROGRESS_TRANSITIONS.items()
 } | {Phase.CLOSED: {}, Phase.DEAD: {}}
 """Phase and step to the next phase; what is missing is illegal."""
 
@@ -278,7 +278,7 @@ class Session(ABC, Generic[EventT]):
             )
             return None
 
-    def _apply_transition(self, step: PhaseTrigger) -> None:
+    def _advance_phase(self, step: PhaseTrigger) -> None:
         following = PHASE_TRANSITIONS[self._phase].get(step)
         if following is None:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
@@ -338,7 +338,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
-        self._apply_transition(PhaseTrigger.REGISTER)
+        self._advance_phase(PhaseTrigger.REGISTER)
 
     def update_containers(
         self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
@@ -354,7 +354,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._check_alive()
         if self._server.unanswered_calls:
             raise LocalProtocolError("UpdateContainers before the open request is answered")
-        self._apply_transition(PhaseTrigger.UPDATE_CONTAINERS)
+        self._advance_phase(PhaseTrigger.UPDATE_CONTAINERS)
         stream = self._client.send_call(
             RUNTIME_SERVICE,
             "UpdateContainers",
@@ -377,10 +377,10 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
         if stream == self._configure:
             self._configure = None
-            self._apply_transition(PhaseTrigger.CONFIGURE_ANSWERED)
+            self._advance_phase(PhaseTrigger.CONFIGURE_ANSWERED)
         elif stream == self._synchronize:
             self._synchronize = None
-            self._apply_transition(PhaseTrigger.SYNCHRONIZE_ANSWERED)
+            self._advance_phase(PhaseTrigger.SYNCHRONIZE_ANSWERED)
 
     def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginSessionEvent:
         if reply.stream == self._registration:
@@ -399,17 +399,17 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             case None:
                 return None
             case pb.SynchronizeRequest():
-                self._apply_transition(PhaseTrigger.SYNCHRONIZE)
+                self._advance_phase(PhaseTrigger.SYNCHRONIZE)
                 return self._collect_slice(call, request)
             case pb.ConfigureRequest():
-                self._apply_transition(PhaseTrigger.CONFIGURE)
+                self._advance_phase(PhaseTrigger.CONFIGURE)
                 self._configure = stream
                 return ev.ConfigureRequested(stream, _runtime_info(request))
             case pb.Empty():
-                self._apply_transition(PhaseTrigger.SHUTDOWN)
+                self._advance_phase(PhaseTrigger.SHUTDOWN)
                 return ev.ShutdownRequested(stream)
             case _:
-                self._apply_transition(PhaseTrigger.EVENT)
+                self._advance_phase(PhaseTrigger.EVENT)
                 if isinstance(request, pb.StateChangeEvent):
                     event = _STATE_CHANGE_EVENT_BY_NUMBER.get(request.event)
                 else:
@@ -482,7 +482,7 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
             timeout_nano=timeout_nano,
             metadata=metadata,
         )
-        self._apply_transition(step)
+        self._advance_phase(step)
         last = isinstance(request, pb.SynchronizeRequest) and not request.more
         self._methods[stream] = (method, last)
         return stream
@@ -505,9 +505,9 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
         method, last = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
-                self._apply_transition(PhaseTrigger.CONFIGURE_ANSWERED)
+                self._advance_phase(PhaseTrigger.CONFIGURE_ANSWERED)
             elif last:
-                self._apply_transition(PhaseTrigger.SYNCHRONIZE_ANSWERED)
+                self._advance_phase(PhaseTrigger.SYNCHRONIZE_ANSWERED)
         return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
     def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeSessionEvent | None:
@@ -516,14 +516,14 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
             return None
         if isinstance(request, pb.RegisterPluginRequest):
             first = self._phase is Phase.CONNECTED
-            self._apply_transition(PhaseTrigger.REGISTER)
+            self._advance_phase(PhaseTrigger.REGISTER)
             if not first:  # as real runtimes do: accepted and ignored
                 self._server.reply(call.stream, b"")
                 return None
             return ev.RegisterRequested(
                 call.stream, request.plugin_name, request.plugin_idx, request.NRI_version
             )
-        self._apply_transition(PhaseTrigger.UPDATE_CONTAINERS)
+        self._advance_phase(PhaseTrigger.UPDATE_CONTAINERS)
         return ev.UpdateContainersRequested(call.stream, request)
 
 

@@ -51,7 +51,7 @@ RUNTIME_CONNECTION_ID: Final = 2
 """The Runtime service: the plugin calls, the runtime answers."""
 
 FRAME_HEADER_BYTES: Final = 8
-MAX_FIRST_FRAME_BYTES: Final = 4096
+MAX_SENT_FIRST_FRAME_BYTES: Final = 4096
 
 MAX_FRAME_PAYLOAD_BYTES: Final = (16 << 20) + 10 + 4096
 """The largest payload that any release of NRI writes (16 MiB up to 0.6.1, 4 MiB since), a ttrpc
@@ -66,14 +66,14 @@ _FRAME_HEADER: Final = struct.Struct(">II")
 def encode_frames(connection: int, message: bytes) -> bytes:
     """Frame one ttrpc message as the Go implementation does: in two when it is over 4096 bytes."""
     length = len(message)
-    if length <= MAX_FIRST_FRAME_BYTES:
+    if length <= MAX_SENT_FIRST_FRAME_BYTES:
         return _FRAME_HEADER.pack(connection, length) + message
     return b"".join(
         (
-            _FRAME_HEADER.pack(connection, MAX_FIRST_FRAME_BYTES),
-            message[:MAX_FIRST_FRAME_BYTES],
-            _FRAME_HEADER.pack(connection, length - MAX_FIRST_FRAME_BYTES),
-            message[MAX_FIRST_FRAME_BYTES:],
+            _FRAME_HEADER.pack(connection, MAX_SENT_FIRST_FRAME_BYTES),
+            message[:MAX_SENT_FIRST_FRAME_BYTES],
+            _FRAME_HEADER.pack(connection, length - MAX_SENT_FIRST_FRAME_BYTES),
+            message[MAX_SENT_FIRST_FRAME_BYTES:],
         )
     )
 

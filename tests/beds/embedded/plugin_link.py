@@ -206,7 +206,7 @@ class PluginPeer:
             data = self.session.data_to_send()
             assert self.connection._transport is not None
             self.connection._transport.write(data[: len(data) // 2])
-            self.connection.close("dropped on purpose")
+            self.connection.close_or_abort("dropped on purpose")
         self.connection.flush_session()
         ended = self.connection.ended
         try:
@@ -219,7 +219,7 @@ class PluginPeer:
         if not future.done():
             if ended.done():
                 raise PluginLost(ended.result().detail)
-            self.connection.close(f"no answer to {method} within {limit:g} s")
+            self.connection.close_or_abort(f"no answer to {method} within {limit:g} s")
             raise PluginLost(f"no answer to {method} within {limit:g} s")
         if (status := future.result().status) is not None:
             raise PluginStatus(status)

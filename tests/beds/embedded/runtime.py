@@ -374,7 +374,7 @@ class EmbeddedRuntime:
             waited, timeout=REGISTRATION_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
         )
         if not peer.registration.done():
-            peer.connection.close("no registration")
+            peer.connection.close_or_abort("no registration")
             return
         registration = peer.registration.result()
         if not peer.launched:
@@ -394,7 +394,7 @@ class EmbeddedRuntime:
                 # By index as text; equal indices by name, so that tests see one order.
                 self._plugins.sort(key=lambda each: (each.index, each.name))
         except (PluginLost, PluginStatus) as error:
-            peer.connection.close(str(error))
+            peer.connection.close_or_abort(str(error))
             return
         async with self._changed:
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import StealCapacity, StealMode
+from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -36,7 +36,7 @@ class Bed:
     def __init__(
         self,
         root: Path,
-        mode: StealMode | None = None,
+        mode: StealTimeMode | None = None,
         half_life: str = "1s",
         base: Settings | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Bed:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path, StealMode.ENFORCE)
+    return Bed(tmp_path, StealTimeMode.ENFORCE)
 
 
 def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> None:
@@ -131,7 +131,7 @@ def test_a_reload_while_it_is_looked_counts(bed: Bed, monkeypatch: pytest.Monkey
 
 
 def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, StealMode.ENFORCE, half_life="100s")
+    bed = Bed(tmp_path, StealTimeMode.ENFORCE, half_life="100s")
     for steal in (0.0, 0.0, 0.4):
         bed.pass_time({0: steal})
     assert bed.factors() == {0: 0.8}
@@ -139,7 +139,7 @@ def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
 
 def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
     """Frequencies too: CPUs that are away, or whose driver does not know, count for nothing."""
-    bed = Bed(tmp_path, StealMode.OBSERVE)
+    bed = Bed(tmp_path, StealTimeMode.OBSERVE)
     for cpu, text in {0: "1000000\n", 1: "3000000\n", 2: "<unknown>\n", 8: "", 9: "-1"}.items():
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
         directory.mkdir(parents=True)

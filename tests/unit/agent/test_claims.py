@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.claims import ClaimStore
-from nri_numa.dra.claims import POD_CLAIM_NAME_ANNOTATION, InvalidClaim, claim_variable_name
+from nri_numa.dra.claims import CLAIM_NAME_IN_POD_ANNOTATION, InvalidClaim, claim_variable_name
 from nri_numa.dra.handover import ClaimFileRequester
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -320,7 +320,7 @@ def test_a_variable_of_ones_own_gives_nothing(
 
 
 def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
-    bed.objects[UID]["metadata"]["annotations"] = {POD_CLAIM_NAME_ANNOTATION: "numa"}
+    bed.objects[UID]["metadata"]["annotations"] = {CLAIM_NAME_IN_POD_ANNOTATION: "numa"}
     bed.prepare()
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
@@ -351,8 +351,8 @@ def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
     )
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
     assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
-    assert bed.book.device_health() == ("n1", {"numa0": "", "numa1": ""})
+    assert bed.book.pool_and_device_problems() == ("n1", {"numa0": "", "numa1": ""})
     machine = bed.world.agent.machine
     online = machine.topology.online - CPUSet([9])
     bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
-    assert bed.book.device_health()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}
+    assert bed.book.pool_and_device_problems()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

@@ -100,7 +100,7 @@ def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> N
     async def wait() -> None:
         bed.late.on_start(one, STARTED, None)
         assert bed.late.start_delays == {}
-        bed.late.on_update_applied(one, STARTED)
+        bed.late.on_start_update_applied(one, STARTED)
         await asyncio.sleep(0)
         bed.tree.write(f"/pods/{one}", "2")  # the runtime's update arrives
         bed.wall = STARTED + 0.75
@@ -119,7 +119,7 @@ def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> 
     bed.wall = STARTED + 60
 
     async def wait() -> None:
-        bed.late.on_update_applied(one, STARTED)
+        bed.late.on_start_update_applied(one, STARTED)
         await asyncio.sleep(0)
         await bed.late.close()
 
@@ -131,7 +131,7 @@ def test_who_is_left_alone_is_not_measured(bed: Bed) -> None:
     one = bed.place("plain")
     bed.late.on_start(one, STARTED, None)
     bed.late.on_start("unknown", STARTED, None)
-    bed.late.on_update_applied(one, STARTED)
+    bed.late.on_start_update_applied(one, STARTED)
     assert bed.late.start_delays == {}
 
 
@@ -151,7 +151,7 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
 ) -> None:
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
-        bed.late.on_rejected_quota_enforced(container_id, quota)
+        bed.late.on_rejected_resize_in_force(container_id, quota)
     known = bed.world.agent.state.allocations
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 

@@ -44,7 +44,7 @@ async def serving(directory: Path) -> AsyncIterator[tuple[Runtime, CRIClient]]:
 async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
     async with serving(directory) as (_, client):
         assert await client.query_version() == RuntimeInfo(name="small", version="1.0")
-        assert [each.id for each in await client.list_containers()] == ["a1", "b2"]
+        assert [each.id for each in await client.list_all_containers()] == ["a1", "b2"]
         assert await client.pod_sandbox_ids() == ["p1"]
         status = await client.container_status("b2")
         assert await client.container_status("gone") is None

@@ -76,10 +76,10 @@ class Bed:
     def on_start(self, container_id: str, started: float, told: float | None) -> None:
         self.beginnings.append((container_id, started, told))
 
-    def on_update_applied(self, container_id: str, started: float) -> None:
+    def on_start_update_applied(self, container_id: str, started: float) -> None:
         self.starts.append(container_id)
 
-    def on_rejected_quota_enforced(self, container_id: str, quota: int) -> None:
+    def on_rejected_resize_in_force(self, container_id: str, quota: int) -> None:
         self.world.agent.record_enforced_quota(container_id, quota)
 
     def kind(self, container_id: str) -> ContainerKind | None:
@@ -421,10 +421,10 @@ async def turns() -> None:
 async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> None:
     runtime = Slow()
     outbox = UpdateQueue(runtime)
-    first = outbox.enqueue_update(ContainerUpdate("a", cpus="0"))
+    first = outbox.merge_and_enqueue_update(ContainerUpdate("a", cpus="0"))
     await turns()
-    second = outbox.enqueue_update(ContainerUpdate("a", cpus="1"))
-    outbox.enqueue_update(ContainerUpdate("a", mems="1"))
+    second = outbox.merge_and_enqueue_update(ContainerUpdate("a", cpus="1"))
+    outbox.merge_and_enqueue_update(ContainerUpdate("a", mems="1"))
     await turns()
     assert runtime.calls == [("a", "0", "")]
     runtime.open("a")
@@ -436,11 +436,13 @@ async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
     runtime = Slow()
     outbox = UpdateQueue(runtime, at_once=2)
     for name in "abcd":
-        outbox.enqueue_update(ContainerUpdate(name, cpus="0"))
+        outbox.merge_and_enqueue_update(ContainerUpdate(name, cpus="0"))
     await turns()
     assert [call[0] for call in runtime.calls] == ["a", "b"]
     runtime.open("own")
-    assert await outbox.enqueue_update(ContainerUpdate("own", cpus="1"), urgent=True) is None
+    assert (
+        await outbox.merge_and_enqueue_update(ContainerUpdate("own", cpus="1"), urgent=True) is None
+    )
     runtime.open(*"abcd")
     await turns()
     assert [call[0] for call in runtime.calls] == ["a", "b", "own", "c", "d"]
@@ -450,14 +452,14 @@ async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exception
     runtime = Slow()
     runtime.down = True
     outbox = UpdateQueue(runtime, at_once=1)
-    lost = outbox.enqueue_update(ContainerUpdate("a", cpus="0"))
+    lost = outbox.merge_and_enqueue_update(ContainerUpdate("a", cpus="0"))
     runtime.open("a")
     failed = await lost
     assert failed is not None
     assert (failed.unknown, failed.message) == (False, "no answer")
-    under_way = outbox.enqueue_update(ContainerUpdate("b", cpus="0"))
+    under_way = outbox.merge_and_enqueue_update(ContainerUpdate("b", cpus="0"))
     await turns()
-    waiting = [outbox.enqueue_update(ContainerUpdate(name, cpus="0")) for name in "bc"]
+    waiting = [outbox.merge_and_enqueue_update(ContainerUpdate(name, cpus="0")) for name in "bc"]
     await outbox.close()
     for one in (under_way, *waiting):
         failed = await one

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from nri_numa.device_plugin.slots import PENDING_SLOT_TIMEOUT_S, SlotList
 from nri_numa.errors import UnknownSlots
-from nri_numa.web.responses import NUMANodeSlots, SlotsDocument
+from nri_numa.web.responses import ExclusiveCPUSlotsDocument, NUMANodeExclusiveCPUSlots
 
 
-def told(free: dict[int, int], *held: str) -> SlotsDocument:
-    counts = tuple(NUMANodeSlots(id=i, allocated=0, free=n) for i, n in free.items())
-    return SlotsDocument(
+def told(free: dict[int, int], *held: str) -> ExclusiveCPUSlotsDocument:
+    counts = tuple(NUMANodeExclusiveCPUSlots(id=i, allocated=0, free=n) for i, n in free.items())
+    return ExclusiveCPUSlotsDocument(
         serial=1, ready=True, reason="", annotation="a/slots", total=0, exclusive=0,
         numa_nodes=counts, ids=held,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from nri_numa.dra.claims import (
     decode_record,
     encode_record,
     parse_claim,
-    parse_claim_variables,
+    parse_claim_variable_names,
     prune_claim,
 )
 
@@ -177,9 +177,9 @@ def test_records_of_others_are_refused(text: str) -> None:
     ],
 )
 def test_other_variables_name_nothing(item: str) -> None:
-    assert parse_claim_variables([item]) == []
+    assert parse_claim_variable_names([item]) == []
 
 
 def test_no_more_results_are_looked_for_than_a_claim_can_have() -> None:
     names = [claim_variable_name(UID, number) for number in range(99)]
-    assert len(parse_claim_variables(names)) == 32
+    assert len(parse_claim_variable_names(names)) == 32

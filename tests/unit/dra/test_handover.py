@@ -23,7 +23,7 @@ def asker(directory: Path, answer: object, patience: float = 60.0) -> ClaimFileR
         for id, question in teller.pending_requests():
             assert question == {"namespace": "shop", "name": "four", "uid": UID}
             if isinstance(answer, dict):
-                teller.write_answer(id, answer)
+                teller.write_answer_if_still_asked(id, answer)
             elif answer is not None:
                 (directory / f"answer-{id}.json").write_text(str(answer))
 
@@ -87,7 +87,7 @@ def test_an_answer_to_a_question_that_is_taken_back_meanwhile_does_not_stay(
         real(path, text)
 
     monkeypatch.setattr(handover, "write_file_atomically", slow)
-    ClaimFileResponder(str(tmp_path)).write_answer("0" * 16, {})
+    ClaimFileResponder(str(tmp_path)).write_answer_if_still_asked("0" * 16, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,7 +106,7 @@ def test_an_answer_that_nobody_waits_for_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "ask-0000000000000000.json").write_text("{}")
     ((id, _),) = teller.pending_requests()
     (tmp_path / "ask-0000000000000000.json").unlink()
-    teller.write_answer(id, {"claim": {}})
+    teller.write_answer_if_still_asked(id, {"claim": {}})
     assert list(tmp_path.iterdir()) == []
 
 

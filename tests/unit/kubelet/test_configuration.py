@@ -24,11 +24,11 @@ from nri_numa.kubelet.configuration import (
     KubeletFlags,
     decode_kubelet_facts,
     hostname_override,
-    merge_documents,
+    merge_file_and_drop_ins,
     parse_command_line,
     read_kubelet_config,
 )
-from nri_numa.kubelet.inherited_settings import MergedSettings, merge_kubelet_settings
+from nri_numa.kubelet.inherited_settings import AdoptedSettings, adopt_kubelet_settings
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -59,7 +59,7 @@ def test_drop_ins_are_merge_patches() -> None:
         reservedSystemCPUs=None,
         cpuManagerPolicyOptions={"align-by-socket": "true"},
     )
-    whole, problems = merge_documents([("a", base), ("b", drop_in)])
+    whole, problems = merge_file_and_drop_ins([("a", base), ("b", drop_in)])
     assert problems == ()
     assert whole["systemReserved"] == {"cpu": "2", "memory": "1Gi"}
     assert whole["reservedMemory"] == [{"numaNode": 1, "limits": {"memory": "2Gi"}}]
@@ -77,7 +77,9 @@ def test_drop_ins_are_merge_patches() -> None:
     ],
 )
 def test_what_is_no_configuration_is_left_out_and_told(content: object, words: str) -> None:
-    whole, (problem,) = merge_documents([("a", document(reservedSystemCPUs="0")), ("b", content)])
+    whole, (problem,) = merge_file_and_drop_ins(
+        [("a", document(reservedSystemCPUs="0")), ("b", content)]
+    )
     assert words in problem
     assert whole["reservedSystemCPUs"] == "0"
 
@@ -178,10 +180,10 @@ def test_a_misspelt_key_is_told_and_passed_over(tmp_path: Path) -> None:
 
 def beside(
     ours: dict[str, Any], theirs: KubeletFacts, topology: Topology | None = None
-) -> MergedSettings:
+) -> AdoptedSettings:
     topology = topology or machines.dual_smt()
     config = build_config(LayeredDocument(document=ours), "test")
-    return merge_kubelet_settings(
+    return adopt_kubelet_settings(
         configuration.derive_settings(config),
         config,
         theirs,

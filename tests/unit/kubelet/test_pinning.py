@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from nri_numa.kubelet.inherited_settings import KubeletPinningMonitor
+from nri_numa.kubelet.inherited_settings import KubeletPinningReporter
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 
@@ -16,19 +16,19 @@ def gauge(metrics: Metrics, manager: str) -> float | None:
 def test_a_static_policy_is_said_once_and_its_end_too() -> None:
     stream, metrics = io.StringIO(), Metrics("test")
     logs.setup_logging("info", stream=stream)
-    watch = KubeletPinningMonitor(metrics, "/var/lib/kubelet")
+    watch = KubeletPinningReporter(metrics, "/var/lib/kubelet")
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
-    watch.update_policies({})
+    watch.report_policy_changes({})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 0)
     assert stream.getvalue() == ""
     for _ in range(3):
-        watch.update_policies({"cpu": "static", "memory": "None"})
+        watch.report_policy_changes({"cpu": "static", "memory": "None"})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (1, 0)
     (line,) = stream.getvalue().splitlines()
     assert "level=warning" in line
     assert "/var/lib/kubelet/cpu_manager_state" in line
     assert "cpuManagerPolicy: none" in line
-    watch.update_policies({"cpu": "none", "memory": "Static"})
+    watch.report_policy_changes({"cpu": "none", "memory": "Static"})
     assert (gauge(metrics, "cpu"), gauge(metrics, "memory")) == (0, 1)
     assert "memoryManagerPolicy: None" in stream.getvalue()
     assert "does not pin" in stream.getvalue()

@@ -14,7 +14,7 @@ from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import (
     STATE_DECODE_ERRORS,
     KubeletStateFiles,
-    combine_grants,
+    combine_manager_grants,
     decode_cpu_grants,
     decode_memory_grants,
 )
@@ -45,18 +45,18 @@ def test_a_file_is_read_when_it_was_replaced_and_only_then(
         state_files, "read_kubelet_file", lambda path: (reads.append(path), whole(path))[1]
     )
     files = KubeletStateFiles(str(tmp_path))
-    assert not files.refresh_grants(*MACHINE)
+    assert not files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("", ())
     write(tmp_path, static(a="1-2"))
     reads.clear()
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert str(files.grants.granted_cpus) == "1-2"
     before = files.grants
-    assert not files.refresh_grants(*MACHINE)
+    assert not files.refresh_and_report_change(*MACHINE)
     assert files.grants is before
     assert reads.count(str(tmp_path / "cpu_manager_state")) == 1
     write(tmp_path, static(a="1-2", b="3"))
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert str(files.grants.granted_cpus) == "1-3"
 
 
@@ -64,9 +64,9 @@ def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
     """An operator who changes the kubelet's policy removes it."""
     files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="1"))
-    files.refresh_grants(*MACHINE)
+    files.refresh_and_report_change(*MACHINE)
     (tmp_path / "cpu_manager_state").unlink()
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.grants.cpu_policy) == ("", "")
 
 
@@ -74,16 +74,16 @@ def test_a_file_that_goes_grants_nothing(tmp_path: Path) -> None:
 def test_a_damaged_file_changes_nothing_and_is_told_once(tmp_path: Path, text: str) -> None:
     files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="1"))
-    files.refresh_grants(*MACHINE)
+    files.refresh_and_report_change(*MACHINE)
     write(tmp_path, text)
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     (problem,) = files.problems
     assert "cpu_manager_state" in problem
     assert "what it said before still holds" in problem
     assert str(files.grants.granted_cpus) == "1"
-    assert not files.refresh_grants(*MACHINE)
+    assert not files.refresh_and_report_change(*MACHINE)
     write(tmp_path, static(b="2"))
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("2", ())
 
 
@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cpu_manager_state")
     (tmp_path / "memory_manager_state").mkdir()
     files = KubeletStateFiles(str(tmp_path))
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert len(files.problems) == 2
     assert "is no regular file" in files.problems[0]
 
@@ -100,12 +100,12 @@ def test_a_file_that_cannot_be_reached_is_told_until_it_can(tmp_path: Path) -> N
     directory = tmp_path / "kubelet"
     directory.write_text("no directory")
     files = KubeletStateFiles(str(directory))
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert "cannot be read: Not a directory" in files.problems[0]
     directory.unlink()
     directory.mkdir()
     write(directory, static(a="1"))
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("1", ())
 
 
@@ -113,9 +113,9 @@ def test_another_machine_judges_the_same_file_anew(tmp_path: Path) -> None:
     """CPUs can be plugged in while the agent runs."""
     files = KubeletStateFiles(str(tmp_path))
     write(tmp_path, static(a="7"))
-    files.refresh_grants(CPUSet.parse("0-3"), NUMASet([0]))
+    files.refresh_and_report_change(CPUSet.parse("0-3"), NUMASet([0]))
     assert "does not have" in files.problems[0]
-    assert files.refresh_grants(*MACHINE)
+    assert files.refresh_and_report_change(*MACHINE)
     assert (str(files.grants.granted_cpus), files.problems) == ("7", ())
 
 
@@ -159,7 +159,7 @@ def test_cpus_of_all_versions() -> None:
 
 def test_policy_none_has_no_cpusets() -> None:
     document = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
-    found, problems = combine_grants(
+    found, problems = combine_manager_grants(
         decode_cpu_grants(document), NO_GRANTS, CPUSet.parse("0-7"), NUMASet(), NO_GRANTS
     )
     assert (found.cpu_policy, found.shared, found.granted_cpus, problems) == (
@@ -234,7 +234,7 @@ def test_what_another_machine_has_is_passed_over_and_told() -> None:
             )
         ),
     )
-    found, problems = combine_grants(*both, CPUSet.parse("0-3"), NUMASet([0]), NO_GRANTS)
+    found, problems = combine_manager_grants(*both, CPUSet.parse("0-3"), NUMASet([0]), NO_GRANTS)
     assert sets(found.cpus) == {("u", "here"): "1"}
     assert sets(found.mems) == {("u", "here"): "0"}
     assert problems == (
@@ -247,8 +247,8 @@ def test_the_last_shared_sets_are_remembered() -> None:
     found = NO_GRANTS
     for number in [*range(1, 20), 18]:
         state = decode_cpu_grants(cpu(defaultCpuSet=f"0,{number}"))
-        found, _ = combine_grants(state, NO_GRANTS, CPUSet.parse("0-31"), NUMASet(), found)
+        found, _ = combine_manager_grants(state, NO_GRANTS, CPUSet.parse("0-31"), NUMASet(), found)
     assert len(found.shared) == MAX_SHARED_CPUSETS
     assert list(map(str, found.shared[:3])) == ["0,18", "0,19", "0,17"]
-    nothing, _ = combine_grants(NO_GRANTS, NO_GRANTS, CPUSet(), NUMASet(), found)
+    nothing, _ = combine_manager_grants(NO_GRANTS, NO_GRANTS, CPUSet(), NUMASet(), found)
     assert nothing == KubeletGrants()

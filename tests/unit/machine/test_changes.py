@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from nri_numa.agent.reload import report_polling
 from nri_numa.machine import hotplug
 from nri_numa.machine.hotplug import changed_texts_by_field, concerns_cpus, rediscover_topology
-from nri_numa.machine.synthetic import build_synthetic_topology, sysfs_files
+from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.observe import logs
@@ -92,7 +92,7 @@ def test_case_16_a_numa_node_that_gets_its_first_memory_is_discovered(tmp_path: 
 
 def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> None:
     both = build_synthetic_topology(sockets=2, numa_per_socket=1, memory_gib=8)
-    files = sysfs_files(both)
+    files = synthetic_sysfs_files(both)
     files[f"{NODE}/online"] = "0\n"
     files[f"{NODE}/node0/distance"] = "10\n"
     machine = discover_topology(write_tree(tmp_path, files))
@@ -104,7 +104,11 @@ def test_case_16_a_numa_node_that_comes_online_is_discovered(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["", "x\n"])
 def test_a_machine_without_numa_nodes_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    files = {n: t for n, t in sysfs_files(machines.single_smt()).items() if not n.startswith(NODE)}
+    files = {
+        n: t
+        for n, t in synthetic_sysfs_files(machines.single_smt()).items()
+        if not n.startswith(NODE)
+    }
     root = write_tree(tmp_path, files)
     machine = discover_topology(root)
     assert rediscover_topology(root, machine) is machine

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_numa.cli.machine import write_capture as capture
 from nri_numa.errors import TopologyError
-from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import MachineMemoryReading, NUMAMemory, Topology
@@ -42,7 +42,7 @@ def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
 
 
 def _discover(tmp_path: Path, machine: Topology, change: Change) -> Topology:
-    files = sysfs_files(machine)
+    files = synthetic_sysfs_files(machine)
     change(files)
     return discover_topology(write_tree(tmp_path, files))
 
@@ -620,14 +620,16 @@ def test_what_else_is_reclaimable(tmp_path: Path, pages: str, reserve: str, kib:
 
 def test_a_numa_node_that_went_away_has_no_memory(tmp_path: Path) -> None:
     machine = machines.dual_adjacent()
-    write_tree(tmp_path, {n: t for n, t in sysfs_files(machine).items() if "node1" not in n})
+    write_tree(
+        tmp_path, {n: t for n, t in synthetic_sysfs_files(machine).items() if "node1" not in n}
+    )
     reading = read_memory(tmp_path, machine)
     assert reading.numa_nodes[1] == NUMAMemory(total_bytes=0, free_bytes=0, reclaimable_bytes=0)
     assert reading.numa_nodes[0].free_bytes == 16 * GIB
 
 
 def test_memory_without_numa_is_the_machines(tmp_path: Path) -> None:
-    files = sysfs_files(machines.single_smt())
+    files = synthetic_sysfs_files(machines.single_smt())
     _without(NODE)(files)
     files["sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"] = "5\n"
     machine = discover_topology(write_tree(tmp_path, files))
@@ -671,7 +673,7 @@ def test_initiators_and_tiers_are_read_and_survive_a_capture(tmp_path: Path) -> 
 
 
 def test_access0_is_believed_where_there_is_no_access1(tmp_path: Path) -> None:
-    files = sysfs_files(machines.memory_only())
+    files = synthetic_sysfs_files(machines.memory_only())
     files["sys/devices/system/node/node2/access0/initiators/node1"] = ""
     files["sys/devices/virtual/memory_tiering/uevent"] = ""
     read = discover_topology(write_tree(tmp_path, files))

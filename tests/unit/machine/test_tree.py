@@ -14,7 +14,7 @@ import pytest
 
 from nri_numa.errors import TopologyError
 from nri_numa.machine import tree
-from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.machine.tree import CPU_DIR, open_tree
 from tests.machines import named as machines
@@ -63,7 +63,7 @@ def test_an_archive_is_read_as_the_directory_it_came_from(
     name: str, compress: Callable[[bytes], bytes], prefix: str, tmp_path: Path
 ) -> None:
     machine = machines.sparse_ids()
-    (tmp_path / name).write_bytes(compress(_tar(sysfs_files(machine), prefix)))
+    (tmp_path / name).write_bytes(compress(_tar(synthetic_sysfs_files(machine), prefix)))
     assert discover_topology(tmp_path / name) == machine
     assert read_online(str(tmp_path / name)) == machine.online
     (tmp_path / "unpacked").mkdir()
@@ -73,14 +73,14 @@ def test_an_archive_is_read_as_the_directory_it_came_from(
 
 def test_a_replaced_archive_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "machine.tar"
-    path.write_bytes(_tar(sysfs_files(machines.single_smt())))
+    path.write_bytes(_tar(synthetic_sysfs_files(machines.single_smt())))
     assert discover_topology(path) == machines.single_smt()
-    path.write_bytes(_tar(sysfs_files(machines.dual_smt())))
+    path.write_bytes(_tar(synthetic_sysfs_files(machines.dual_smt())))
     assert discover_topology(path) == machines.dual_smt()
 
 
 def test_links_in_an_archive_decide_between_overlapping_numa_nodes(tmp_path: Path) -> None:
-    files: dict[str, str | tarfile.TarInfo] = {**sysfs_files(machines.dual_no_smt())}
+    files: dict[str, str | tarfile.TarInfo] = {**synthetic_sysfs_files(machines.dual_no_smt())}
     files["sys/devices/system/node/node1/cpulist"] = "0-15\n"
     files["sys/devices/system/cpu"] = _directory()
     for i in range(16):
@@ -102,7 +102,7 @@ def test_two_machines_in_one_place_are_refused(tmp_path: Path) -> None:
         write_sysfs(tmp_path / name, machines.one_cpu())
     with pytest.raises(TopologyError, match="holds 2 machines; expected one, such as a"):
         open_tree(tmp_path)
-    files = sysfs_files(machines.one_cpu())
+    files = synthetic_sysfs_files(machines.one_cpu())
     both = {f"a/{n}": t for n, t in files.items()} | {f"b/{n}": t for n, t in files.items()}
     (tmp_path / "both.tar").write_bytes(_tar(both))
     with pytest.raises(TopologyError, match=r"holds 2 machines \(a, b\); expected one"):
@@ -124,7 +124,7 @@ def test_what_is_no_machine_says_what_was_expected(tmp_path: Path) -> None:
     assert "cannot be read" in str(caught.value) or "does not exist" in str(caught.value)
 
 
-GOOD = _tar(sysfs_files(machines.one_cpu()))
+GOOD = _tar(synthetic_sysfs_files(machines.one_cpu()))
 DAMAGED = {
     "empty": b"",
     "text": b"this is a text, and no archive\n" * 40,
@@ -158,7 +158,7 @@ def test_an_archive_of_something_else_is_an_error(tmp_path: Path) -> None:
 
 def test_members_that_point_outside_are_ignored(tmp_path: Path) -> None:
     files: dict[str, str | tarfile.TarInfo] = {
-        **sysfs_files(machines.one_cpu()),
+        **synthetic_sysfs_files(machines.one_cpu()),
         f"../{CPU_DIR}/online": "5",
         f"/{CPU_DIR}/present": "0-5",
         f"a/../{CPU_DIR}/possible": "0-5",
@@ -176,7 +176,7 @@ def test_archives_that_are_too_large_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "machine.tar.gz"
-    files = sysfs_files(machines.dual_smt())
+    files = synthetic_sysfs_files(machines.dual_smt())
     for limit, value, found in (
         ("MAX_ARCHIVE_MEMBERS", 10, "has more than 10 members"),
         ("MAX_ARCHIVE_KEPT_BYTES", 100, "describes a machine in more than 0 MiB"),
@@ -194,7 +194,9 @@ def test_archives_that_are_too_large_are_refused(
 def test_a_file_larger_than_any_of_the_kernel_is_cut(tmp_path: Path) -> None:
     long = "0\n" + "\0" * tree.MAX_TREE_FILE_BYTES + "x"
     path = tmp_path / "machine.tar"
-    path.write_bytes(_tar({**sysfs_files(machines.one_cpu()), f"{CPU_DIR}/present": long}))
+    path.write_bytes(
+        _tar({**synthetic_sysfs_files(machines.one_cpu()), f"{CPU_DIR}/present": long})
+    )
     assert discover_topology(path) == machines.one_cpu()
     root = write_sysfs(tmp_path / "unpacked", machines.one_cpu())
     (root / CPU_DIR / "present").write_text("0," * tree.MAX_TREE_FILE_BYTES)
@@ -225,7 +227,7 @@ def test_a_directory_in_place_of_a_file_is_no_file(tmp_path: Path) -> None:
 
 def test_an_archive_lists_and_finds_directories(tmp_path: Path) -> None:
     path = tmp_path / "machine.tar"
-    path.write_bytes(_tar(sysfs_files(machines.hybrid())))
+    path.write_bytes(_tar(synthetic_sysfs_files(machines.hybrid())))
     found = open_tree(path)
     assert found.source == str(path)
     assert found.list_directory(f"{CPU_DIR}/cpu7") == ["cache", "topology"]
@@ -238,7 +240,7 @@ def test_an_archive_lists_and_finds_directories(tmp_path: Path) -> None:
 
 
 def test_every_written_file_that_discovery_reads_is_on_the_list() -> None:
-    written = {name for f in machines.MACHINES.values() for name in sysfs_files(f())}
+    written = {name for f in machines.MACHINES.values() for name in synthetic_sysfs_files(f())}
     extra = {name for name in written if not tree.CAPTURED_PATHS.fullmatch(name)}
     assert extra == {
         f"{CPU_DIR}/offline",

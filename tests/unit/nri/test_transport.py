@@ -39,8 +39,8 @@ async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> 
     seen: list[ev.RuntimeSessionEvent] = []
     connection, theirs = await connected(seen.append)
     with theirs:
-        connection.close("because")
-        connection.close("something else")
+        connection.close_or_abort("because")
+        connection.close_or_abort("something else")
         late = golden("register-plugin")
         connection.get_buffer(-1)[: len(late)] = late
         connection.buffer_updated(len(late))

@@ -6,7 +6,7 @@ from nri_numa.observe.notices import (
     MAX_NOTICE_MESSAGE_CHARS,
     MERGE_WINDOW_S,
     Notice,
-    NoticeKind,
+    NoticedEventKind,
     NoticeLog,
 )
 
@@ -25,7 +25,7 @@ class Clock:
 
 def add(notices: NoticeLog, n: int = 0, message: str = "no room") -> Notice:
     return notices.add_notice(
-        NoticeKind.REJECTED,
+        NoticedEventKind.REJECTED,
         message,
         namespace="shop",
         pod=f"pod-{n}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.observe.notify import Notifier
+from nri_numa.observe.notify import SystemdNotifier
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -30,7 +30,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
     address, sock = manager
-    notifier = Notifier({"NOTIFY_SOCKET": address})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": address})
     assert notifier.is_enabled
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notifier.notify_ready("link active")
@@ -54,7 +54,7 @@ def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
     "environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"WATCHDOG_USEC": "1"}]
 )
 def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
-    notifier = Notifier(environ)
+    notifier = SystemdNotifier(environ)
     assert not notifier.is_enabled
     assert notifier.watchdog_seconds is None
     notifier.notify_ready("x")
@@ -62,7 +62,7 @@ def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
 
 
 def test_a_manager_that_went_away_is_no_reason_to_fail(tmp_path: Path) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify_ready()
+    SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify_ready()
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_manager_that_went_away_is_no_reason_to_fail(tmp_path: Path) -> None:
 def test_the_watchdog_is_served_twice_as_often_as_asked(
     environ: dict[str, str], seconds: float | None
 ) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "/x", **environ}).watchdog_seconds == seconds
+    assert SystemdNotifier({"NOTIFY_SOCKET": "/x", **environ}).watchdog_seconds == seconds

@@ -23,7 +23,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, QoSClass
 from nri_numa.observe import logs
-from nri_numa.observe.traces import pack_trace, unpack_trace
+from nri_numa.observe.traces import pack_trace, unpack_explanation
 from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
@@ -33,7 +33,7 @@ MACHINE = NodeModel(topology=machines.snc_smt(), settings=Settings(defaults={"sm
 def again(trace: DecisionTrace) -> StoredExplanation:
     """Through the small form and back."""
     who = trace.pod.namespace, trace.pod.name, trace.container.name
-    return unpack_trace(pack_trace(trace), who, MACHINE.topology.distance)
+    return unpack_explanation(pack_trace(trace), who, MACHINE.topology.distance)
 
 
 def test_large_machines_take_little_more() -> None:

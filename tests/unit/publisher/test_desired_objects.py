@@ -11,7 +11,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import topology_document
 from nri_numa.observe.notices import Notice
 from nri_numa.publisher import desired_objects
-from nri_numa.web.responses import NUMAInfo, NUMAInfoData
+from nri_numa.web.responses import MachineNUMAInfo, NUMAInfoData
 from tests.beds.http_view import HOSTILE, assignment
 
 NOTICE = Notice(
@@ -31,7 +31,7 @@ NOTICE = Notice(
 
 
 def test_the_node_is_announced_field_by_field() -> None:
-    info = NUMAInfo(
+    info = MachineNUMAInfo(
         code=200,
         message="OK",
         data=NUMAInfoData(nodenums=2, cpulist=("0,22", "1,23"), memsize=("67257405440", "6")),

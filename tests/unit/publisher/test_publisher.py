@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import DRA, NodeCapacityAnnotationsSection, Publish
+from nri_numa.config.sections import DRA, CapacityFromNodeAnnotationsSection, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher import traces
 from nri_numa.publisher.publisher import Publisher
@@ -101,7 +101,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
-        self.offline_capacity, self.dra = NodeCapacityAnnotationsSection(), DRA()
+        self.offline_capacity, self.dra = CapacityFromNodeAnnotationsSection(), DRA()
         self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -459,7 +459,7 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     """Whole or not at all, again when it differs or was taken away; a link is not followed."""
     await world.stop_publisher()
     handed = world.directory / "handover" / "capacity.json"
-    world.offline_capacity = NodeCapacityAnnotationsSection(file=str(handed), interval="0.05s")
+    world.offline_capacity = CapacityFromNodeAnnotationsSection(file=str(handed), interval="0.05s")
     annotations = world.cluster.node["metadata"]["annotations"]
     annotations["numa.kubernetes.io/drained"] = "0"
     world.start_publisher()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import APIRequest, Outcome
 from nri_numa.publisher.slices import SliceOutput, build_slice_devices
-from nri_numa.web.responses import NUMANodeSlots
+from nri_numa.web.responses import NUMANodeExclusiveCPUSlots
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_outputs import World
 from tests.unit.publisher.test_topology_output import Cluster
@@ -24,7 +24,8 @@ def world_of() -> tuple[World, SliceOutput, Cluster]:
 def found(cpus: int = 3) -> list[dict[str, Any]]:
     view = FakeView()
     slots = replace(
-        view.slots_document(), numa_nodes=(NUMANodeSlots(id=0, allocated=1, free=cpus - 1),)
+        view.slots_document(),
+        numa_nodes=(NUMANodeExclusiveCPUSlots(id=0, allocated=1, free=cpus - 1),),
     )
     return build_slice_devices(view.scheduler_zones_document(), slots, DRIVER)
 
@@ -33,7 +34,9 @@ def attributes(*, lists: bool = False, **zone: Any) -> dict[str, Any]:
     view = FakeView()
     zones = view.scheduler_zones_document()
     zones = replace(zones, zones=(replace(zones.zones[0], **zone),))
-    slots = replace(view.slots_document(), numa_nodes=(NUMANodeSlots(id=0, allocated=1, free=1),))
+    slots = replace(
+        view.slots_document(), numa_nodes=(NUMANodeExclusiveCPUSlots(id=0, allocated=1, free=1),)
+    )
     (device,) = build_slice_devices(zones, slots, DRIVER, lists=lists)
     found: dict[str, Any] = device["attributes"]
     return found

@@ -485,7 +485,7 @@ class Recorder(WatchHandler):
     def on_delete(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("removed", name_of(document)))
 
-    def on_delete_key(self, key: str) -> None:
+    def on_every_deleted_key(self, key: str) -> None:
         self.changes.append(("gone", key))
 
     def on_list(self, keys: frozenset[str]) -> None:

@@ -253,9 +253,9 @@ def test_nodes_come_change_and_go() -> None:
     watched.topologies.on_update({"metadata": {"name": "n1"}, "zones": 3})
     assert isinstance(watched.nodes.free_resources("n1"), UnreadableTopology)
     watched.topologies.on_update(topology(1, 1, name="n2"))
-    watched.topologies.on_delete_key("n1")
+    watched.topologies.on_every_deleted_key("n1")
     assert watched.nodes.node_names == {"n2"}
-    watched.topologies.on_delete_key("n2")
+    watched.topologies.on_every_deleted_key("n2")
     assert not watched.nodes.node_names
     for garbage in ({}, {"metadata": 3}, {"metadata": {"name": 3}}):
         watched.topologies.on_update(garbage)

@@ -18,7 +18,7 @@ def api(view: FakeView) -> API:
 
 
 def ask(server: API, target: str) -> Response:
-    request = HTTPRequest.parse_target("GET", target.encode())
+    request = HTTPRequest.from_method_and_target("GET", target.encode())
     answer = Routes(server.routes).resolve_route(request).answer(request)
     assert isinstance(answer, Response)
     return answer
@@ -67,4 +67,4 @@ def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:
 @pytest.mark.parametrize("target", [b"*", b"nothing", b"/%zz%ff", b"/?a=%ff", b"/" + b"a" * 9999])
 def test_targets_that_no_client_of_ours_sends_are_refused(target: bytes) -> None:
     with pytest.raises(APIError):
-        HTTPRequest.parse_target("GET", target)
+        HTTPRequest.from_method_and_target("GET", target)

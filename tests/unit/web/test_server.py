@@ -22,7 +22,7 @@ from nri_numa.web import api, protocol
 from nri_numa.web import server as server_module
 from nri_numa.web.api import AgentServer, SharedScrape
 from nri_numa.web.protocol import HTTPRequest
-from nri_numa.web.responses import Assignment, NodeUse, Readiness
+from nri_numa.web.responses import Assignment, Readiness, WholeNodeAllocation
 from tests.beds.http_view import (
     FakeView,
     assignment,
@@ -518,7 +518,7 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
 
     async def test() -> None:
         class Watched(FakeView):
-            def list_assignments(self) -> tuple[NodeUse, Iterator[Assignment]]:
+            def list_assignments(self) -> tuple[WholeNodeAllocation, Iterator[Assignment]]:
                 head, containers = super().list_assignments()
 
                 def watched() -> Iterator[Assignment]:

@@ -89,7 +89,7 @@ _AFTER = {
     **_parameter("after", "query", "Only what changed after this number of the sequence."),
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
 }
-_KNOWN = {"200": _document("Explanations", "What is known."), "404": "NotFound"}
+_KNOWN = {"200": _document("PodExplanations", "What is known."), "404": "NotFound"}
 
 # path: (operation id, summary, parameters, answers, whether a token is needed)
 _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] = {
@@ -169,7 +169,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "slots",
         "Exclusive CPUs that the scheduler may count, and the slots that containers hold.",
         [],
-        {"200": _document("SlotsDocument", "The count.")},
+        {"200": _document("ExclusiveCPUSlotsDocument", "The count.")},
         True,
     ),
     "/v1/zones": (
@@ -211,7 +211,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "containerUse",
         "What one container really uses: measured now, over half a second.",
         [_NAMESPACE, _POD, _CONTAINER],
-        {"200": _document("MeasuredContainers", "What it uses."), "404": "NotFound"},
+        {"200": _document("MeasuredContainersOfName", "What it uses."), "404": "NotFound"},
         True,
     ),
     "/v1/events": (
@@ -226,7 +226,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "numaInfo",
         "The machine in the form of the numacpu and numamem node annotations.",
         [],
-        {"200": _document("NUMAInfo", "The machine.")},
+        {"200": _document("MachineNUMAInfo", "The machine.")},
         True,
     ),
     "/openapi.yaml": (

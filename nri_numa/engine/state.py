@@ -282,6 +282,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         listed_cpus: their union; never given exclusively to another container.
         foreign: sets of CPUs that other programs pinned containers to, as bits, and how many
             containers to each.
+        uncharged_counts: shared containers that are charged with nothing, by the bits of their NUMA
+            nodes.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
@@ -295,6 +297,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     foreign: Mapping[int, int] = msgspec.field(default_factory=dict)
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     shared_groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
+    uncharged_counts: Mapping[int, int] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool_bits(self, topology: Topology, settings: Settings) -> int:
@@ -460,6 +463,7 @@ class StateBuilder:
         self._listed, self._foreign = dict(state.listed), dict(state.foreign)
         self._charges, self._groups = dict(state.charges), dict(state.shared_groups)
         self._members: dict[int, dict[str, None]] = {}  # of groups that differ already
+        self._uncharged = dict(state.uncharged_counts)
 
     def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
@@ -501,6 +505,7 @@ class StateBuilder:
             foreign=self._foreign,
             charges=self._charges,
             shared_groups=self._groups,
+            uncharged_counts=self._uncharged,
             kubelet=before.kubelet,
         )
 
@@ -532,6 +537,10 @@ class StateBuilder:
             self._groups[key] = members
             if not members:
                 del self._groups[key]
+            if key >= 0 and not a.charges:
+                self._uncharged[key] = self._uncharged.get(key, 0) + sign
+                if not self._uncharged[key]:
+                    del self._uncharged[key]
 
     def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
         """Exclusive CPUs with their idle siblings, and CPUs of lists.

@@ -24,7 +24,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Settings
-from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
     PREFIX,
@@ -203,6 +203,24 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
         world = World(topology, Settings(distribute_across_numa=True))
         owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
         assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mems"),
+    [(Strategy.SPREAD, "1313"), (Strategy.MOST_MEMORY, "1313"), (Strategy.PACK, "1111")],
+)
+def test_a_container_without_requests_stays_off_a_numa_node_without_memory(
+    strategy: Strategy, mems: str
+) -> None:
+    """What the kernel has free counts, since nothing of it was requested."""
+    free = {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=64
+    )
+    world = World(topology, Settings(strategy=strategy), reading=MeasuredFree(memory=free))
+    policy = {"policy": "best-effort"}
+    places = [world.put(f"p{n}", policy, qos=QoSClass.BEST_EFFORT)[1] for n in range(4)]
+    assert "".join(places) == mems
 
 
 # --- Cases 2 and 3 of the policies: strict means strict at every step, and in scope ``pod`` too -

@@ -111,22 +111,29 @@ from nri_numa.model.workload import (
 
 USED_FRACTION_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
+MIN_FREE_MEMORY_BYTES = 1 << 30
+"""A NUMA node with less free, or less than a twentieth, is the last for who requests no memory."""
+MIN_FREE_MEMORY_DIVISOR = 20
 
 
 def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, int] | None:
     """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
 
-    Order: NUMA nodes that would hold the container by themselves before others; those that the
-    scheduler held for it; for CPUs of its own those with enough that no container is pinned to;
-    those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough beside
-    opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
-    contain all CPUs of finished init containers); for containers without devices those without
-    free ones; then by strategy, then the lowest id.
+    Order: NUMA nodes that would hold the container by themselves before others, and for one that
+    requests no memory those with some free; those that the scheduler held for it; for CPUs of its
+    own those with enough that no container is pinned to; those with enough isolated CPUs, or
+    others, as set; for ``smt: pair`` those with enough beside opposite loads; those with CPUs that
+    the pod had before (the kubelet's rule: its hints contain all CPUs of finished init
+    containers); for containers without devices those without free ones; then by strategy, then the
+    lowest id.
 
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
     * ``pack``: the reverse: the fullest that fits.
     * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+
+    For a container that requests nothing every share is what it was: unless it is to ``pack``, it
+    goes where the fewest of its like are for each CPU that they may use, and only then by shares.
 
     None when ties are broken as the kubelet does.
     """
@@ -155,6 +162,12 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     previous_cpus = table.previous_cpus.bits
     beside_devices = _nodes_with_unused_devices(case)
     short_nodes = {i for amount, by_id, _ in amounts for i in ids if by_id[i] < amount}
+    if not case.demand.memory_bytes:
+        short_nodes |= _nodes_low_on_memory(case)
+    measures = strategy_keys(amounts, ids, settings.strategy)
+    if settings.strategy is not Strategy.PACK and not any(amount for amount, _, _ in amounts):
+        densities = _uncharged_densities(case, ids)
+        measures = [(n, *measure) for n, measure in zip(densities, measures, strict=True)]
     keys = [
         (
             i in short_nodes,
@@ -167,7 +180,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             measure,
             i,
         )
-        for i, measure in zip(ids, strategy_keys(amounts, ids, settings.strategy), strict=True)
+        for i, measure in zip(ids, measures, strict=True)
     ]
     keys.sort()
     return {key[-1]: position for position, key in enumerate(keys)}
@@ -178,6 +191,32 @@ def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
     if case.reading is None or case.container.devices or case.container.pod_devices:
         return ()
     return [i for i, count in case.reading.devices.items() if count]
+
+
+def _nodes_low_on_memory(case: PlacementRequest) -> set[int]:
+    """NUMA nodes with so little memory free that whoever starts there may soon have none."""
+    attached = case.machine.memory_only_nodes.attached
+    free_bytes = sum_by_cpu_node(attached, case.free_memory)
+    capacity = sum_by_cpu_node(attached, case.machine.memory_capacity)
+    return {
+        i
+        for i, total in capacity.items()
+        if total and free_bytes[i] < max(MIN_FREE_MEMORY_BYTES, total // MIN_FREE_MEMORY_DIVISOR)
+    }
+
+
+def _uncharged_densities(case: PlacementRequest, ids: Collection[int]) -> list[int]:
+    """By NUMA node, containers without charges for each usable CPU, with one more there."""
+    pool, topology = case.desired.pool.bits, case.machine.topology
+
+    def density(nodes: int, count: int) -> int:
+        usable_count = (topology.cpu_bits_of(nodes) & pool).bit_count()
+        return count * USED_FRACTION_SCALE // max(1, usable_count)
+
+    densities = {key: density(key, count) for key, count in case.state.uncharged_counts.items()}
+    return [
+        density(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
+    ]
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]

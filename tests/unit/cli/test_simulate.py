@@ -313,6 +313,15 @@ def test_sysfs_root_and_machine_are_the_same_thing_given_once(tmp_path: Path) ->
     assert first.output == second.output
 
 
+def test_pods_without_requests_are_spread_over_the_numa_nodes() -> None:
+    """The first example of the page about the configuration."""
+    Path("agent.yaml").write_text("defaults: {policy: best-effort}\n")
+    files = write(*(pod(f"p{n}", wishes={}) for n in range(8)))
+    answer = as_json("--config", "agent.yaml", files)
+    mems = [c["mems"] for s in answer["events"] for c in s["containers"]]
+    assert mems == ["0", "1", "2", "3"] * 2
+
+
 def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     machine = snc_smt()
     used = {

@@ -60,6 +60,7 @@ from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name, 
 from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     exclusive_cpu_count_text,
+    isolated_mode_text,
     lowered_capacity_factor_text,
     smt_misaligned_text,
 )
@@ -233,7 +234,8 @@ class _Resize:
             fewer = self._take_cpus(NO_CPUS, {}, strict=True)
             return fewer if isinstance(fewer, ChosenCPUs) else self._smt_rejection(fewer)
         machine, rest = case.machine, case.state
-        pool, free = case.desired.pool, exclusive_candidate_cpus(case.desired)
+        pool, free = case.desired.pool, exclusive_candidate_cpus(case.desired, count)
+        avoided = held & machine.avoided_isolated_cpus(count)
         free = free - pool_floor_cpus(machine, rest, pool - held, free - held)
         free = free - group_floor_cpus(machine, rest, pool, free, held)
         home = self._own_nodes()
@@ -242,12 +244,13 @@ class _Resize:
         )
         room = sum(limits.get(i, 0) for i in home)
         found: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
-        if room >= count:
+        if room >= count and not avoided:
             found = self._take_cpus(free, limits, strict=True)
             if isinstance(found, SMTMisaligned):
                 return self._smt_rejection(found)
         # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        if not isinstance(found, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
+        may_widen = case.on_failure is OnFailure.BEST_EFFORT and held and not avoided
+        if not isinstance(found, ChosenCPUs) and may_widen:
             found = self._take_cpus(free, limits, strict=False)
         if not isinstance(found, ChosenCPUs):
             where = f"{numa_text(home)}{lowered_capacity_factor_text(machine, home)}"
@@ -259,6 +262,8 @@ class _Resize:
                     f"{room} free for exclusive use on {where} for it",
                 )
                 + f" (smt: {self._effective_smt().value})"
+                + isolated_mode_text(case)
+                + (f"; {cpus_text(avoided, 'is', 'are')} isolated" if avoided else "")
                 + exclusive_holders_text(rest, home, requests=True),
                 rule=RESIZE_RULE_TEXT,
             )

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import slot_capacity
+from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, NodeModel, PlacementRequest
 from nri_numa.engine.desired import DesiredState
@@ -20,7 +20,13 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, QuotasAndPoolFloor, Settings
+from nri_numa.model.settings import (
+    ALL_CPUS_AMOUNT,
+    CPUAmount,
+    IsolatedCPUs,
+    QuotasAndPoolFloor,
+    Settings,
+)
 from nri_numa.model.workload import (
     SMT,
     Container,
@@ -158,6 +164,22 @@ def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
         assert not (exact and isinstance(more, Admitted))
         if isinstance(more, Admitted):
             never_overcommitted(only, more.state)
+
+
+@given(setting, st.sampled_from(IsolatedCPUs), strict)
+def test_what_is_published_beside_isolated_cpus_is_admitted(
+    settings: Settings, isolated: IsolatedCPUs, steps: Steps
+) -> None:
+    """Under ``avoid`` several exclusive CPUs are never isolated ones, which nobody counts."""
+    world = lived(World(machines.isolated_cpus(), replace(settings, isolated=isolated)), steps)
+    avoided = world.agent.machine.avoided_isolated_cpus(2)
+    for a in world.agent.state.allocations.values():
+        assert not (len(a.cpus) > 1 and a.exclusive and a.cpus & avoided), a
+    for i, count in max_exclusive_by_node(world.agent.desired).items():
+        of, made = _asks(1000 * count, {"policy": "single-numa-node", "cpus": "exclusive"})
+        if count:
+            decision = admit(_drained_but(world, i), world.agent.state, of, made)
+            assert isinstance(decision, Admitted), (i, count)
 
 
 def _told(world: World, smt: SMT) -> dict[int, int]:

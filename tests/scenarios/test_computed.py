@@ -396,8 +396,11 @@ def test_where_all_others_are_reserved_isolated_cpus_are_shared(strict: bool, sh
     assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == shared
 
 
+PREFER = Settings(isolated=IsolatedCPUs.PREFER)
+
+
 def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
-    world = World(isolating())
+    world = World(isolating(), PREFER)
     world.put("idle", qos=QoSClass.BURSTABLE)
     owned = CPUSet.parse(world.put("own", OWN, 6)[0])
     assert len(owned) == 6
@@ -409,7 +412,8 @@ def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
 
 
 def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
-    world = World(isolating(), Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(8))))
+    floor = QuotasAndPoolFloor(pool=CPUAmount(8))
+    world = World(isolating(), replace(PREFER, limits=floor))
     owned = CPUSet.parse(world.put("own", OWN, 6)[0])
     assert not owned & HOUSEKEEPING
 
@@ -417,7 +421,24 @@ def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
 def test_what_sharers_were_promised_is_not_owned() -> None:
     world = World(isolating())
     world.put("shares", MILD, 3, 1, QoSClass.BURSTABLE)
-    assert len(CPUSet.parse(world.put("own", OWN, 4)[0]) & HOUSEKEEPING) <= 1
+    owned = [CPUSet.parse(world.put(f"own{n}", OWN, 1)[0]) for n in range(4)]
+    assert sum(len(cpus & HOUSEKEEPING) for cpus in owned) <= 1
+
+
+def test_avoid_gives_isolated_cpus_to_containers_of_one_cpu_alone() -> None:
+    """The kernel would run both busy threads of two CPUs on one of them."""
+    world = World(isolating())
+    assert world.put("own", OWN, 3)[0] == "0-1,16"
+    says(world.refused("two", OWN, 2), "NotEnoughCPUs", "0 free for exclusive use", "avoid)")
+    assert not CPUSet.parse(world.put("one", OWN, 1)[0]) & HOUSEKEEPING
+    says(world.update_refused("one-app", resources(2)), "", "is isolated")
+    assert max_exclusive_by_node(world.agent.desired) == {0: 0, 1: 0}
+
+
+def test_avoid_counts_the_other_cpus_of_an_empty_machine() -> None:
+    """Six need both NUMA nodes, which have four each that are not isolated."""
+    world = World(isolating("4-7,12-15,16-31"))
+    assert world.put("wide", {"policy": "restricted"}, 6, 1)[1] == "0-1"
 
 
 def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
@@ -458,7 +479,7 @@ def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
 
 
 def test_growing_takes_isolated_cpus_before_the_last_of_the_pool() -> None:
-    world = World(isolating())
+    world = World(isolating(), PREFER)
     world.put("own", OWN, 2)
     assert world.update("own-app", resources(6)) is None
     assert len(world.cpus("own-app")) == 6

@@ -614,10 +614,11 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Name who has the missing CPUs, unless no empty NUMA node would have enough of them."""
-    capacity = max(case.machine.exclusive_capacity.values(), default=0)
-    if not case.demand.exclusive_cpus:
+    count = case.demand.exclusive_cpus
+    capacity = max(case.machine.exclusive_capacity_for(count).values(), default=0)
+    if not count:
         return ""
-    if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > capacity:
+    if case.policy is Policy.SINGLE_NUMA_NODE and count > capacity:
         return ""
     return _obstacles_text(case)
 

@@ -322,6 +322,17 @@ def test_pods_without_requests_are_spread_over_the_numa_nodes() -> None:
     assert mems == ["0", "1", "2", "3"] * 2
 
 
+def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
+    files = write(
+        *(pod(name, cpus, "1Gi", SINGLE) for name, cpus in (("two", 2), ("a", 1), ("b", 1)))
+    )
+    machine = "synthetic:sockets=1,numa=1,cores=4,threads=1,memory=16Gi,isolated=2-3"
+    done = simulate("--continue", "--set", "reservedCPUs=0", files, machine=machine, code=1)
+    shows(done.output, "(isolatedCPUs: avoid)")
+    rows = [line.split() for line in done.output.splitlines() if " app " in line]
+    assert [row[3] for row in rows[1:3]] == ["1", "2"]
+
+
 def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     machine = snc_smt()
     used = {

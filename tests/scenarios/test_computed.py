@@ -463,6 +463,28 @@ def test_the_setting_decides_between_numa_nodes(
     assert world.put("own", {"policy": "single-numa-node"}, 4, 1)[1] == expected
 
 
+@pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
+def test_a_container_that_shares_is_near_its_listed_memory(policy: str) -> None:
+    """Which CPUs may be owned is nothing to it: they are all on NUMA node 0."""
+    world = World(two_by_four(isolated=CPUSet([2, 3])), Settings(isolated=IsolatedCPUs.ONLY))
+    wishes = {"policy": policy, "numamem": "1"}
+    assert world.put("shares", wishes, 0.5, 1, QoSClass.BURSTABLE) == ("4-7", "1")
+    if policy != "best-effort":
+        message = world.refused("owns", wishes, 1, 1).message
+        assert "0 CPUs free for exclusive use on NUMA node 1, near the listed memory" in message
+
+
+def test_a_refusal_counts_the_cpus_near_the_listed_memory() -> None:
+    """Not those of all NUMA nodes, of which another line says that they are free."""
+    world = World(two_by_four())
+    wishes = {"policy": "single-numa-node", "numamem": "0"}
+    world.put("full", wishes, 3.5, 1, QoSClass.BURSTABLE)
+    says(
+        world.refused("more", wishes, 1, 1, QoSClass.BURSTABLE), "TopologyAffinityError",
+        "0.5 CPUs free on NUMA node 0, near the listed memory", "NUMA node 1: 4 CPUs",
+    )  # fmt: skip
+
+
 def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> None:
     world = World(isolating("8-15,24-31"), Settings(isolated=IsolatedCPUs.ANY))
     assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"

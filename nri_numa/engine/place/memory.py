@@ -256,7 +256,7 @@ def memory_groups_text(table: MemoryTable | None) -> str:
 
 def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
-    with_cpus = NUMASet(machine.exclusive_capacity)
+    with_cpus = NUMASet(i for i, count in machine.usable_cpu_count_by_node.items() if count)
     distance = machine.topology.distance
     cpu_nodes = listed & with_cpus
     for i in listed - with_cpus:

@@ -43,6 +43,7 @@ from nri_numa.engine.request.demand import (
     compute_demand,
     cpu_size_milli,
     pod_cpu_request_milli,
+    unpinned_memory_request,
     uses_pod_resources,
     with_slots,
     with_static_cpus,
@@ -73,6 +74,7 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
+    QoSClass,
     Scope,
     StateChange,
 )
@@ -635,9 +637,22 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
     }
+    if not placed.mems:
+        kept["unpinned_memory"] = _unpinned_memory(case)
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode
     return Allocation(**kept)
+
+
+def _unpinned_memory(case: PlacementRequest) -> int:
+    """Bytes that a container without memory nodes requests, and the kubelet does not grant."""
+    pod, container, state = case.pod, case.container, case.state
+    if pod.qos is QoSClass.GUARANTEED and state.kubelet.memory_policy == "Static":
+        return 0  # counted as granted, which the kubelet may report later
+    if case.demand is not NO_DEMAND:
+        return case.demand.memory_requested
+    others = state.requested_memory_of_pod(pod.uid, container.id)
+    return unpinned_memory_request(pod, container, case.machine.memory_total, others)
 
 
 def _foreign_pinned_or_granted_cpus(case: PlacementRequest) -> CPUSet:

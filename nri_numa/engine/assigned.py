@@ -35,6 +35,7 @@ from nri_numa.engine.request.demand import (
     hugepage_demand,
     requested_cpu_milli,
     requested_memory,
+    unpinned_memory_request,
     with_slots,
     with_static_cpus,
 )
@@ -316,6 +317,10 @@ def _allocation_from(
         smt=document.current_smt if is_owner else SMT.ANY,
         aligned=document.aligned,
         reason=document.reason,
+        # A foreign one's may be granted by the kubelet.
+        unpinned_memory=0
+        if mems or kind is ContainerKind.FOREIGN
+        else unpinned_memory_request(pod, container, machine.memory_total, NO_CHARGE),
         movable=document.movable and kind in COMPUTED_KINDS,
         moved_proactively=document.ahead is True,
         lifted_quota=0 if resources.cpu_quota == NO_CFS_QUOTA and is_owner else None,

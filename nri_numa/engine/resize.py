@@ -69,6 +69,7 @@ from nri_numa.engine.request.demand import (
     Demand,
     compute_demand,
     cpu_size_milli,
+    unpinned_memory_request,
     with_slots,
 )
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
@@ -411,7 +412,8 @@ def resize_container(
             return _apply_foreign_cpuset(machine, state, allocation, update, trace)
         desired = DesiredState(machine, state, narrowed_at)
         own = answer_to_update(desired, desired, container, update)
-        return Resized(state=state, container_update=own, trace=trace)
+        after, change = _with_unpinned_memory(machine, state, pod, container, update)
+        return Resized(state=after, change=change, container_update=own, trace=trace)
     merged = _apply_update(container, allocation, update)
     after, change = state, NO_CHANGE
     resized: tuple[str, ...] = ()
@@ -428,6 +430,21 @@ def resize_container(
     own = answer_to_update(old, new, container, update)
     updates = updates_between(old, new, skip=container.id, resized=resized)
     return Resized(state=after, change=change, container_update=own, updates=updates, trace=trace)
+
+
+def _with_unpinned_memory(
+    machine: NodeModel, state: NodeState, pod: PodSandbox, container: Container, update: Resources
+) -> tuple[NodeState, StateChange]:
+    """The state once a container that nothing pins requests another amount of memory."""
+    had = state.allocations[container.id]
+    others = state.requested_memory_of_pod(pod.uid, container.id)
+    merged = _apply_update(container, had, update)
+    amount = unpinned_memory_request(pod, merged, machine.memory_total, others)
+    if not had.unpinned_memory or amount == had.unpinned_memory:
+        return state, NO_CHANGE
+    after = state.without_allocation(container.id)
+    after = after.with_allocation(replace(had, unpinned_memory=amount))
+    return after, StateChange((container.id,), (pod.uid,))
 
 
 def with_size(

@@ -123,6 +123,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         is_undecided: it ran when a synchronization had no time for it.
         moved_for: what it last moved for, as *make room for shop/web/app*; empty if it did not.
         unpinned_for: why it runs without the pin that it asks for; None for any other.
+        unpinned_memory: bytes that it requests and that are charged nowhere, since nothing pins its
+            memory.
     """
 
     container_id: str
@@ -163,6 +165,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     is_undecided: bool = msgspec.field(name="undecided", default=False)
     moved_for: str = ""
     unpinned_for: RejectionReason | None = None
+    unpinned_memory: int = 0
 
     @property
     def blocks_exclusive(self) -> bool:
@@ -284,6 +287,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             containers to each.
         uncharged_counts: shared containers that are charged with nothing, by the bits of their NUMA
             nodes.
+        unpinned_memory: bytes that are requested and not charged, by the bits of the NUMA nodes
+            that their containers' CPUs are on; 0 where these are not bound either.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
@@ -298,6 +303,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     shared_groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
     uncharged_counts: Mapping[int, int] = msgspec.field(default_factory=dict)
+    unpinned_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool_bits(self, topology: Topology, settings: Settings) -> int:
@@ -355,6 +361,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 for charge in charges.values():
                     total = total.add(charge)
         return total
+
+    def requested_memory_of_pod(self, uid: str, but: str) -> Charge:
+        """Memory of a pod's live containers without one of them, be it pinned or not."""
+        record = self.pods.get(uid)
+        ids = record.containers - {but} if record is not None else ()
+        unpinned = sum(self.allocations[i].unpinned_memory for i in ids)
+        return self.charge_of_pod(uid, but).add(Charge(memory=unpinned))
 
     def pod_pool(self, uid: str, whole_milli: int | None) -> tuple[Allocation, ...]:
         """The live containers that share a pod's own CPUs: by their size each could have all."""
@@ -424,6 +437,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             has_shortfall=False,
             is_misaligned=False,
             moved_for="",
+            unpinned_memory=0,
         )
         return self.without_allocation(container_id).with_allocation(reservation)
 
@@ -464,6 +478,7 @@ class StateBuilder:
         self._charges, self._groups = dict(state.charges), dict(state.shared_groups)
         self._members: dict[int, dict[str, None]] = {}  # of groups that differ already
         self._uncharged = dict(state.uncharged_counts)
+        self._unpinned_memory = dict(state.unpinned_memory)
 
     def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
@@ -506,6 +521,7 @@ class StateBuilder:
             charges=self._charges,
             shared_groups=self._groups,
             uncharged_counts=self._uncharged,
+            unpinned_memory=self._unpinned_memory,
             kubelet=before.kubelet,
         )
 
@@ -515,10 +531,9 @@ class StateBuilder:
         if a.exclusive or a.kind is ContainerKind.LISTED:
             self._update_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
-            bits = a.foreign_cpus.bits
-            self._foreign[bits] = self._foreign.get(bits, 0) + sign
-            if not self._foreign[bits]:
-                del self._foreign[bits]
+            _add_amount(self._foreign, a.foreign_cpus.bits, sign)
+        if a.unpinned_memory:
+            _add_amount(self._unpinned_memory, a.numa_nodes.bits, sign * a.unpinned_memory)
         charges = charges_without_cpus(a.charges) if is_list_counted else a.charges
         for numa_node, charge in charges.items():
             total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
@@ -538,9 +553,7 @@ class StateBuilder:
             if not members:
                 del self._groups[key]
             if key >= 0 and not a.charges:
-                self._uncharged[key] = self._uncharged.get(key, 0) + sign
-                if not self._uncharged[key]:
-                    del self._uncharged[key]
+                _add_amount(self._uncharged, key, sign)
 
     def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
         """Exclusive CPUs with their idle siblings, and CPUs of lists.
@@ -558,6 +571,13 @@ class StateBuilder:
                 self._listed[a.container_id] = a.cpus
             else:
                 del self._listed[a.container_id]
+
+
+def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
+    """Add to one of several sums, of which none is kept that is 0."""
+    amounts[key] = amounts.get(key, 0) + amount
+    if not amounts[key]:
+        del amounts[key]
 
 
 def _is_list_shared_in_pod(

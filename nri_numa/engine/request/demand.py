@@ -434,6 +434,16 @@ def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int)
     return 0
 
 
+def unpinned_memory_request(
+    pod: PodSandbox, container: Container, capacity_bytes: int, others: Charge
+) -> int:
+    """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
+    if pod.qos is QoSClass.BEST_EFFORT:
+        return 0
+    need = _memory_demand(pod, container, capacity_bytes, [])[0]
+    return requested_memory(pod, container, capacity_bytes, need, others) if need else 0
+
+
 def _memory_demand(
     pod: PodSandbox, container: Container, capacity_bytes: int, notes: list[str]
 ) -> tuple[int, str]:

@@ -633,7 +633,9 @@ def resize_to_current_resources(
         return _resize_rejection(requested, trace)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
-    wanted = compute_demand(pod, container, requested, machine.memory_total, others)
+    wanted = compute_demand(
+        pod, container, requested, machine.memory_total, others, is_exclusive=allocation.exclusive
+    )
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Rejection):
         return Rejected(wanted, replace(trace, rule=wanted.rule))

@@ -23,7 +23,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Settings
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Rule, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
@@ -512,6 +512,38 @@ def test_a_machine_of_isolated_cpus_shares_them() -> None:
     world = World(isolating("0-31"))
     assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
     assert world.put("own", OWN, 2)[0]
+
+
+# --- cpus: exclusive for a whole pod: for those containers that request whole CPUs --------------
+
+
+@pytest.mark.parametrize("is_rule", [False, True])
+def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
+    """Neither a fraction, nor a limit above the request, nor kubectl debug."""
+    rules = (Rule(values={"cpus": "exclusive"}),) if is_rule else ()
+    world = World(machines.dual_no_smt(), Settings(rules=rules))
+    annotations = {} if is_rule else {"cpus": "exclusive"}
+    of = pod("db", annotations, qos=QoSClass.BURSTABLE, total=resources(2.6))
+    above = Resources(cpu_shares=512, cpu_quota=200_000, cpu_period=100_000)
+    for name, wants, cause in (
+        ("proxy", resources(0.1), "100m"), ("main", resources(2), ""),
+        ("burst", above, "500m of 2000m"), ("debugger", resources(), "not set"),
+    ):  # fmt: skip
+        admitted = world.admit(of, container(of, name, wants))
+        kind = ContainerKind.SHARED if cause else ContainerKind.EXCLUSIVE
+        assert admitted.allocation.kind is kind, name
+        assert [text for text in admitted.trace.ignored if cause in text] == list(
+            admitted.trace.ignored
+        )
+        assert bool(admitted.trace.ignored) == bool(cause)
+    says(world.update_refused("db-main", resources(1.5)), "FractionalCPUs")
+
+
+def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() -> None:
+    world = World(machines.dual_no_smt())
+    for key, total in (("cpus.app", 2), ("cpus", 0.5)):
+        of = pod("strict", {key: "exclusive"}, total=resources(total))
+        says(world.refuse(of, wants=resources(0.5)), "FractionalCPUs")
 
 
 # --- What the scheduler held: taken where it suits as well, decided again where it does not -----

@@ -322,6 +322,21 @@ def test_pods_without_requests_are_spread_over_the_numa_nodes() -> None:
     assert mems == ["0", "1", "2", "3"] * 2
 
 
+def test_exclusive_for_a_whole_pod_leaves_sidecars_and_debuggers_to_share() -> None:
+    half = {"limits": {"cpu": "500m", "memory": "1Gi"}}
+    spec = {
+        "initContainers": [container("proxy", half, restartPolicy="Always")],
+        "containers": [container("main", {"limits": {"cpu": 2, "memory": "1Gi"}})],
+        "ephemeralContainers": [{"name": "debugger", "image": "busybox"}],
+    }
+    wishes = {"cpus": "exclusive", "policy": "best-effort"}
+    answer = as_json(write(document("Pod", "db", spec, wishes)))
+    (event,) = answer["events"]
+    kinds = {c["container"]: c["explanation"]["result"]["kind"] for c in event["containers"]}
+    assert kinds == {"proxy": "shared", "main": "exclusive", "debugger": "shared"}
+    assert event["qos"] == "Guaranteed"
+
+
 def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
     files = write(
         *(pod(name, cpus, "1Gi", SINGLE) for name, cpus in (("two", 2), ("a", 1), ("b", 1)))

@@ -361,6 +361,7 @@ class _Resize:
         charges = charge_nodes(
             numa_nodes, milli, mems,
             wanted.memory_requested, memory_left, hugepages, pages_left,
+            kubelet_memory=case.machine.settings.kubelet_memory,
         )  # fmt: skip
         return replace(
             case.initial_placement,

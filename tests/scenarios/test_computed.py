@@ -230,6 +230,21 @@ TOGETHER = {"policy": "single-numa-node", "scope": "pod"}
 PAGES = {GIB: 2 * GIB}
 
 
+def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be_taken() -> None:
+    """The kernel takes them where they are touched first: two to four on each."""
+    world = World(two_by_four(hugepages={GIB: 4 * GIB}))
+    of, pages = pod("wide", {"policy": "best-effort"}), {GIB: 6 * GIB}
+    admitted = world.admit(of, wants=resources(1, 1, hugepages=pages))
+    free = world.agent.machine.free_hugepages(GIB, world.agent.state, None)
+    assert free == {0: 0, 1: 0}
+    assert any("the kernel's choice" in step for step in admitted.trace.decision_steps)
+    more = world.refused("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
+    assert "hugepages-1Gi: 2 GiB needed, 0 B free" in more.message
+    assert world.update("wide-app", resources(1, 2)) is None
+    world.stop("wide-app")
+    world.put("more", SINGLE, 1, 1, pages={GIB: 4 * GIB})
+
+
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
 def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
     """Two containers of 2 GiB in pages of 1 GiB, 2 GiB of such pages on each NUMA node."""

@@ -64,6 +64,7 @@ from nri_numa.engine.place.memory import (
     bytes_by_type,
     charge_nodes,
     cpu_nodes_near,
+    is_split_by_kernel,
     kubelet_memory_grant,
     memory_groups_text,
     rank_nodes_by_distance,
@@ -76,6 +77,7 @@ from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     device_nodes_first,
     device_step_sentences,
+    distant_device_sentences,
     excluded_memory_text,
     exclusive_cpu_count_text,
     exclusive_mode_text,
@@ -97,7 +99,14 @@ from nri_numa.engine.state import (
     union_cpus,
 )
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
+from nri_numa.model.machine import (
+    Topology,
+    cpus_text,
+    human_milli,
+    inflect_for_ids,
+    join_words,
+    numa_text,
+)
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -108,6 +117,7 @@ from nri_numa.model.workload import (
     Scope,
     Strategy,
 )
+from nri_numa.text import human_bytes
 
 USED_FRACTION_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
@@ -648,6 +658,8 @@ def _place_exclusive(
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
+    if affinity is not None:
+        sentences += distant_device_sentences(case, affinity, numa_nodes)
     aligned = found.aligned and (
         affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
     )
@@ -764,7 +776,18 @@ def _build_placement(
         placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
+        kubelet_memory=case.machine.settings.kubelet_memory,
     )  # fmt: skip
+    split_pages = [
+        f"pages of {human_bytes(size)}"
+        for size, amount in sorted(demand.hugepages.items())
+        if not case.machine.settings.kubelet_memory
+        and is_split_by_kernel(placed.mems, amount, table.free_hugepages.get(size, {}))
+    ]
+    if split_pages:
+        text = f"which NUMA node its {join_words(split_pages)} come from is the kernel's choice: "
+        text += f"all that are free on {numa_text(placed.mems)} are withheld for it"
+        placed = replace(placed, decision_steps=(*placed.decision_steps, text))
     warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
         topology = case.machine.topology

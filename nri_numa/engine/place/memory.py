@@ -290,16 +290,25 @@ def charge_nodes(
     memory_left: Mapping[int, int],
     hugepages: Mapping[int, int],
     hugepages_left: Mapping[int, Mapping[int, int]],
+    *,
+    kubelet_memory: bool = False,
 ) -> dict[int, Charge]:
     """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.
 
-    What does not fit anywhere (a request that was widened past what is free) is allocated on the
-    first memory node, so that nothing goes unaccounted.
+    Which huge pages a container gets where no NUMA node has all of them is the kernel's choice,
+    when they are first touched. So each is charged with the most that it may take there, unless the
+    kubelet's rules count (``kubelet_memory``). What does not fit anywhere (a request that was
+    widened past what is free) is allocated on the first memory node, so that nothing goes
+    unaccounted.
     """
     memory_split = _split_bytes_in_id_order(mems, memory, memory_left)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
-        for i, part in _split_bytes_in_id_order(mems, amount, hugepages_left.get(size, {})).items():
+        free_amounts = hugepages_left.get(size, {})
+        split = _split_bytes_in_id_order(mems, amount, free_amounts)
+        if not kubelet_memory and is_split_by_kernel(mems, amount, free_amounts):
+            split = {i: part for i in mems if (part := free_amounts.get(i, 0)) > 0}
+        for i, part in split.items():
             pages.setdefault(i, {})[size] = part
     charges: dict[int, Charge] = {}
     for i in numa_nodes | mems:
@@ -308,6 +317,12 @@ def charge_nodes(
         if milli or charge.memory or charge.hugepages:
             charges[i] = charge
     return charges
+
+
+def is_split_by_kernel(mems: NUMASet, amount: int, free_amounts: Mapping[int, int]) -> bool:
+    """True if several memory nodes hold so many huge pages and none of them does by itself."""
+    parts = [free_amounts.get(i, 0) for i in mems]
+    return max(parts, default=0) < amount <= sum(parts)
 
 
 def _split_bytes_in_id_order(
@@ -384,7 +399,7 @@ def interleaved_charges(
         total = total.add(charge)
     memory = _split_bytes_by_weight(total.memory, weights, case.free_memory)
     pages: dict[int, dict[int, int]] = {}
-    for size, amount in total.hugepages.items():
+    for size, amount in case.demand.hugepages.items():
         free_amounts = case.free_hugepages()[size]
         split = _split_bytes_by_weight(
             amount // size, weights, {i: n // size for i, n in free_amounts.items()}

@@ -484,6 +484,23 @@ def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> t
     return (*sentences, *container.device_notes)
 
 
+def distant_device_sentences(
+    case: PlacementRequest, affinity: NUMASet, numa_nodes: NUMASet
+) -> list[str]:
+    """Say which devices on the NUMA nodes that were chosen have no CPUs near them."""
+    sentences: list[str] = []
+    nodes, without_cpus = frozenset(numa_nodes), frozenset(affinity) - frozenset(numa_nodes)
+    for request in aligned_devices(case):
+        devices = [d for d in request.devices if d.numa_nodes & without_cpus]
+        distant = [d for d in devices if not d.numa_nodes & nodes]
+        if distant:
+            names = _device_names_text(request.resource, distant)
+            sentences.append(
+                f"its CPUs are on {numa_text(numa_nodes)}, and none is near its {names}"
+            )
+    return sentences
+
+
 def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     sentences: list[str] = []
     node_ids = frozenset(affinity)

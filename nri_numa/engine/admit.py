@@ -637,7 +637,7 @@ def new_allocation(case: PlacementRequest, placed: Placement, now: float) -> All
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
     }
-    if not placed.mems:
+    if not placed.mems and case.pod.qos is not QoSClass.BEST_EFFORT:
         kept["unpinned_memory"] = _unpinned_memory(case)
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode
@@ -651,7 +651,9 @@ def _unpinned_memory(case: PlacementRequest) -> int:
         return 0  # counted as granted, which the kubelet may report later
     if case.demand is not NO_DEMAND:
         return case.demand.memory_requested
-    others = state.requested_memory_of_pod(pod.uid, container.id)
+    others = NO_CHARGE
+    if pod.resources.memory_limit:
+        others = state.requested_memory_of_pod(pod.uid, container.id)
     return unpinned_memory_request(pod, container, case.machine.memory_total, others)
 
 

@@ -467,10 +467,13 @@ def unpinned_memory_request(
     pod: PodSandbox, container: Container, capacity_bytes: int, others: Charge
 ) -> int:
     """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
-    if pod.qos is QoSClass.BEST_EFFORT:
+    limit = container.resources.memory_limit or 0
+    need = limit if 0 < limit < _MIN_UNLIMITED_BYTES else capacity_bytes
+    if need is capacity_bytes and pod.qos is QoSClass.GUARANTEED:
         return 0
-    need = _memory_demand(pod, container, capacity_bytes, [])[0]
-    return requested_memory(pod, container, capacity_bytes, need, others) if need else 0
+    if pod.qos is not QoSClass.GUARANTEED:
+        return min(need, _requested_bytes(pod, container, capacity_bytes))
+    return requested_memory(pod, container, capacity_bytes, need, others)
 
 
 def _memory_demand(

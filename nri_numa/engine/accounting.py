@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -55,6 +56,9 @@ from nri_numa.model.settings import (
     NamespaceQuota,
 )
 from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
+
+MANY_CPUS: Final = 2
+"""The least number of CPUs of a container that isolated ones may not suit."""
 
 
 def count_free_exclusive(
@@ -238,22 +242,22 @@ def check_exclusive_limits(
 # --- the floor of the shared pool -----------------------------------------------------------------
 
 
-def exclusive_candidate_cpus(node: NodeSnapshot) -> CPUSet:
-    """CPUs that a container may own, before the floors of the pool are looked at."""
+def exclusive_candidate_cpus(node: NodeSnapshot, count: int = 1) -> CPUSet:
+    """CPUs that a container of so many may own, before the floors of the pool are looked at."""
     machine, bits = node.machine, node.exclusive_pool_bits
     if machine.settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
     never = machine.settings.reserved_cpus.bits | node.state.listed_cpus.bits
-    return CPUSet.from_bits(bits & ~never)
+    return CPUSet.from_bits(bits & ~never & ~machine.avoided_isolated_cpus(count).bits)
 
 
-def max_exclusive_total(node: NodeSnapshot, smt: SMT) -> int:
-    """How many CPUs one more container could own at all, so that the pool keeps its floor.
+def max_exclusive_total(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
+    """How many CPUs a container of ``count`` could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
     """
     machine, pool = node.machine, node.pool
-    apart = exclusive_candidate_cpus(node) - pool
+    apart = exclusive_candidate_cpus(node, count) - pool
     only = machine.withheld_isolated_cpus and machine.settings.isolated is IsolatedCPUs.ONLY
     total = len(apart) + (0 if only else max(0, len(pool) - machine.pool_floor))
     threads = machine.topology.threads_per_core
@@ -265,9 +269,9 @@ def max_exclusive_total(node: NodeSnapshot, smt: SMT) -> int:
 
 def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    machine, most = node.machine, max_exclusive_total(node, smt)
+    machine, most = node.machine, max_exclusive_total(node, smt, count)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
-    if not most < count <= len(exclusive_candidate_cpus(node)) // each:
+    if not most < count <= len(exclusive_candidate_cpus(node, count)) // each:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
@@ -537,13 +541,16 @@ def total_free_exclusive(node: NodeSnapshot) -> int:
 
 
 def _free_exclusive(node: NodeSnapshot) -> tuple[dict[int, int], int]:
-    """What each NUMA node has left, and what the machine as a whole can give."""
+    """What each NUMA node has left, and what the machine as a whole can give.
+
+    To containers of any number of CPUs, so without isolated ones that several do not get.
+    """
     smt = SMT(node.machine.settings.defaults.get("smt", SMT.ANY))
-    free = exclusive_candidate_cpus(node)
+    free = exclusive_candidate_cpus(node, MANY_CPUS)
     free = free - pool_floor_cpus(node, free)
     free = free - group_floor_cpus(node, free, pair=smt is SMT.PAIR)
     left = count_free_exclusive(node, free, smt, node.free_cpu_milli)
-    most = min(max_exclusive_total(node, smt), _free_exclusive_quota(node, smt))
+    most = min(max_exclusive_total(node, smt, MANY_CPUS), _free_exclusive_quota(node, smt))
     return left, most
 
 

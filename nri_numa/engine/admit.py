@@ -40,8 +40,16 @@ from nri_numa.engine.request.demand import (
     check_claim_in_use,
     complete_options,
     compute_demand,
+    unpinned_memory_request,
 )
-from nri_numa.engine.state import COMPUTED_KINDS, Allocation, Charge, ContainerKind, NodeState
+from nri_numa.engine.state import (
+    COMPUTED_KINDS,
+    NO_CHARGE,
+    Allocation,
+    Charge,
+    ContainerKind,
+    NodeState,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import NO_CFS_QUOTA, numa_text
 from nri_numa.model.reasons import Rejection
@@ -56,6 +64,7 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
+    QoSClass,
     StateChange,
 )
 
@@ -230,7 +239,7 @@ def _place(
         placement = with_memory_policy(case, placement)
     has_list = requested.numacpu is not None or requested.numamem is not None
     asks_to_move = requested.movable and requested.is_from_annotation("movable")
-    if isinstance(placement, Rejection) or not (has_list and asks_to_move):
+    if not (has_list and asks_to_move) or isinstance(placement, Rejection):
         return placement
     return replace(
         placement,
@@ -360,6 +369,8 @@ def pod_state_change(
     ids, old, new = after.pods[uid].containers, before.allocations, after.allocations
     if uid in before.pods:
         ids |= before.pods[uid].containers
+    if len(ids) == 1:
+        return StateChange((container_id,), (uid,))
     changed_ids = sorted(i for i in ids - {container_id} if old.get(i) is not new.get(i))
     return StateChange((container_id, *changed_ids), (uid,))
 
@@ -528,9 +539,24 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
     }
     if placed.kind is ContainerKind.FOREIGN:
         kept["foreign_cpus"] = _foreign_pinned_or_granted_cpus(case)
+    if case.pod.qos is not QoSClass.BEST_EFFORT and not placed.mems:
+        kept["unpinned_memory"] = _unpinned_memory(case)
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode
     return Allocation(**kept)
+
+
+def _unpinned_memory(case: PlacementRequest) -> int:
+    """Bytes that a container without memory nodes requests, and the kubelet does not grant."""
+    pod, container, state = case.pod, case.container, case.node.state
+    if pod.qos is QoSClass.GUARANTEED and state.kubelet.memory_policy == "Static":
+        return 0  # counted as granted, which the kubelet may report later
+    if case.demand is not NO_DEMAND:
+        return case.demand.memory_requested
+    others = NO_CHARGE
+    if pod.resources.memory_limit:
+        others = state.requested_memory_of_pod(pod.uid, container.id)
+    return unpinned_memory_request(pod, container, case.node.machine.memory_total, others)
 
 
 def _foreign_pinned_or_granted_cpus(case: PlacementRequest) -> CPUSet:

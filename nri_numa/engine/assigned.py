@@ -36,6 +36,7 @@ from nri_numa.engine.request.demand import (
     hugepage_demand,
     requested_cpu_milli,
     requested_memory,
+    unpinned_memory_request,
 )
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
@@ -275,8 +276,10 @@ def _allocation_from(
     resources, kind = container.resources, document.kind
     is_owner = kind is ContainerKind.EXCLUSIVE or (kind is ContainerKind.LISTED and document.owned)
     numa_nodes = document.numa_nodes
+    slots = ""
     if kind is ContainerKind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
+        slots = allocated_slots(machine.settings, container)
     cpu_milli = len(cpus) * 1000 if is_owner else cpu_size_milli(resources)
     if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         cpu_milli, numa_nodes = 0, NO_NUMA_NODES
@@ -290,6 +293,10 @@ def _allocation_from(
     )
     memory_bytes = max(0, resources.memory_limit or 0) if mems else 0
     hugepages = hugepage_demand(resources, []) if mems else {}
+    is_unpinned = not mems and kind is not ContainerKind.FOREIGN  # the kubelet may grant that one's
+    unpinned_memory = is_unpinned and unpinned_memory_request(
+        pod, container, machine.memory_total, NO_CHARGE
+    )
     return Allocation(
         **container_identity(pod, container),
         kind=kind,
@@ -307,6 +314,7 @@ def _allocation_from(
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
+            kubelet_memory=machine.settings.kubelet_memory,
         ),
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
@@ -315,12 +323,11 @@ def _allocation_from(
         smt=document.current_smt if is_owner else SMT.ANY,
         aligned=document.aligned,
         reason=document.reason,
+        unpinned_memory=unpinned_memory,
         movable=document.movable and kind in COMPUTED_KINDS,
         moved_proactively=document.ahead is True,
         lifted_quota=0 if resources.cpu_quota == NO_CFS_QUOTA and is_owner else None,
-        slots=allocated_slots(machine.settings, container)
-        if kind is ContainerKind.EXCLUSIVE
-        else "",
+        slots=slots,
     )
 
 

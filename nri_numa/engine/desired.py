@@ -97,12 +97,31 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
     def free_memory(self) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.
 
-        The kubelet's rules do not look at what the kernel has.
+        The kubelet's rules look neither at what the kernel has nor at what is not pinned.
         """
         machine, state, reading = self.machine, self.state, self.reading
-        free = {} if reading is None or machine.settings.kubelet_memory else reading.memory
+        kubelet_memory = machine.settings.kubelet_memory
+        free = {} if reading is None or kubelet_memory else reading.memory
         charges = {i: charge.memory for i, charge in state.charges.items()}
+        if state.unpinned_memory and not kubelet_memory:
+            for i, amount in self._unpinned_memory_by_node().items():
+                charges[i] = charges.get(i, 0) + amount
         return _free_amounts(machine.memory_capacity, charges, state.kubelet.memory, free)
+
+    def _unpinned_memory_by_node(self) -> dict[int, int]:
+        """By NUMA node, bytes to expect there of requests that nothing pins to a NUMA node.
+
+        On the NUMA nodes of their containers' CPUs, where those are bound and have memory, else on
+        all; in proportion to what these have.
+        """
+        capacity = {i: n for i, n in self.machine.memory_capacity.items() if n}
+        amounts = dict.fromkeys(capacity, 0)
+        for bits, amount in self.state.unpinned_memory.items():
+            nodes = [i for i in capacity if bits >> i & 1] or capacity
+            total = sum(capacity[i] for i in nodes)
+            for i in nodes:
+                amounts[i] += amount * capacity[i] // total
+        return amounts
 
     def free_hugepages(self, size: int) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size left; as with `free_memory`."""

@@ -255,6 +255,15 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         floors = {i: of(len(cpus - isolated)) for i, cpus in self.usable_cpus_by_node.items()}
         return {i: count for i, count in floors.items() if count}
 
+    def avoided_isolated_cpus(self, count: int) -> CPUSet:
+        """Isolated CPUs that a container of so many exclusive CPUs does not get.
+
+        Under ``avoid`` they are for containers of one CPU: the kernel moves no process between
+        them and others, so that several threads would all run on one.
+        """
+        is_avoiding = count > 1 and self.settings.isolated is IsolatedCPUs.AVOID
+        return self.withheld_isolated_cpus if is_avoiding else NO_CPUS
+
     @cached_property
     def exclusive_capacity(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
@@ -263,6 +272,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             i: len(cpus & isolated if isolated else cpus)
             for i, cpus in self.usable_cpus_by_node.items()
         }
+        return {i: count for i, count in counts.items() if count}
+
+    def exclusive_capacity_for(self, count: int) -> Mapping[int, int]:
+        """`exclusive_capacity` for a container of so many CPUs."""
+        avoided = self.avoided_isolated_cpus(count)
+        if not avoided:
+            return self.exclusive_capacity
+        counts = {i: len(cpus - avoided) for i, cpus in self.usable_cpus_by_node.items()}
         return {i: count for i, count in counts.items() if count}
 
     def shared_milli_of(self, cpus: int) -> int:

@@ -548,7 +548,7 @@ class _PlanSearch:
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
-        max_exclusive = max_exclusive_total(node, SMT.ANY)
+        max_exclusive = max_exclusive_total(node, SMT.ANY, demand.exclusive_cpus)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
             self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
 

@@ -52,6 +52,7 @@ from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name, 
 from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     exclusive_cpu_count_text,
+    isolated_mode_text,
     lowered_capacity_factor_text,
     smt_misaligned_text,
 )
@@ -61,6 +62,7 @@ from nri_numa.engine.request.demand import (
     Demand,
     compute_demand,
     cpu_size_milli,
+    unpinned_memory_request,
     with_slots,
 )
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
@@ -225,25 +227,30 @@ class _Resize:
     def _grow_cpus(self, count: int, held: CPUSet) -> ChosenCPUs | Rejection:
         """The CPUs it has and more beside them, within the floors and quotas."""
         case, node = self.case, self.case.node
-        free = exclusive_candidate_cpus(node)
+        free = exclusive_candidate_cpus(node, count)
+        avoided = held & node.machine.avoided_isolated_cpus(count)
         free = free - pool_floor_cpus(node, free - held, held)
         free = free - group_floor_cpus(node, free, held)
         home, smt = self._own_nodes(), self._effective_smt()
         limits = count_free_exclusive(node, free | held, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
         chosen: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
-        if room >= count:
+        if room >= count and not avoided:
             chosen = self._take_cpus(free, limits, strict=True)
             if isinstance(chosen, SMTMisaligned):
                 return self._smt_rejection(chosen)
         # A container that shares is on its NUMA nodes, and CPUs elsewhere would move it.
-        if not isinstance(chosen, ChosenCPUs) and case.on_failure is OnFailure.BEST_EFFORT and held:
+        may_widen = case.on_failure is OnFailure.BEST_EFFORT and held and not avoided
+        if not isinstance(chosen, ChosenCPUs) and may_widen:
             chosen = self._take_cpus(free, limits, strict=False)
         who = exclusive_cpu_count_text(count)
         if not isinstance(chosen, ChosenCPUs):
             where = f"{numa_text(home)}{lowered_capacity_factor_text(node.machine, home)}"
             text = shortage_clause("cpu", who, f"{room} free for exclusive use on {where} for it")
-            text += f" (smt: {smt.value})" + exclusive_holders_text(node.state, home, requests=True)
+            text += f" (smt: {smt.value})" + isolated_mode_text(case)
+            if avoided:
+                text += f"; {cpus_text(avoided, 'is', 'are')} isolated"
+            text += exclusive_holders_text(node.state, home, requests=True)
             return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
         return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
 
@@ -307,6 +314,7 @@ class _Resize:
         charges = charge_nodes(
             numa_nodes, milli, prior.mems,
             case.demand.memory_requested, case.node.free_memory, case.demand.hugepages, pages_left,
+            kubelet_memory=case.node.machine.settings.kubelet_memory,
         )  # fmt: skip
         return replace(
             case.initial_placement,
@@ -387,6 +395,8 @@ def resize_container(
         allocation, trace = resized
         after, sharers = with_size(node, allocation)
         change = StateChange((container.id, *sharers), (pod.uid,))
+    elif not allocation.is_pinned:
+        after, change = _with_unpinned_memory(node, pod, container, update)
     node_after = node.with_state(after)
     if after is not state:
         trace = replace(trace, pool_before=node.pool, pool_after=node_after.pool)
@@ -395,6 +405,21 @@ def resize_container(
     return Resized(
         state=after, change=change, container_update=own_update, updates=updates, trace=trace
     )
+
+
+def _with_unpinned_memory(
+    node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
+) -> tuple[NodeState, StateChange]:
+    """The state once a container that nothing pins requests another amount of memory."""
+    state, prior = node.state, node.state.allocations[container.id]
+    others = state.requested_memory_of_pod(pod.uid, container.id)
+    merged = _apply_update(container, prior, update)
+    amount = unpinned_memory_request(pod, merged, node.machine.memory_total, others)
+    if not prior.unpinned_memory or amount == prior.unpinned_memory:
+        return state, NO_CHANGE
+    after = state.without_allocation(container.id)
+    after = after.with_allocation(replace(prior, unpinned_memory=amount))
+    return after, StateChange((container.id,), (pod.uid,))
 
 
 def with_size(node: NodeSnapshot, allocation: Allocation) -> tuple[NodeState, tuple[str, ...]]:
@@ -592,7 +617,9 @@ def resize_to_current_resources(
     trace = replace(trace, requested=requested)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
-    demand = compute_demand(pod, container, requested, machine.memory_total, others)
+    demand = compute_demand(
+        pod, container, requested, machine.memory_total, others, is_exclusive=allocation.exclusive
+    )
     if isinstance(demand, Rejection):
         return Rejected(demand, replace(trace, rule=demand.rule))
     demand = _demand_staying_exclusive(allocation, demand)

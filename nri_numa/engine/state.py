@@ -123,6 +123,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         is_undecided: it ran when a synchronization had no time for it.
         moved_for: what it last moved for, as *make room for shop/web/app*; empty if it did not.
         unpinned_for: why it runs without the pin that it asks for; None for any other.
+        unpinned_memory: bytes that it requests and that are charged nowhere, since nothing pins its
+            memory.
     """
 
     container_id: str
@@ -163,6 +165,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     is_undecided: bool = msgspec.field(name="undecided", default=False)
     moved_for: str = ""
     unpinned_for: RejectionReason | None = None
+    unpinned_memory: int = 0
 
     @property
     def is_pinned(self) -> bool:
@@ -288,6 +291,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         listed_cpus: their union; never given exclusively to another container.
         foreign: sets of CPUs that other programs pinned containers to, as bits, and how many
             containers to each.
+        uncharged_counts: shared containers that are charged with nothing, by the bits of their NUMA
+            nodes.
+        unpinned_memory: bytes that are requested and not charged, by the bits of the NUMA nodes
+            that their containers' CPUs are on; 0 where these are not bound either.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
 
@@ -301,6 +308,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     foreign: Mapping[int, int] = msgspec.field(default_factory=dict)
     charges: Mapping[int, Charge] = msgspec.field(default_factory=dict)
     shared_groups: Mapping[int, Mapping[str, None]] = msgspec.field(default_factory=dict)
+    uncharged_counts: Mapping[int, int] = msgspec.field(default_factory=dict)
+    unpinned_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool_bits(self, topology: Topology, settings: Settings) -> int:
@@ -361,6 +370,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 total = total.add(charge)
         return total
 
+    def requested_memory_of_pod(self, uid: str, but: str) -> Charge:
+        """Memory of a pod's live containers without one of them, be it pinned or not."""
+        others = (a for a in self.allocations_of_pod(uid) if a.container_id != but)
+        unpinned = sum(a.unpinned_memory for a in others)
+        return self.charge_of_pod(uid, but).add(Charge(memory=unpinned))
+
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""
         mine, id = allocation.exclusive_list, allocation.container_id
@@ -396,6 +411,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             has_shortfall=False,
             is_misaligned=False,
             moved_for="",
+            unpinned_memory=0,
         )
         return self.without_allocation(container_id).with_allocation(reservation)
 
@@ -430,6 +446,8 @@ class StateBuilder:
         self._listed, self._foreign = dict(state.listed), dict(state.foreign)
         self._charges, self._groups = dict(state.charges), dict(state.shared_groups)
         self._members: dict[int, dict[str, None]] = {}  # of groups that differ already
+        self._uncharged = dict(state.uncharged_counts)
+        self._unpinned_memory = dict(state.unpinned_memory)
 
     def add_allocation(self, a: Allocation) -> None:
         """Add one allocation; its container must not have one."""
@@ -471,6 +489,8 @@ class StateBuilder:
             foreign=self._foreign,
             charges=self._charges,
             shared_groups=self._groups,
+            uncharged_counts=self._uncharged,
+            unpinned_memory=self._unpinned_memory,
             kubelet=before.kubelet,
         )
 
@@ -480,10 +500,9 @@ class StateBuilder:
         if a.exclusive or a.kind is ContainerKind.LISTED:
             self._update_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
-            bits = a.foreign_cpus.bits
-            self._foreign[bits] = self._foreign.get(bits, 0) + sign
-            if not self._foreign[bits]:
-                del self._foreign[bits]
+            _add_amount(self._foreign, a.foreign_cpus.bits, sign)
+        if a.unpinned_memory:
+            _add_amount(self._unpinned_memory, a.numa_nodes.bits, sign * a.unpinned_memory)
         charges = charges_without_cpus(a.charges) if is_list_counted else a.charges
         for numa_node, charge in charges.items():
             total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
@@ -502,6 +521,8 @@ class StateBuilder:
             self._groups[key] = members
             if not members:
                 del self._groups[key]
+            if key >= 0 and not a.charges:
+                _add_amount(self._uncharged, key, sign)
 
     def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
         """Exclusive CPUs with their idle siblings, and CPUs of lists.
@@ -519,6 +540,13 @@ class StateBuilder:
                 self._listed[a.container_id] = a.cpus
             else:
                 del self._listed[a.container_id]
+
+
+def _add_amount(amounts: dict[int, int], key: int, amount: int) -> None:
+    """Add to one of several sums, of which none is kept that is 0."""
+    amounts[key] = amounts.get(key, 0) + amount
+    if not amounts[key]:
+        del amounts[key]
 
 
 def _is_list_shared_in_pod(

@@ -484,10 +484,18 @@ class _ManifestReader:
                 (item, ContainerRole.SIDECAR if policy == "Always" else ContainerRole.INIT)
             )
         apps = spec["containers"].as_list("one container", required=True)
+        debuggers = spec["ephemeralContainers"].as_list("one container")
+        for item in debuggers:
+            if item["resources"].as_mapping():
+                item["resources"].add_expectation_problem("none: an ephemeral container has none")
         names: set[str] = set()
         return tuple(
             self._read_container(item, role, names, claims)
-            for item, role in [*roles, *((item, ContainerRole.APP) for item in apps)]
+            for item, role in [
+                *roles,
+                *((item, ContainerRole.APP) for item in apps),
+                *((item, ContainerRole.EPHEMERAL) for item in debuggers),
+            ]
         )
 
     def _read_container(

@@ -41,6 +41,8 @@ class ContainerRole(StrEnum):
     SIDECAR = "sidecar"
     """An init container with ``restartPolicy: Always``: it starts in its turn and stays."""
     APP = "app"
+    EPHEMERAL = "ephemeral"
+    """One for debugging, of which Kubernetes allows no resources and counts none."""
 
 
 class ResourceQuantities(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,14 +166,15 @@ def qos_of(
     pod_requests: ResourceQuantities | None = None,
     pod_limits: ResourceQuantities | None = None,
 ) -> QoSClass:
-    """The QoS class: by CPU and memory of every container, init ones too; zero counts as nothing.
+    """The QoS class: by CPU and memory, without ephemeral containers; zero counts as nothing.
 
     Pod-level resources, where there are any, decide alone.
     """
     if pod_requests is not None or pod_limits is not None:
         pairs = [(pod_requests or NO_QUANTITIES, pod_limits or NO_QUANTITIES)]
     else:
-        pairs = [(c.requests, c.limits) for c in containers]
+        counted = [c for c in containers if c.role is not ContainerRole.EPHEMERAL]
+        pairs = [(c.requests, c.limits) for c in counted]
     if not any(a.cpu_milli or a.memory for pair in pairs for a in pair):
         return QoSClass.BEST_EFFORT
     complete = all(limits.cpu_milli and limits.memory for _, limits in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import slot_capacity
+from nri_numa.engine.accounting import max_exclusive_by_node, slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
@@ -19,8 +20,23 @@ from nri_numa.engine.place.needs import free_resources, free_resources_text
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, QuotasAndPoolFloor, Settings
-from nri_numa.model.workload import SMT, Container, PlacementOptions, PodSandbox, Resources
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import (
+    ALL_CPUS_AMOUNT,
+    CPUAmount,
+    IsolatedCPUs,
+    QuotasAndPoolFloor,
+    Settings,
+)
+from nri_numa.model.workload import (
+    SMT,
+    Container,
+    PlacementOptions,
+    PodSandbox,
+    QoSClass,
+    Resources,
+    Strategy,
+)
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -151,6 +167,22 @@ def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
             never_overcommitted(only, more.state)
 
 
+@given(setting, st.sampled_from(IsolatedCPUs), strict)
+def test_what_is_published_beside_isolated_cpus_is_admitted(
+    settings: Settings, isolated: IsolatedCPUs, steps: Steps
+) -> None:
+    """Under ``avoid`` several exclusive CPUs are never isolated ones, which nobody counts."""
+    world = lived(World(machines.isolated_cpus(), replace(settings, isolated=isolated)), steps)
+    avoided = world.agent.machine.avoided_isolated_cpus(2)
+    for a in world.agent.state.allocations.values():
+        assert not (len(a.cpus) > 1 and a.exclusive and a.cpus & avoided), a
+    for i, count in max_exclusive_by_node(world.agent.desired).items():
+        of, made = _asks(1000 * count, {"policy": "single-numa-node", "cpus": "exclusive"})
+        if count:
+            decision = admit(_drained_but(world, i), world.agent.state, of, made)
+            assert isinstance(decision, Admitted), (i, count)
+
+
 def _told(world: World, smt: SMT) -> dict[int, int]:
     """The numbers that a refusal names."""
     of, made = _asks(1000, {"smt": smt.value})
@@ -243,3 +275,31 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
         assert isinstance(decision, Admitted), (i, count)
         assert decision.allocation.cpus <= machine.usable_cpus_by_node[i]
         assert len(decision.allocation.cpus) == count
+
+
+@given(
+    machine=st.sampled_from(MACHINES),
+    setting=setting,
+    strategy=st.sampled_from([Strategy.SPREAD, Strategy.MOST_MEMORY]),
+    steps=pods,
+    count=st.integers(2, 12),
+    policy=st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
+)
+def test_containers_that_request_nothing_are_as_many_for_each_cpu_of_a_numa_node(
+    machine: Callable[[], Topology], setting: Settings, strategy: Strategy, steps: Steps,
+    count: int, policy: str,
+) -> None:  # fmt: skip
+    """Moving one of them elsewhere would not make the most crowded NUMA node less crowded."""
+    world = lived(World(machine(), replace(setting, strategy=strategy)), steps)
+    desired = NodeSnapshot(world.agent.machine, world.agent.state)
+    usable = {
+        i: len(cpus & desired.pool)
+        for i, cpus in desired.machine.usable_cpus_by_node.items()
+        if desired.free_shared_milli[i]
+    }
+    counts = dict.fromkeys(usable, 0)
+    for n in range(count if usable else 0):
+        world.put(f"idle{n}", {"policy": policy}, qos=QoSClass.BEST_EFFORT)
+        counts[world.allocation(f"idle{n}-app").numa_nodes.first_id] += 1
+    for i, j in itertools.permutations(usable, 2):
+        assert counts[i] * usable[j] <= (counts[j] + 1) * usable[i], (counts, usable)

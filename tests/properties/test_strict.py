@@ -10,9 +10,9 @@ from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 
 # Mostly such that one container fits easily and three of them hardly.
 SIZES = st.sampled_from([1.0, 1.5, 0.5, 2.0, 2.5, 3.0, 6.5, 9.0])
@@ -173,3 +173,21 @@ def check(world: World, needs: dict[str, int], *, single: bool) -> None:
         most = 1 if single else needs[name]
         if cpus or mems:
             assert len(used) <= most, (name, cpus, mems)
+
+
+@given(
+    isolated=st.sets(st.integers(0, 7), max_size=7),
+    setting=st.sampled_from(IsolatedCPUs),
+    policy=st.sampled_from(["restricted", "single-numa-node"]),
+    wants=st.lists(st.tuples(st.sampled_from("01"), st.sampled_from([0.5, 1.0, 2.0])), max_size=5),
+)
+def test_cpus_are_on_the_numa_node_of_the_listed_memory(
+    isolated: set[int], setting: IsolatedCPUs, policy: str, wants: list[tuple[str, float]]
+) -> None:
+    """Whichever CPUs may be owned, or shared."""
+    world = World(two_by_four(isolated=CPUSet(isolated)), Settings(isolated=setting))
+    for n, (listed, cpus) in enumerate(wants):
+        of = pod(f"p{n}", {"policy": policy, "numamem": listed})
+        world.create(of, container(of, wants=resources(cpus, 0.1)))
+        if f"p{n}-app" in world.live:
+            assert str(world.topology.numa_of(world.cpus(f"p{n}-app"))) == listed

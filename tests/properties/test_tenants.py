@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -148,3 +149,24 @@ def test_no_owner_is_refused_because_of_an_unpaid_list(
             assert len(beside.allocation.numa_nodes) == len(without.allocation.numa_nodes)
         world.create(of, made_of)
         world.check()
+
+
+SIZES = st.sampled_from([(0, 0), (100, 0), (100, 500), (500, 2000), (1000, 1000), (1500, 1500)])
+
+
+@given(st.lists(SIZES | st.just((2000, 2000)), min_size=1, max_size=4))
+def test_exclusive_for_a_whole_pod_is_for_those_that_request_whole_cpus(
+    sizes: list[tuple[int, int]],
+) -> None:
+    """Requests and limits in thousandths of a CPU; nobody is refused for its size."""
+    world = World(PLAIN)
+    total = Resources(cpu_shares=sum(max(2, request * 1024 // 1000) for request, _ in sizes))
+    of = pod("p", {"cpus": "exclusive"}, qos=QoSClass.BURSTABLE, total=total)
+    assume(total.cpu_shares is not None and total.cpu_shares >= 1024)
+    for n, (request, limit) in enumerate(sizes):
+        quota = {"cpu_quota": limit * 100, "cpu_period": 100_000} if limit else {}
+        wants = Resources(cpu_shares=max(2, request * 1024 // 1000), **quota)
+        admitted = world.admit(of, container(of, f"c{n}", wants))
+        is_whole = request > 0 and request == (limit or request) and request % 1000 == 0
+        assert (admitted.allocation.kind is ContainerKind.EXCLUSIVE) == is_whole
+        assert bool(admitted.trace.ignored) != is_whole

@@ -19,7 +19,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import SMT, PlacementOptions, QoSClass, Strategy
 from tests.beds.views import live_view
-from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
 from tests.machines import named as machines
 
 MANY_IDLE = Settings(
@@ -263,3 +263,61 @@ def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
     refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
     assert isinstance(refused, Rejected)
     assert "(capacity factor 0: drained)" in refused.message
+
+
+# --- Memory that nothing pins: it is used somewhere all the same --------------------------------
+
+
+def _free_gib(world: World) -> list[float]:
+    """As NodeResourceTopology and the extender have it, which is what is admitted."""
+    zones = live_view(world.agent, memory=world.reading).scheduler_zones_document().zones
+    return [round(zone.memory_available_bytes / GIB, 1) for zone in zones]
+
+
+@pytest.mark.parametrize(
+    ("asks", "left"),
+    [
+        ({"bind": "cpu", "policy": "single-numa-node"}, [4, 64]),  # where its CPUs are
+        ({"numacpu": "0-1,16-17"}, [4, 64]),
+        ({"numacpu": "1,9"}, [34, 34]),
+        ({}, [34, 34]),
+        ({"bind": "none"}, [34, 34]),
+    ],
+)
+def test_memory_that_is_not_pinned_is_counted_where_it_is_to_be_expected(
+    asks: dict[str, str], left: list[float]
+) -> None:
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, memory_gib=64
+    )
+    world = World(topology)
+    world.put("big", asks, 4, 60)
+    assert _free_gib(world) == left
+    message = world.refused("more", SINGLE, 1, max(left) + 1).message
+    assert f"{max(left)} GiB" in message
+    for lost in (False, True):
+        world.restart(lost=lost)
+        assert _free_gib(world) == left
+    world.reading = MeasuredFree(memory={0: 3 * GIB, 1: 70 * GIB})  # touched by now: counted once
+    assert _free_gib(world) == [3, left[1]]
+    if not asks:
+        assert world.update("big-app", resources(4, 20)) is None
+        assert _free_gib(world) == [3, 54]
+    world.stop("big-app")
+    assert _free_gib(world) == [3, 64]
+
+
+def test_limits_that_nobody_requested_are_not_counted() -> None:
+    world = World(machines.dual_no_smt())
+    before = _free_gib(world)
+    world.put("limit", {}, 1, 8, QoSClass.BURSTABLE)
+    assert _free_gib(world) == before
+
+
+def test_what_a_pod_has_in_all_is_expected_once() -> None:
+    """The kubelet gives containers without resources of their own the pod's limits (KEP-2837)."""
+    world = World(two_by_four())
+    of = pod("shared", total=resources(2, 4))
+    for name in ("a", "b"):
+        world.place(of, container(of, name, resources(2, 4)))
+    assert _free_gib(world) == [6, 6]

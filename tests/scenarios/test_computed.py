@@ -24,8 +24,8 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Settings
-from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Rule, Settings
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
     PREFIX,
@@ -206,11 +206,44 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
         assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt
 
 
+@pytest.mark.parametrize(
+    ("strategy", "mems"),
+    [(Strategy.SPREAD, "1313"), (Strategy.MOST_MEMORY, "1313"), (Strategy.PACK, "1111")],
+)
+def test_a_container_without_requests_stays_off_a_numa_node_without_memory(
+    strategy: Strategy, mems: str
+) -> None:
+    """What the kernel has free counts, since nothing of it was requested."""
+    free = {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=64
+    )
+    world = World(topology, Settings(strategy=strategy), reading=MeasuredFree(memory=free))
+    policy = {"policy": "best-effort"}
+    places = [world.put(f"p{n}", policy, qos=QoSClass.BEST_EFFORT)[1] for n in range(4)]
+    assert "".join(places) == mems
+
+
 # --- Cases 2 and 3 of the policies: strict means strict at every step, and in scope ``pod`` too -
 
 
 TOGETHER = {"policy": "single-numa-node", "scope": "pod"}
 PAGES = {GIB: 2 * GIB}
+
+
+def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be_taken() -> None:
+    """The kernel takes them where they are touched first: two to four on each."""
+    world = World(two_by_four(hugepages={GIB: 4 * GIB}))
+    of, pages = pod("wide", {"policy": "best-effort"}), {GIB: 6 * GIB}
+    admitted = world.admit(of, wants=resources(1, 1, hugepages=pages))
+    free = world.agent.desired.free_hugepages(GIB)
+    assert free == {0: 0, 1: 0}
+    assert any("the kernel's choice" in step for step in admitted.trace.decision_steps)
+    more = world.refused("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
+    assert "hugepages-1Gi: 2 GiB needed, 0 B free" in more.message
+    assert world.update("wide-app", resources(1, 2)) is None
+    world.stop("wide-app")
+    world.put("more", SINGLE, 1, 1, pages={GIB: 4 * GIB})
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
@@ -379,8 +412,11 @@ def test_where_all_others_are_reserved_isolated_cpus_are_shared(strict: bool, sh
     assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == shared
 
 
+PREFER = Settings(isolated=IsolatedCPUs.PREFER)
+
+
 def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
-    world = World(isolating())
+    world = World(isolating(), PREFER)
     world.put("idle", qos=QoSClass.BURSTABLE)
     owned = CPUSet.parse(world.put("own", OWN, 6)[0])
     assert len(owned) == 6
@@ -392,7 +428,8 @@ def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
 
 
 def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
-    world = World(isolating(), Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(8))))
+    floor = QuotasAndPoolFloor(pool=CPUAmount(8))
+    world = World(isolating(), replace(PREFER, limits=floor))
     owned = CPUSet.parse(world.put("own", OWN, 6)[0])
     assert not owned & HOUSEKEEPING
 
@@ -400,7 +437,24 @@ def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
 def test_what_sharers_were_promised_is_not_owned() -> None:
     world = World(isolating())
     world.put("shares", MILD, 3, 1, QoSClass.BURSTABLE)
-    assert len(CPUSet.parse(world.put("own", OWN, 4)[0]) & HOUSEKEEPING) <= 1
+    owned = [CPUSet.parse(world.put(f"own{n}", OWN, 1)[0]) for n in range(4)]
+    assert sum(len(cpus & HOUSEKEEPING) for cpus in owned) <= 1
+
+
+def test_avoid_gives_isolated_cpus_to_containers_of_one_cpu_alone() -> None:
+    """The kernel would run both busy threads of two CPUs on one of them."""
+    world = World(isolating())
+    assert world.put("own", OWN, 3)[0] == "0-1,16"
+    says(world.refused("two", OWN, 2), "NotEnoughCPUs", "0 free for exclusive use", "avoid)")
+    assert not CPUSet.parse(world.put("one", OWN, 1)[0]) & HOUSEKEEPING
+    says(world.update_refused("one-app", resources(2)), "", "is isolated")
+    assert max_exclusive_by_node(world.agent.desired) == {0: 0, 1: 0}
+
+
+def test_avoid_counts_the_other_cpus_of_an_empty_machine() -> None:
+    """Six need both NUMA nodes, which have four each that are not isolated."""
+    world = World(isolating("4-7,12-15,16-31"))
+    assert world.put("wide", {"policy": "restricted"}, 6, 1)[1] == "0-1"
 
 
 def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
@@ -425,6 +479,28 @@ def test_the_setting_decides_between_numa_nodes(
     assert world.put("own", {"policy": "single-numa-node"}, 4, 1)[1] == expected
 
 
+@pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
+def test_a_container_that_shares_is_near_its_listed_memory(policy: str) -> None:
+    """Which CPUs may be owned is nothing to it: they are all on NUMA node 0."""
+    world = World(two_by_four(isolated=CPUSet([2, 3])), Settings(isolated=IsolatedCPUs.ONLY))
+    wishes = {"policy": policy, "numamem": "1"}
+    assert world.put("shares", wishes, 0.5, 1, QoSClass.BURSTABLE) == ("4-7", "1")
+    if policy != "best-effort":
+        message = world.refused("owns", wishes, 1, 1).message
+        assert "0 CPUs free for exclusive use on NUMA node 1, near the listed memory" in message
+
+
+def test_a_refusal_counts_the_cpus_near_the_listed_memory() -> None:
+    """Not those of all NUMA nodes, of which another line says that they are free."""
+    world = World(two_by_four())
+    wishes = {"policy": "single-numa-node", "numamem": "0"}
+    world.put("full", wishes, 3.5, 1, QoSClass.BURSTABLE)
+    says(
+        world.refused("more", wishes, 1, 1, QoSClass.BURSTABLE), "TopologyAffinityError",
+        "0.5 CPUs free on NUMA node 0, near the listed memory", "NUMA node 1: 4 CPUs",
+    )  # fmt: skip
+
+
 def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> None:
     world = World(isolating("8-15,24-31"), Settings(isolated=IsolatedCPUs.ANY))
     assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
@@ -441,7 +517,7 @@ def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
 
 
 def test_growing_takes_isolated_cpus_before_the_last_of_the_pool() -> None:
-    world = World(isolating())
+    world = World(isolating(), PREFER)
     world.put("own", OWN, 2)
     assert world.update("own-app", resources(6)) is None
     assert len(world.cpus("own-app")) == 6
@@ -452,6 +528,38 @@ def test_a_machine_of_isolated_cpus_shares_them() -> None:
     world = World(isolating("0-31"))
     assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
     assert world.put("own", OWN, 2)[0]
+
+
+# --- cpus: exclusive for a whole pod: for those containers that request whole CPUs --------------
+
+
+@pytest.mark.parametrize("is_rule", [False, True])
+def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
+    """Neither a fraction, nor a limit above the request, nor kubectl debug."""
+    rules = (Rule(values={"cpus": "exclusive"}),) if is_rule else ()
+    world = World(machines.dual_no_smt(), Settings(rules=rules))
+    annotations = {} if is_rule else {"cpus": "exclusive"}
+    of = pod("db", annotations, qos=QoSClass.BURSTABLE, total=resources(2.6))
+    above = Resources(cpu_shares=512, cpu_quota=200_000, cpu_period=100_000)
+    for name, wants, cause in (
+        ("proxy", resources(0.1), "100m"), ("main", resources(2), ""),
+        ("burst", above, "500m of 2000m"), ("debugger", resources(), "not set"),
+    ):  # fmt: skip
+        admitted = world.admit(of, container(of, name, wants))
+        kind = ContainerKind.SHARED if cause else ContainerKind.EXCLUSIVE
+        assert admitted.allocation.kind is kind, name
+        assert [text for text in admitted.trace.ignored if cause in text] == list(
+            admitted.trace.ignored
+        )
+        assert bool(admitted.trace.ignored) == bool(cause)
+    says(world.update_refused("db-main", resources(1.5)), "FractionalCPUs")
+
+
+def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() -> None:
+    world = World(machines.dual_no_smt())
+    for key, total in (("cpus.app", 2), ("cpus", 0.5)):
+        of = pod("strict", {key: "exclusive"}, total=resources(total))
+        says(world.refuse(of, wants=resources(0.5)), "FractionalCPUs")
 
 
 # --- What the scheduler held: taken where it suits as well, decided again where it does not -----

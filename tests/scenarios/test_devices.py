@@ -194,6 +194,18 @@ def test_cpus_begin_beside_most_of_the_devices(policy: str) -> None:
     assert world.topology.numa_of(CPUSet.parse(world.has(made.id)[0])) == NUMASet([1])
 
 
+def test_gpus_without_cpus_near_them_are_named() -> None:
+    """Two of four: all CPUs fit beside the others."""
+    world = usual()
+    gpus = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
+    of = pod("p", {"policy": "best-effort"})
+    steps = world.admit(of, with_gpus(of, **gpus)).trace.decision_steps
+    assert "its CPUs are on NUMA node 0, and none is near its GPU c, d" in steps
+    of = pod("q", {"policy": "best-effort"})
+    steps = world.admit(of, with_gpus(of, 5, **gpus)).trace.decision_steps
+    assert not [step for step in steps if "none is near" in step]
+
+
 def test_pods_without_devices_keep_away_from_free_ones() -> None:
     """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
     world = World(machines.dual_smt_16(), reading=MeasuredFree(devices={0: 2, 1: 0}))

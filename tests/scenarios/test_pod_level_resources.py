@@ -63,7 +63,7 @@ def test_a_container_without_resources_beside_one_with_some_has_the_rest(node: W
 
 def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have() -> None:
     node = World(machines.dual_no_smt())
-    of = pod("p", {**NARROW, "cpus": "exclusive"}, total=resources(4, 4))
+    of = pod("p", {**NARROW, "cpus.b": "exclusive"}, total=resources(4, 4))
     node.add(of, "a", 2, 1)
     refused = node.refuse(of, container(of, "b", resources(4, 4)))
     assert refused.reason == "UnpaidCPUs"

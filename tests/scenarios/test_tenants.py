@@ -92,7 +92,8 @@ def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too(world: World
 
 def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay_for() -> None:
     ruled = World(machines.snc_smt(), Settings(rules=(Rule(values=OWN),)))
-    assert ruled.refuse(*want("a", {}, burst(0.5, 28), qos=BURSTABLE)).reason == "UnpaidCPUs"
+    ruled.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
+    assert ruled.allocation("a-app").kind is ContainerKind.SHARED
     assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))

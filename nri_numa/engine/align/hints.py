@@ -43,7 +43,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
-from nri_numa.model.machine import Unit
+from nri_numa.model.machine import Unit, numa_text
 from nri_numa.model.workload import DeviceRequest
 
 EXACT_MERGE_MAX_NODES = 10
@@ -573,6 +573,8 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         assigned: NUMA nodes with assignments, for the group rule.
         attached: NUMA nodes in ``capacity`` that are no part of masks themselves (memory without
             CPUs) to those that they serve: they count for a mask that holds any of these.
+        confinement: the NUMA nodes near listed memory that ``free_amounts`` was cut down to, if it
+            was.
         empty_is_nil: when no mask suits, answer *no wish* instead of *impossible*. The
             kubelet's memory manager does, and fails at allocation.
     """
@@ -589,6 +591,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     joint_key: str | None = None
     empty_is_nil: bool = False
     unit: Unit | None = None
+    confinement: NUMASet = NO_NUMA_NODES
 
     @property
     def amount_unit(self) -> Unit:
@@ -670,10 +673,10 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def confined_to(self, numa_nodes: NUMASet) -> ResourceDemand:
         """No wider than on an empty machine: inside, or all of ``numa_nodes`` and more."""
-        if sum(self.capacity.get(i, 0) for i in numa_nodes) < self.need:
+        if 0 < sum(self.capacity.get(i, 0) for i in numa_nodes) < self.need:
             return replace(self, required=self.required | numa_nodes)
         inside = {i: amount for i, amount in self.free_amounts.items() if i in numa_nodes}
-        return replace(self, free_amounts=inside)
+        return replace(self, free_amounts=inside, confinement=numa_nodes)
 
     def no_hint_text(self) -> str:
         """The kubelet's memory manager answers so, see ``empty_is_nil``."""
@@ -694,7 +697,10 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             return Obstacle(ObstacleKind.CAPACITY, text)
         free_text = unit.free_text(free_amount)
         if free_amount < self.need:
-            return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on all NUMA nodes together")
+            nodes_text = "all NUMA nodes together"
+            if self.confinement:
+                nodes_text = f"{numa_text(self.confinement)}, near the listed memory"
+            return Obstacle(ObstacleKind.FREE_AMOUNT, f"{free_text} on {nodes_text}")
         rule = (
             "not together with what is held already or judged with it"
             if self.groups is None

@@ -456,7 +456,10 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
                     need = Unit(r["unit"]).amount_text(r["needed"])
                     return f"it has only {_free_of_capacity_text(n, r)} free, and {need} needed"
         return "it is wider than an empty machine would need"
-    if candidate["separatedBy"] == "rank":
+    needs = document["demand"]
+    if candidate["separatedBy"] == "rank" and (
+        needs["cpuMilli"] or needs["memoryBytes"] or needs["hugePages"]
+    ):
         # As the strategy does: the scarcest first, then the next.
         for measure, winner_measure in zip(
             _usage_by_resource(document, winner), _usage_by_resource(document, loser), strict=False

@@ -59,6 +59,7 @@ from nri_numa.engine.place.memory import (
     bytes_by_type,
     charge_nodes,
     cpu_nodes_near,
+    is_split_by_kernel,
     kubelet_memory_grant,
     memory_groups_text,
     rank_nodes_by_distance,
@@ -71,6 +72,7 @@ from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     device_nodes_first,
     device_step_sentences,
+    distant_device_sentences,
     excluded_memory_text,
     exclusive_cpu_count_text,
     exclusive_mode_text,
@@ -92,7 +94,14 @@ from nri_numa.engine.state import (
     union_cpus,
 )
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.model.machine import Topology, cpus_text, human_milli, inflect_for_ids, numa_text
+from nri_numa.model.machine import (
+    Topology,
+    cpus_text,
+    human_milli,
+    inflect_for_ids,
+    join_words,
+    numa_text,
+)
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -103,25 +112,33 @@ from nri_numa.model.workload import (
     Scope,
     Strategy,
 )
+from nri_numa.text import human_bytes
 
 USED_FRACTION_SCALE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
+MIN_FREE_MEMORY_BYTES = 1 << 30
+"""A NUMA node with less free, or less than a twentieth, is the last for who requests no memory."""
+MIN_FREE_MEMORY_DIVISOR = 20
 
 
 def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, int] | None:
     """Rank NUMA nodes by strategy: 0 is tried first among equally good ones.
 
-    Order: NUMA nodes that would hold the container by themselves before others; those that the
-    scheduler held for it; for CPUs of its own those with enough that no container is pinned to;
-    those with enough isolated CPUs, or others, as set; for ``smt: pair`` those with enough beside
-    opposite loads; those with CPUs that the pod had before (the kubelet's rule: its hints
-    contain all CPUs of finished init containers); for containers without devices those without
-    free ones; then by strategy, then the lowest id.
+    Order: NUMA nodes that would hold the container by themselves before others, and for one that
+    requests no memory those with some free; those that the scheduler held for it; for CPUs of its
+    own those with enough that no container is pinned to; those with enough isolated CPUs, or
+    others, as set; for ``smt: pair`` those with enough beside opposite loads; those with CPUs that
+    the pod had before (the kubelet's rule: its hints contain all CPUs of finished init
+    containers); for containers without devices those without free ones; then by strategy, then the
+    lowest id.
 
     * ``spread``: the least share in use, once the container is there, of whatever is scarcest
       there (CPUs, memory, huge pages); then of the next scarcest.
     * ``pack``: the reverse: the fullest that fits.
     * ``most-left``: the most memory left; without memory, and among equals, the most CPU left.
+
+    For a container that requests nothing every share is what it was: unless it is to ``pack``, it
+    goes where the fewest of its like are for each CPU that they may use, and only then by shares.
 
     None when ties are broken as the kubelet does.
     """
@@ -150,6 +167,12 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     previous_cpus = table.previous_cpus.bits
     beside_devices = _nodes_with_unused_devices(case)
     short_nodes = {i for amount, by_id, _ in amounts for i in ids if by_id[i] < amount}
+    if not case.demand.memory_bytes:
+        short_nodes |= _nodes_low_on_memory(case)
+    measures = strategy_keys(amounts, ids, settings.strategy)
+    if settings.strategy is not Strategy.PACK and not any(amount for amount, _, _ in amounts):
+        densities = _uncharged_densities(case, ids)
+        measures = [(n, *measure) for n, measure in zip(densities, measures, strict=True)]
     keys = [
         (
             i in short_nodes,
@@ -162,7 +185,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             measure,
             i,
         )
-        for i, measure in zip(ids, strategy_keys(amounts, ids, settings.strategy), strict=True)
+        for i, measure in zip(ids, measures, strict=True)
     ]
     keys.sort()
     return {key[-1]: position for position, key in enumerate(keys)}
@@ -173,6 +196,34 @@ def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
     if case.node.reading is None or case.container.devices or case.container.pod_devices:
         return ()
     return [i for i, count in case.node.reading.devices.items() if count]
+
+
+def _nodes_low_on_memory(case: PlacementRequest) -> set[int]:
+    """NUMA nodes with so little memory free that whoever starts there may soon have none."""
+    attached = case.node.machine.memory_only_nodes.attached
+    free_bytes = sum_by_cpu_node(attached, case.node.free_memory)
+    capacity = sum_by_cpu_node(attached, case.node.machine.memory_capacity)
+    return {
+        i
+        for i, total in capacity.items()
+        if total and free_bytes[i] < max(MIN_FREE_MEMORY_BYTES, total // MIN_FREE_MEMORY_DIVISOR)
+    }
+
+
+def _uncharged_densities(case: PlacementRequest, ids: Collection[int]) -> list[int]:
+    """By NUMA node, containers without charges for each usable CPU, with one more there."""
+    pool, topology = case.node.pool.bits, case.node.machine.topology
+
+    def density(nodes: int, count: int) -> int:
+        usable_count = (topology.cpu_bits_of(nodes) & pool).bit_count()
+        return count * USED_FRACTION_SCALE // max(1, usable_count)
+
+    densities = {
+        key: density(key, count) for key, count in case.node.state.uncharged_counts.items()
+    }
+    return [
+        density(1 << i, 1) + sum(n for key, n in densities.items() if key >> i & 1) for i in ids
+    ]
 
 
 ResourceAmounts = tuple[int, AmountsByNode, AmountsByNode]
@@ -568,10 +619,11 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
     """Name who has the missing CPUs, unless no empty NUMA node would have enough of them."""
-    capacity = max(case.node.machine.exclusive_capacity.values(), default=0)
-    if not case.demand.exclusive_cpus:
+    count = case.demand.exclusive_cpus
+    capacity = max(case.node.machine.exclusive_capacity_for(count).values(), default=0)
+    if not count:
         return ""
-    if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > capacity:
+    if case.policy is Policy.SINGLE_NUMA_NODE and count > capacity:
         return ""
     return _obstacles_text(case)
 
@@ -601,6 +653,8 @@ def _place_exclusive(
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
+    if affinity is not None:
+        sentences += distant_device_sentences(case, affinity, numa_nodes)
     aligned = found.aligned and (
         affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
     )
@@ -717,7 +771,18 @@ def _build_placement(
         placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
+        kubelet_memory=case.node.machine.settings.kubelet_memory,
     )  # fmt: skip
+    split_pages = [
+        f"pages of {human_bytes(size)}"
+        for size, amount in sorted(demand.hugepages.items())
+        if not case.node.machine.settings.kubelet_memory
+        and is_split_by_kernel(placed.mems, amount, table.free_hugepages.get(size, {}))
+    ]
+    if split_pages:
+        text = f"which NUMA node its {join_words(split_pages)} come from is the kernel's choice: "
+        text += f"all that are free on {numa_text(placed.mems)} are withheld for it"
+        placed = replace(placed, decision_steps=(*placed.decision_steps, text))
     warnings: tuple[str, ...] = ()
     if placed.kind is ContainerKind.SHARED:
         topology = case.node.machine.topology

@@ -124,6 +124,7 @@ def _list_charges(
     return charge_nodes(
         numa_nodes, by_node, mems,
         demand.memory_requested, case.node.free_memory, demand.hugepages, case.free_hugepages(),
+        kubelet_memory=case.node.machine.settings.kubelet_memory,
     )  # fmt: skip
 
 

@@ -253,7 +253,7 @@ def memory_groups_text(table: MemoryTable | None) -> str:
 
 def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
     """The listed NUMA nodes that have CPUs, and those that the others of the list serve."""
-    with_cpus = NUMASet(machine.exclusive_capacity)
+    with_cpus = NUMASet(i for i, count in machine.usable_cpu_count_by_node.items() if count)
     distance = machine.topology.distance
     cpu_nodes = listed & with_cpus
     for i in listed - with_cpus:
@@ -287,16 +287,25 @@ def charge_nodes(
     memory_left: Mapping[int, int],
     hugepages: Mapping[int, int],
     hugepages_left: Mapping[int, Mapping[int, int]],
+    *,
+    kubelet_memory: bool = False,
 ) -> dict[int, Charge]:
     """Book a grant on its NUMA nodes, bytes node by node in id order, as the kubelet does.
 
-    What does not fit anywhere (a request that was widened past what is free) is allocated on the
-    first memory node, so that nothing goes unaccounted.
+    Which huge pages a container gets where no NUMA node has all of them is the kernel's choice,
+    when they are first touched. So each is charged with the most that it may take there, unless the
+    kubelet's rules count (``kubelet_memory``). What does not fit anywhere (a request that was
+    widened past what is free) is allocated on the first memory node, so that nothing goes
+    unaccounted.
     """
     memory_split = _split_bytes_in_id_order(mems, memory, memory_left)
     pages: dict[int, dict[int, int]] = {}
     for size, amount in sorted(hugepages.items()):
-        for i, part in _split_bytes_in_id_order(mems, amount, hugepages_left.get(size, {})).items():
+        free_amounts = hugepages_left.get(size, {})
+        split = _split_bytes_in_id_order(mems, amount, free_amounts)
+        if not kubelet_memory and is_split_by_kernel(mems, amount, free_amounts):
+            split = {i: part for i in mems if (part := free_amounts.get(i, 0)) > 0}
+        for i, part in split.items():
             pages.setdefault(i, {})[size] = part
     charges: dict[int, Charge] = {}
     for i in numa_nodes | mems:
@@ -305,6 +314,12 @@ def charge_nodes(
         if milli or charge.memory or charge.hugepages:
             charges[i] = charge
     return charges
+
+
+def is_split_by_kernel(mems: NUMASet, amount: int, free_amounts: Mapping[int, int]) -> bool:
+    """True if several memory nodes hold so many huge pages and none of them does by itself."""
+    parts = [free_amounts.get(i, 0) for i in mems]
+    return max(parts, default=0) < amount <= sum(parts)
 
 
 def _split_bytes_in_id_order(
@@ -379,7 +394,7 @@ def interleaved_charges(
         total = total.add(charge)
     memory = _split_bytes_by_weight(total.memory, weights, case.node.free_memory)
     pages: dict[int, dict[int, int]] = {}
-    for size, amount in total.hugepages.items():
+    for size, amount in case.demand.hugepages.items():
         free_amounts = case.free_hugepages()[size]
         split = _split_bytes_by_weight(
             amount // size, weights, {i: n // size for i, n in free_amounts.items()}

@@ -103,7 +103,8 @@ class FreeResources:
 def free_resources(case: PlacementRequest) -> FreeResources:
     """Look up what is free, once for the whole decision."""
     node, demand, requested = case.node, case.demand, case.requested
-    free_cpus = exclusive_candidate_cpus(node)
+    # One that runs keeps what it has.
+    free_cpus = exclusive_candidate_cpus(node, 1 if case.current_cpus else demand.exclusive_cpus)
     cpu_left = node.free_cpu_milli if demand.exclusive_cpus else node.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
@@ -196,7 +197,7 @@ def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand
         return ResourceDemand(
             resource="cpu",
             need=demand.exclusive_cpus,
-            capacity=machine.exclusive_capacity,
+            capacity=machine.exclusive_capacity_for(demand.exclusive_cpus),
             free_amounts=table.free_exclusive_by_node,
             required=topology.numa_of(case.current_cpus) if case.current_cpus else NO_NUMA_NODES,
             sockets=sockets,
@@ -275,16 +276,22 @@ def exclusive_mode_text(case: PlacementRequest) -> str:
     if not case.demand.exclusive_cpus:
         return ""
     strict = case.effective_smt in (SMT.ISOLATE, SMT.FULL_CORE)
-    isolated_only = case.node.machine.settings.isolated is IsolatedCPUs.ONLY
-    return (f" (smt: {case.effective_smt})" if strict else "") + (
-        " (isolatedCPUs: only)" if isolated_only else ""
-    )
+    return (f" (smt: {case.effective_smt})" if strict else "") + isolated_mode_text(case)
+
+
+def isolated_mode_text(case: PlacementRequest) -> str:
+    """Which setting makes isolated, or other, CPUs that are free no free ones for it."""
+    isolated = case.node.machine.settings.isolated
+    avoided = case.node.machine.avoided_isolated_cpus(case.demand.exclusive_cpus)
+    if isolated is IsolatedCPUs.ONLY or exclusive_candidate_cpus(case.node) & avoided:
+        return f" (isolatedCPUs: {isolated})"
+    return ""
 
 
 def cpu_shortage_text(machine: NodeModel, failed: NotEnoughCPUs, affinity: NUMASet | None) -> str:
     """Exclusive CPUs that are not free, or that the machine does not have."""
     need = exclusive_cpu_count_text(failed.requested)
-    capacity = sum(machine.exclusive_capacity.values())
+    capacity = sum(machine.exclusive_capacity_for(failed.requested).values())
     if capacity < failed.requested:
         return shortage_clause("cpu", need, f"this machine has {capacity} for containers")
     if affinity is None:
@@ -300,7 +307,7 @@ def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT)
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     core_size = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
-    max_count = max_exclusive_total(case.node, smt)
+    max_count = max_exclusive_total(case.node, smt, failed.requested)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= max_count)
     fitting_text = f", so {fitting} would fit" if fitting else ""
     clause = shortage_clause("cpu", need, f"whole cores have {core_size} each{fitting_text}")
@@ -345,7 +352,7 @@ def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     """Free amounts of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.node.machine, case.demand
     parts: dict[int, str] = {}
-    max_count = max_exclusive_total(case.node, case.effective_smt)
+    max_count = max_exclusive_total(case.node, case.effective_smt, demand.exclusive_cpus)
     for i in machine.assignable_numa_nodes:
         texts: list[str] = []
         if demand.exclusive_cpus:
@@ -468,6 +475,23 @@ def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> t
         for request in aligned_devices(case):
             sentences += _device_request_sentences(request, affinity)
     return (*sentences, *container.device_notes)
+
+
+def distant_device_sentences(
+    case: PlacementRequest, affinity: NUMASet, numa_nodes: NUMASet
+) -> list[str]:
+    """Say which devices on the NUMA nodes that were chosen have no CPUs near them."""
+    sentences: list[str] = []
+    nodes, without_cpus = frozenset(numa_nodes), frozenset(affinity) - frozenset(numa_nodes)
+    for request in aligned_devices(case):
+        devices = [d for d in request.devices if d.numa_nodes & without_cpus]
+        distant = [d for d in devices if not d.numa_nodes & nodes]
+        if distant:
+            names = _device_names_text(request.resource, distant)
+            sentences.append(
+                f"its CPUs are on {numa_text(numa_nodes)}, and none is near its {names}"
+            )
+    return sentences
 
 
 def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list[str]:

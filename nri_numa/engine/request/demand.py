@@ -120,15 +120,18 @@ def compute_demand(
     requested: PlacementOptions,
     capacity_bytes: int,
     others: Charge = NO_CHARGE,
+    *,
+    is_exclusive: bool = False,
 ) -> Demand | Rejection:
     """Work out what a container needs.
 
     Whole CPUs of its own get a container that asks for them (``cpus: exclusive``) and, as under
     the kubelet's static policy, one of a Guaranteed pod with a whole number of CPUs, provided that
     anything asks for alignment at all: a policy, or ``smt: full-core | isolate``, which could not
-    be kept on shared CPUs. Where only the configured *default* says ``exclusive``, containers
-    without a whole number share; a pod or a rule that says it is refused instead. Likewise where
-    the request does not pay for them, unless a permission allows that.
+    be kept on shared CPUs. ``exclusive`` of a pod, a rule or the *default* is for those containers
+    that request whole CPUs, and the others share; one that says it of itself is refused instead,
+    as is one whose pod requests less than a CPU, and one that had exclusive CPUs
+    (``is_exclusive``) before a resize.
 
     A container without resources in a pod that has some of its own is given the pod's limits by the
     kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
@@ -144,7 +147,7 @@ def compute_demand(
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         # Could not be kept on shared CPUs.
         needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
-        decided = _count_exclusive_cpus(pod, requested, demand, notes)
+        decided = _count_exclusive_cpus(pod, requested, demand, notes, is_exclusive=is_exclusive)
         if isinstance(decided, Rejection):
             return decided
         exclusive_cpus, ignored = decided
@@ -200,11 +203,19 @@ def _count_exclusive_cpus(
     requested: PlacementOptions,
     size: Demand,
     notes: list[str],
+    *,
+    is_exclusive: bool,
 ) -> tuple[int, str] | Rejection:
     """The number of exclusive CPUs, and what is ignored because the request does not pay for it."""
     count = _wished_exclusive_cpus(pod, requested, size.cpu_milli)
+    may_share = not is_exclusive and _may_share_instead(pod, requested)
     if count is None:
-        return _fractional_rejection(requested, size.cpu_milli)
+        if not may_share:
+            return _fractional_rejection(requested, size.cpu_milli)
+        text = f"its cpu is {size.cpu_milli}m" if size.cpu_milli else "its cpu is not set"
+        ignored = _shares_instead_text(requested, text)
+        notes.append(ignored)
+        return 0, ignored
     if not count:
         return 0, ""
     whole_cpus = size.cpu_requested_milli // 1000
@@ -225,11 +236,24 @@ def _count_exclusive_cpus(
     # How much more than 256 CPUs a request pays for is not given, and slots were counted.
     if count <= whole_cpus or requested.unrequested_cpus or size.cpu_is_lower_bound:
         return count, ""
-    if is_explicit and not (requested.ignores_denied and requested.is_from_annotation("cpus")):
+    ignored_or_rejection = _ignore_unpaid(requested, size, count, may_share=may_share)
+    if isinstance(ignored_or_rejection, Rejection):
+        return ignored_or_rejection
+    notes.append(ignored_or_rejection)
+    return 0, ignored_or_rejection
+
+
+def _ignore_unpaid(
+    requested: PlacementOptions, size: Demand, count: int, *, may_share: bool
+) -> str | Rejection:
+    """Say what is ignored of a request that does not pay for so many CPUs, or reject it."""
+    paid_text = _requested_text(size.cpu_requested_milli, count)
+    if may_share:
+        return _shares_instead_text(requested, paid_text)
+    is_ignored = requested.ignores_denied and requested.is_from_annotation("cpus")
+    if "cpus" in requested.explicit_keys and not is_ignored:
         return _unrequested_rejection(requested, size.cpu_requested_milli, count)
-    ignored = f"cpus: exclusive is ignored: {_requested_text(size.cpu_requested_milli, count)}"
-    notes.append(ignored)
-    return 0, ignored
+    return f"cpus: exclusive is ignored: {paid_text}"
 
 
 def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: int) -> int | None:
@@ -248,6 +272,21 @@ def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: 
         return 0
     needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
     return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
+
+
+def _may_share_instead(pod: PodSandbox, requested: PlacementOptions) -> bool:
+    """True if ``cpus: exclusive`` is for those containers of several that request whole CPUs.
+
+    Of one named container it is strict, and of a pod that requests no whole CPU in all.
+    """
+    source = requested.sources.get("cpus", DEFAULT_SOURCE)
+    is_pods = source.kind is SourceKind.ANNOTATION and not source.is_for_container
+    has_whole_cpu = is_pods and (pod_cpu_request_milli(pod) or 0) >= 1000
+    return requested.slots is None and (has_whole_cpu or source.kind is SourceKind.RULE)
+
+
+def _shares_instead_text(requested: PlacementOptions, cause: str) -> str:
+    return f"it shares CPUs beside cpus: exclusive ({requested.source_text('cpus')}): {cause}"
 
 
 def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
@@ -432,6 +471,18 @@ def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int)
     if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
         return max(0, capacity_bytes) * (1000 - score) // 1000
     return 0
+
+
+def unpinned_memory_request(
+    pod: PodSandbox, container: Container, capacity_bytes: int, others: Charge
+) -> int:
+    """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
+    if pod.qos is not QoSClass.GUARANTEED:
+        return _requested_bytes(pod, container, capacity_bytes)
+    limit = container.resources.memory_limit or 0
+    if not 0 < limit < _MIN_UNLIMITED_BYTES:
+        return 0
+    return requested_memory(pod, container, capacity_bytes, limit, others)
 
 
 def _memory_demand(

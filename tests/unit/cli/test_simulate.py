@@ -313,6 +313,41 @@ def test_sysfs_root_and_machine_are_the_same_thing_given_once(tmp_path: Path) ->
     assert first.output == second.output
 
 
+def test_pods_without_requests_are_spread_over_the_numa_nodes() -> None:
+    """The first example of the page about the configuration."""
+    Path("agent.yaml").write_text("defaults: {policy: best-effort}\n")
+    files = write(*(pod(f"p{n}", wishes={}) for n in range(8)))
+    answer = as_json("--config", "agent.yaml", files)
+    mems = [c["mems"] for s in answer["events"] for c in s["containers"]]
+    assert mems == ["0", "1", "2", "3"] * 2
+
+
+def test_exclusive_for_a_whole_pod_leaves_sidecars_and_debuggers_to_share() -> None:
+    half = {"limits": {"cpu": "500m", "memory": "1Gi"}}
+    spec = {
+        "initContainers": [container("proxy", half, restartPolicy="Always")],
+        "containers": [container("main", {"limits": {"cpu": 2, "memory": "1Gi"}})],
+        "ephemeralContainers": [{"name": "debugger", "image": "busybox"}],
+    }
+    wishes = {"cpus": "exclusive", "policy": "best-effort"}
+    answer = as_json(write(document("Pod", "db", spec, wishes)))
+    (event,) = answer["events"]
+    kinds = {c["container"]: c["explanation"]["result"]["kind"] for c in event["containers"]}
+    assert kinds == {"proxy": "shared", "main": "exclusive", "debugger": "shared"}
+    assert event["qos"] == "Guaranteed"
+
+
+def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
+    files = write(
+        *(pod(name, cpus, "1Gi", SINGLE) for name, cpus in (("two", 2), ("a", 1), ("b", 1)))
+    )
+    machine = "synthetic:sockets=1,numa=1,cores=4,threads=1,memory=16Gi,isolated=2-3"
+    done = simulate("--continue", "--set", "reservedCPUs=0", files, machine=machine, code=1)
+    shows(done.output, "(isolatedCPUs: avoid)")
+    rows = [line.split() for line in done.output.splitlines() if " app " in line]
+    assert [row[3] for row in rows[1:3]] == ["1", "2"]
+
+
 def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     machine = snc_smt()
     used = {

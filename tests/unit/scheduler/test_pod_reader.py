@@ -50,7 +50,7 @@ def test_what_is_wrong_is_said_without_the_pods_name() -> None:
     assert "policy is 'nearby'" in wish.invalid_reason
     assert "web-1" not in wish.invalid_reason
     assert "expected a whole number" in READER.read_pod_request(
-        pod(container(cpu="1500m", memory="1Gi"), cpus="exclusive")
+        pod(container(cpu="1500m", memory="1Gi"), **{"cpus.main": "exclusive"})
     ).invalid_reason.replace("a whole number of CPUs", "a whole number")
 
 

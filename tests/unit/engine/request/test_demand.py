@@ -7,15 +7,18 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import Demand, compute_demand
 from nri_numa.model.workload import (
+    DEFAULT_SOURCE,
     SMT,
     Bind,
     Container,
     CPUMode,
+    OptionSource,
     PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
     Resources,
+    SourceKind,
 )
 
 GiB = 1 << 30
@@ -52,9 +55,9 @@ ALIGNED = PlacementOptions(policy=Policy.RESTRICTED)
 ASKED = PlacementOptions(
     cpus=CPUMode.EXCLUSIVE,
     explicit_keys=frozenset({"cpus"}),
-    sources={"cpus": "annotation numa.kubernetes.io/cpus"},
+    sources={"cpus": OptionSource(SourceKind.ANNOTATION, "numa.kubernetes.io/cpus.main", True)},
 )
-BY_DEFAULT = PlacementOptions(cpus=CPUMode.EXCLUSIVE, sources={"cpus": "default"})
+BY_DEFAULT = PlacementOptions(cpus=CPUMode.EXCLUSIVE, sources={"cpus": DEFAULT_SOURCE})
 WHOLE = kubelet_cpu(2000, 2000)
 FRACTION = kubelet_cpu(1500, 1500)
 

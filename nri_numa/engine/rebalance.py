@@ -367,28 +367,33 @@ def explain_blockers(
 ) -> SearchSteps[Rejected]:
     """The refusal, saying what would have to be elsewhere where a few containers are in the way.
 
-    Of those that are ``tied`` none could move, movable or not. With ``must_move`` nothing is said
-    but of moves that would be made if all of them were movable.
+    Those in ``immovable_ids`` never move, movable or not. That others would have to be movable is
+    said where the search for moves finds them once they are. With ``must_move`` nothing else is.
     """
     plan = yield from plan_moves(node, refused)
     if plan is None:
         return refused
-    moves = plan.moves
-    text = (
-        ""
-        if must_move
-        else f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
-    )
-    is_possible = not any(m.before.container_id in immovable_ids for m in moves)
-    if is_possible and len(moves) <= node.machine.settings.rebalance_moves:
+    moves, max_moves = plan.moves, node.machine.settings.rebalance_moves
+    text = f"it would fit if {' and '.join(map(_displaced_container_text, moves))}"
+    moved_ids = {m.before.container_id for m in moves}
+    if moved_ids.isdisjoint(immovable_ids) and len(moves) <= max_moves:
         unmovable = [m for m in moves if not m.before.movable]
-        yield _verification_work(node, refused, len(moves))
-        fits_now = _verify_plan(node, refused, plan.targets, running=True) is not None
-        if unmovable and fits_now:
-            text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
-        elif text and not (unmovable or fits_now):
+        if not unmovable:
             text += ": movable, but memory is free only once it has moved"
-    return replace(refused, room_text=text)
+        elif (yield from _plan_if_movable(node, refused, moved_ids, immovable_ids)) is not None:
+            text = f"it would fit if {' and '.join(map(_mover_text, unmovable))} were movable"
+            return replace(refused, room_text=text)
+    return refused if must_move else replace(refused, room_text=text)
+
+
+def _plan_if_movable(
+    node: NodeSnapshot, refused: Rejected, ids: Collection[str], immovable_ids: Collection[str]
+) -> SearchSteps[MovePlan | None]:
+    """The moves that are made once these containers are movable, too."""
+    allocations, max_moves = node.state.allocations, node.machine.settings.rebalance_moves
+    still = {i for i, a in allocations.items() if not (a.movable or i in ids)} | {*immovable_ids}
+    yield _LOOK_WORK * len(allocations)
+    return (yield from plan_moves(node, refused, still=still, max_moves=max_moves, running=True))
 
 
 def _mover_text(move: ContainerMove) -> str:
@@ -811,8 +816,8 @@ def _verify_plan(
     for a, i in movers:
         reading = None if reading is None else reading.with_own_charges_added(placed, -1)
         moved = _place_mover(replace(node, state=after, reading=reading), a, i)
-        if moved is None:
-            return None
+        if moved is None or _has_same_place(a, moved):
+            return None  # what fits only while it is away does not fit
         if running:
             if (moved.numa_nodes == a.numa_nodes) is not (i in a.numa_nodes):
                 return None  # its memory was booked otherwise
@@ -823,6 +828,10 @@ def _verify_plan(
         after, placed = after.with_allocation(moved), moved.with_migration_finished
         moves.append(ContainerMove(a, moved))
     return MovePlan(_state_with_moves(node.state, after, moves), decision, tuple(moves), targets)
+
+
+def _has_same_place(a: Allocation, b: Allocation) -> bool:
+    return (a.cpus, a.idle_siblings, a.numa_nodes) == (b.cpus, b.idle_siblings, b.numa_nodes)
 
 
 def _migrating_memory_allocation(a: Allocation) -> Allocation:

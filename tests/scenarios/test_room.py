@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -219,6 +219,15 @@ PODS = st.lists(
 )
 
 
+AWAY_AND_BACK = [
+    (2, 3, {"policy": "single-numa-node"}, QoSClass.GUARANTEED),
+    (2, 1, {"policy": "restricted", "cpus": "shared"}, QoSClass.GUARANTEED),
+    (0.5, 3, {"policy": "best-effort", "movable": "true"}, QoSClass.GUARANTEED),
+    (3, 3, {"policy": "single-numa-node", "cpus": "shared"}, QoSClass.BURSTABLE),
+]
+"""The last would fit only while the third, which goes back to its place, is nowhere."""
+
+
 @given(st.sampled_from(MACHINES), PODS, st.booleans(), st.booleans(), st.booleans())
 @hypothesis_settings(deadline=None)
 def test_after_a_plan_everything_holds(
@@ -380,6 +389,32 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
     assert world.agent.state.allocations == before.allocations
+
+
+@given(st.sampled_from(MACHINES), PODS, st.integers(1, 3))
+@example(machine(2, 4, gib=4), AWAY_AND_BACK, 3)
+@hypothesis_settings(deadline=None, max_examples=3 * hypothesis_settings().max_examples)
+def test_made_movable_it_fits(
+    topology: Topology, pods: list[tuple[float, float, dict[str, str], QoSClass]], moves: int
+) -> None:
+    """What is said to be in the way is elsewhere then, or has other CPUs."""
+    world = World(topology, Settings(rebalance_moves=moves))
+    world.agent.moves_memory = True
+    for number, (cpus, memory, wishes, qos) in enumerate(pods):
+        of = pod(f"p{number}", wishes, qos=qos)
+        made, agent = container(of, wants=resources(cpus, memory)), world.agent
+        answer = world.create(of, made)
+        text = hint(answer) if isinstance(answer, Rejected) else ""
+        assert "instead of ." not in text
+        if not text.endswith("were movable"):
+            continue
+        named = set(re.findall("default/(p[0-9]+)/app", text))
+        there = {
+            i: replace(a, movable=a.movable or a.pod in named)
+            for i, a in agent.state.allocations.items()
+        }
+        agent.state = replace(agent.state, allocations=there)
+        assert isinstance(world.create(of, made), Admitted), text
 
 
 @pytest.mark.parametrize(("moves", "b", "fits"), [(2, 4, ["n"]), (0, 4, []), (2, 6, [])])

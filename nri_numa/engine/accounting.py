@@ -93,6 +93,23 @@ def count_free_exclusive(
     return counts
 
 
+def whole_core_counts(
+    machine: NodeModel, free: CPUSet, counts: dict[int, int], need: int
+) -> dict[int, int]:
+    """Counts for ``full-core``: less on NUMA nodes whose cores never make ``need``, if others do.
+
+    If none do they stay: it is refused for its number, not for a place.
+    """
+    limited = dict(counts)
+    for i, sizes in _free_core_sizes_by_node(machine, free).items():
+        sums = 1  # bit n: some of these cores have n threads together
+        for threads in sizes:
+            sums |= sums << threads
+        if not sums >> need & 1:
+            limited[i] = min(counts.get(i, 0), (sums & ((1 << need) - 1)).bit_length() - 1)
+    return limited if any(n >= need for n in limited.values()) else counts
+
+
 def _free_core_sizes_by_node(machine: NodeModel, free: CPUSet) -> dict[int, list[int]]:
     """By NUMA node, the threads of each wholly free core, largest first."""
     index: AllocatorIndex = machine.allocator_index

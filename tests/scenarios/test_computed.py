@@ -6,8 +6,11 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import max_exclusive_by_node, total_free_exclusive
@@ -98,6 +101,33 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
         one = pod(f"b{number}", wishes)
         world.place(one, wants=resources(number))
         world.stop(f"b{number}-app")
+
+
+@given(st.sets(st.integers(0, 19), max_size=18), st.integers(1, 6), st.booleans())
+@example({16, 17}, 1, True)
+def test_whole_cores_come_from_the_numa_node_whose_cores_make_the_number(
+    listed: set[int], count: int, pack: bool
+) -> None:
+    """On hybrid cores, though another has more CPUs: cores of two threads never make one CPU."""
+    topology = build_synthetic_topology(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, efficient_cores_per_numa=2
+    )
+    world = World(topology, Settings(strategy=Strategy.PACK if pack else Strategy.SPREAD))
+    if listed:
+        world.put("listed", {"numacpu": str(CPUSet(listed)), "cpus": "exclusive"}, len(listed))
+    of = pod("a", SINGLE | {"cpus": "exclusive", "smt": "full-core"})
+    answer = world.create(of, container(of, wants=resources(count)))
+    cores: dict[int, list[int]] = {0: [], 1: []}
+    for core in topology.cores.values():
+        if not core.cpus & CPUSet(listed):
+            cores[core.numa_node].append(len(core.cpus))
+    fits = any(
+        sum(some) == count
+        for sizes in cores.values()
+        for size in range(len(sizes) + 1)
+        for some in combinations(sizes, size)
+    )
+    assert isinstance(answer, Admitted) is (fits and len(listed) + count < 20)
 
 
 def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:

@@ -12,6 +12,7 @@ from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.node_model import MeasuredFree
+from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, Device, DeviceAlignment, DeviceRequest, PodSandbox
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -68,6 +69,24 @@ def test_a_container_is_placed_where_its_gpus_are(
     assert mems == str(numa_node)
     because = [step for step in world.steps("a-app") if "GPU" in step]
     assert because == [f"on NUMA node {numa_node} because its GPU {said}"] * bool(said)
+
+
+def test_gpus_with_no_cpu_near_are_named() -> None:
+    """Its CPUs are on two of the five NUMA nodes that were chosen for its GPUs."""
+    topology = build_synthetic_topology(sockets=8, numa_per_socket=1, cores_per_numa=4)
+    world = World(topology)
+    of = pod("a", {"policy": "restricted", "cpus": "exclusive"})
+    world.place(of, with_gpus(of, 10, **{f"g{i}": (i,) for i in range(5)}))
+    assert [step for step in world.steps("a-app") if "GPU" in step] == [
+        "on NUMA nodes 0-1 because its GPU g0, g1 are there",
+        "although its GPU g2, g3, g4 are on NUMA nodes 2-4, which is not among them",
+    ]
+
+
+def test_nics_apart_are_tied_by_nothing(world: World) -> None:
+    of = pod("a", {"policy": "single-numa-node"})
+    refused = world.refuse(of, with_gpus(of, n0=(0,), n1=(1,)))
+    says(refused, "DeviceAffinityError", "GPU: 2 needed, at most 1 free on one NUMA node;")
 
 
 def test_listed_memory_confines_the_cpus_and_not_the_devices(world: World) -> None:
@@ -200,10 +219,10 @@ def test_gpus_without_cpus_near_them_are_named() -> None:
     gpus = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
     of = pod("p", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, **gpus)).trace.decision_steps
-    assert "its CPUs are on NUMA node 0, and none is near its GPU c, d" in steps
+    assert "although its GPU c, d are on NUMA node 1, which is not among them" in steps
     of = pod("q", {"policy": "best-effort"})
     steps = world.admit(of, with_gpus(of, 5, **gpus)).trace.decision_steps
-    assert not [step for step in steps if "none is near" in step]
+    assert not [step for step in steps if "although its GPU" in step]
 
 
 def test_pods_without_devices_keep_away_from_free_ones() -> None:

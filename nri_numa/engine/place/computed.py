@@ -72,7 +72,6 @@ from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     device_nodes_first,
     device_step_sentences,
-    distant_device_sentences,
     excluded_memory_text,
     exclusive_cpu_count_text,
     exclusive_mode_text,
@@ -475,6 +474,7 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
         return placement
     if case.demand.exclusive_cpus:
         return _place_exclusive(case, table, placement)
+    placement = _with_device_sentences(case, placement, placement.affinity)
     if case.uses_kubelet_rules:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
         return _build_placement(case, table, placement)
@@ -592,12 +592,10 @@ def _alignment_rejection(
 
 def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placement:
     """Begin a placement on the NUMA nodes that the policy chose, and say how they were chosen."""
-    affinity, container = alignment.affinity, case.container
+    affinity = alignment.affinity
     nodes_text = "any NUMA node" if affinity is None else numa_text(affinity)
     ideal = "" if alignment.preferred else ", wider than ideal"
     sentences = [f"policy {case.policy} chose {nodes_text}{ideal}"]
-    if container.devices or container.pod_devices or container.device_notes:
-        sentences += device_step_sentences(case, affinity)
     warnings: tuple[str, ...] = ()
     scheduled_nodes = case.requested.scheduled_nodes
     if scheduled_nodes.bits and affinity is not None:
@@ -615,6 +613,23 @@ def _affinity_placement(case: PlacementRequest, alignment: Alignment) -> Placeme
         decision_steps=(*sentences, *warnings),
         warnings=warnings,
     )
+
+
+def _with_device_sentences(
+    case: PlacementRequest, placement: Placement, numa_nodes: NUMASet | None
+) -> Placement:
+    """Say which devices are near, and which are not, where their NUMA nodes were looked at."""
+    container, alignment = case.container, placement.alignment
+    if alignment is None or not (
+        container.devices or container.pod_devices or container.device_notes
+    ):
+        return placement
+    if case.requested.scope is Scope.POD:
+        numa_nodes = placement.affinity  # its other containers' devices count, too
+    elif alignment.affinity is None:
+        numa_nodes = None
+    sentences = device_step_sentences(case, numa_nodes)
+    return replace(placement, decision_steps=placement.decision_steps + sentences)
 
 
 def _missing_cpu_holders(case: PlacementRequest) -> str:
@@ -647,14 +662,13 @@ def _place_exclusive(
     refused = check_exclusive_limits(case, what, chosen_cpus.cpus, chosen_cpus.idle)
     if refused is not None:
         return UnalignedRejection.with_alignment(refused, found.alignment)
+    numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
+    found = _with_device_sentences(case, found, numa_nodes)
     sentences = [*found.decision_steps, *chosen_cpus.notes]
     returned = request.prefer & chosen_cpus.cpus
     if returned:
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
-    numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
-    if affinity is not None:
-        sentences += distant_device_sentences(case, affinity, numa_nodes)
     aligned = found.aligned and (
         affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
     )

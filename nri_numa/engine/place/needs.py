@@ -15,6 +15,7 @@ from nri_numa.engine.accounting import (
     group_floor_cpus,
     max_exclusive_total,
     pool_floor_cpus,
+    whole_core_counts,
 )
 from nri_numa.engine.align.hints import (
     AmountsByNode,
@@ -112,6 +113,9 @@ def free_resources(case: PlacementRequest) -> FreeResources:
         is_pair = case.effective_smt is SMT.PAIR
         free_cpus = free_cpus - group_floor_cpus(node, free_cpus, pair=is_pair)
         free_by_node = count_free_exclusive(node, free_cpus, case.effective_smt, cpu_left)
+        if case.effective_smt is SMT.FULL_CORE and not case.uses_kubelet_rules:
+            need = demand.exclusive_cpus
+            free_by_node = whole_core_counts(node.machine, free_cpus, free_by_node, need)
         if requested.slots is not None and (slot_counts := requested.slots.by_node):
             # The kubelet has chosen the NUMA nodes, and how many CPUs of each.
             free_cpus = free_cpus & node.machine.topology.cpus_of(NUMASet(slot_counts))
@@ -475,23 +479,6 @@ def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> t
         for request in aligned_devices(case):
             sentences += _device_request_sentences(request, affinity)
     return (*sentences, *container.device_notes)
-
-
-def distant_device_sentences(
-    case: PlacementRequest, affinity: NUMASet, numa_nodes: NUMASet
-) -> list[str]:
-    """Say which devices on the NUMA nodes that were chosen have no CPUs near them."""
-    sentences: list[str] = []
-    nodes, without_cpus = frozenset(numa_nodes), frozenset(affinity) - frozenset(numa_nodes)
-    for request in aligned_devices(case):
-        devices = [d for d in request.devices if d.numa_nodes & without_cpus]
-        distant = [d for d in devices if not d.numa_nodes & nodes]
-        if distant:
-            names = _device_names_text(request.resource, distant)
-            sentences.append(
-                f"its CPUs are on {numa_text(numa_nodes)}, and none is near its {names}"
-            )
-    return sentences
 
 
 def _device_request_sentences(request: DeviceRequest, affinity: NUMASet) -> list[str]:

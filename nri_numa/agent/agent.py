@@ -516,9 +516,7 @@ class Agent:
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
         self.unconfirmed_ids.discard(container_id)
-        allocation = self.state.allocations.get(container_id)
-        if allocation is not None and allocation.movable:
-            self._tasks.add(partial(self._write_assignment_mark, container_id))
+        self._tasks.add(partial(self._write_assignment_mark, container_id))
         if not self.observe:
             self.repair_cgroups([container_id])
             self._tell_systemd([container_id])

@@ -99,6 +99,26 @@ def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) 
     assert world.count("unexplained_pins_total") == 0
 
 
+def test_one_that_lost_its_cpus_in_a_resize_stays_where_it_shares(tmp_path: Path) -> None:
+    """Its annotation is of its creation; its cgroup carries what it has since."""
+    topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1)
+    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet.parse("0-1"))
+    world = World(topology, cgroups=CgroupReader(str(tree.root)))
+    for name in ("first", "second"):
+        of = pod(name, {"policy": "single-numa-node"})
+        made = replace(container(of, wants=resources(4, 1)), cgroups_path=f"/pods/{name}")
+        world.place(of, made)
+        tree.write(f"/pods/{name}", world.has(made.id)[0])
+    assert world.update("second-app", resources(3.5, 1)) is None
+    world.agent.post_update_container("second-app")
+    before = world.has("second-app")
+    assert before == ("8-15", "1")
+    world.stop("first-app")
+    world.restart(lost=True)
+    assert world.has("second-app") == before
+    world.check()
+
+
 def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path: Path) -> None:
     world, tree = marking(tmp_path)
     world.put("own", OWN, 4, 1)

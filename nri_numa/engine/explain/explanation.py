@@ -52,6 +52,8 @@ class DemandSource(msgspec.Struct, array_like=True, frozen=True):
     oom_score: int | None = None
     hugepages: dict[int, int] = {}
     notes: tuple[str, ...] = ()
+    own_cpu_milli: int = 0
+    own_memory_bytes: int = 0
 
 
 class ExplanationInput(msgspec.Struct, array_like=True, frozen=True):
@@ -113,6 +115,8 @@ def explanation_input_of(trace: DecisionTrace) -> ExplanationInput:
             oom_score=trace.container.oom_score_adj,
             hugepages=dict(demand.hugepages),
             notes=demand.notes,
+            own_cpu_milli=demand.own_cpu_milli,
+            own_memory_bytes=demand.own_memory_bytes,
         )
     return ExplanationInput(
         qos=str(trace.pod.qos),
@@ -257,6 +261,7 @@ def _demand_document(
 ) -> ExplanationDocument:
     return {
         "cpuMilli": demand.cpu_milli,
+        "ownCpuMilli": demand.own_cpu_milli or demand.cpu_milli,
         "exclusiveCpus": demand.exclusive_cpus,
         "cpuFrom": demand.cpu_from,
         "cpuQuota": demand.cpu_quota,
@@ -264,6 +269,7 @@ def _demand_document(
         "cpuShares": demand.cpu_shares,
         "why": _cpu_mode_reason(qos, requested, demand),
         "memoryBytes": demand.memory_bytes,
+        "ownMemoryBytes": demand.own_memory_bytes or demand.memory_bytes,
         "memoryFrom": demand.memory_from,
         "oomScore": demand.oom_score,
         "hugePages": [

@@ -215,7 +215,7 @@ def _pinned_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield "It has less than it asks for since it was resized: no more was free there."
     elif document["outcome"] == WIDENED_OUTCOME:
         yield "This is a wider place than ideal."
-    elif kind != "explicit":
+    elif kind != "explicit" and result["policy"] != "none":  # else nobody compared places
         yield _PREFERRED_PLACE_TEXT
 
 
@@ -278,11 +278,12 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     if demand is None:
         return
-    cpus = Unit.MILLI_CPUS.amount_text(demand["cpuMilli"])
+    cpus = Unit.MILLI_CPUS.amount_text(demand["ownCpuMilli"])
+    milli_text = _within_pod_text(demand["cpuMilli"], demand["ownCpuMilli"], Unit.MILLI_CPUS)
     if demand["cpuFrom"] == "limit":
-        yield f"{cpus}: its CPU limit."
+        yield f"{cpus}: its CPU limit{milli_text}."
     elif demand["cpuFrom"] == "request":
-        yield f"{cpus}: its CPU request."
+        yield f"{cpus}: its CPU request{milli_text}."
     else:
         yield "It has no CPU limit and no CPU request: it counts as needing none."
     if demand["why"]:
@@ -290,12 +291,14 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         if own := demand["exclusiveCpus"]:
             whose = "It is exclusive" if own == 1 else "They are exclusive"
         yield f"{whose}, because {demand['why']}."
-    memory = Unit.BYTES.amount_text(demand["memoryBytes"])
+    memory = Unit.BYTES.amount_text(demand["ownMemoryBytes"])
+    bytes_text = _within_pod_text(demand["memoryBytes"], demand["ownMemoryBytes"], Unit.BYTES)
     if demand["memoryFrom"] == "limit":
-        yield f"{memory} of memory: its memory limit."
+        yield f"{memory} of memory: its memory limit{bytes_text}."
     elif demand["memoryFrom"] == "request":
         score = demand["oomScore"]
-        yield f"About {memory} of memory: its request, worked out from its OOM score {score}."
+        source = f"its request, worked out from its OOM score {score}"
+        yield f"About {memory} of memory: {source}{bytes_text}."
     else:
         yield "It has no memory limit, and no memory request that the runtime reports."
     for pages in demand["hugePages"]:
@@ -303,6 +306,13 @@ def _demand_sentences(document: ExplanationDocument) -> Iterator[str]:
         yield f"{amount} in huge pages of {size}: its limit."
     for note in demand["notes"]:
         yield _to_sentence(note)
+
+
+def _within_pod_text(counted: int, own: int, unit: Unit) -> str:
+    """How much of a container's own limit counts beside the rest of its pod, if not all of it."""
+    if counted == own:
+        return ""
+    return f"; {unit.amount_text(counted)} of it count: its pod's sum leaves no more"
 
 
 def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:

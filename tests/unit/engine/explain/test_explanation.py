@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
@@ -23,7 +25,7 @@ from nri_numa.model.machine import Topology, Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources
 
 FOUR = build_synthetic_topology(
     sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16
@@ -98,6 +100,46 @@ def test_every_value_is_told_with_what_it_means() -> None:
     text = told(Node().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2)))
     assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices do not" in text
     assert "movable: true (annotation numa.kubernetes.io/movable): it may be elsewhere" in text
+
+
+@given(
+    st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+    st.lists(st.tuples(st.sampled_from([0, 0.5, 1, 3, 5, 12]), st.integers(0, 20)), max_size=5),
+    st.none() | st.tuples(st.sampled_from([1, 2.5, 6]), st.integers(1, 20)),
+)
+@example("none", [(12, 1)], None)
+@example("best-effort", [(5, 4)], (2.5, 2))
+def test_what_is_said_of_a_container_is_what_its_document_has(
+    policy: str, sizes: list[tuple[float, int]], total: tuple[float, int] | None
+) -> None:
+    """Limits are those of the runtime, whatever counts of them beside the rest of its pod."""
+    node = Node()
+    of = pod("web", {"policy": policy}, total=resources(*total) if total else None)
+    for number, (cpus, memory) in enumerate(sizes):
+        made = container(of, f"c{number}", resources(cpus, memory))
+        decision = node.create(of, made)
+        assert decision is not None
+        document = of_decision(node.agent.machine, decision)
+        text, demand = told(document), document["demand"]
+        if demand is not None:
+            counted = " of it count: its pod's sum leaves no more"
+            for amount, name, unit, key in (
+                (1000 * cpus, "CPU limit", Unit.MILLI_CPUS, "cpuMilli"),
+                (memory * GIB, "memory limit", Unit.BYTES, "memoryBytes"),
+            ):
+                if f"its {name}" in text:
+                    part = "" if demand[key] == amount else f"; {unit.amount_text(demand[key])}"
+                    of_memory = " of memory" if key == "memoryBytes" else ""
+                    assert (
+                        f"{unit.amount_text(int(amount))}{of_memory}: its {name}"
+                        f"{part and part + counted}." in text
+                    )
+        narrow = explain_text._PREFERRED_PLACE_TEXT in text
+        assert not narrow or document["result"]["policy"] != "none"
+        for numa_node, free in re.findall(r"Free on NUMA node ([0-9]+): ([0-9.]+) of", text):
+            (cpu,) = (r for r in document["resources"] if r["resource"] == "cpu")
+            (here,) = (n for n in cpu["numaNodes"] if n["numaNode"] == int(numa_node))
+            assert free == Unit(cpu["unit"]).amount_text(here["free"], free=True).split()[0]
 
 
 def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:

@@ -16,9 +16,9 @@ from kubectl_numa_cluster import Object, ids, listed, refusal
 from kubectl_numa_reasons import RETRY_CONDITIONS
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-_OURS = ("PlacementRefused", "PlacementUndone", "PlacedWider", "NotPinned", "PlacedAfterStart",
-         "PlacedLate", "Moved", "RoomFound", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained",
-         "NUMAPodMoved", "NUMANodeStolen")  # fmt: skip
+_OURS = ("PlacementRefused", "PlacementUndone", "NoLongerExclusive", "PlacedWider", "NotPinned",
+         "PlacedAfterStart", "PlacedLate", "Moved", "RoomFound", "CpusetDrift",
+         "AnnotationIgnored", "NUMANodeDrained", "NUMAPodMoved", "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})
 """Annotations that are answers; the others below the prefix are what the pod asks for.

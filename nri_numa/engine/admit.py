@@ -483,6 +483,8 @@ def place_container(case: PlacementRequest) -> Placement | Rejection:
     requested = case.requested
     listed_only = requested.policy is Policy.NONE and not case.demand.exclusive_cpus
     if requested.numacpu is not None or (requested.numamem is not None and listed_only):
+        if requested.numacpu is None and requested.bind is Bind.CPU:
+            return place_computed(replace(case, policy=Policy.NONE))  # as numactl --cpunodebind
         return place_explicit(case)
     placed = place_computed(case)
     if isinstance(placed, Placement) or case.on_failure is not OnFailure.BEST_EFFORT:

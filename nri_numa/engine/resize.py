@@ -104,6 +104,14 @@ def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement
     return change.resize_shared()
 
 
+def shared_again_text(prior: Allocation, milli: int) -> str:
+    """Say what an owner loses by a new size that is no whole number; empty if it loses nothing."""
+    if prior.kind is not ContainerKind.EXCLUSIVE or not milli % 1000:
+        return ""
+    had = exclusive_cpu_count_text(len(prior.cpus))
+    return f"no longer has its {had}, because {milli}m is no whole number of CPUs"
+
+
 class _Resize:
     """One change of size on its way."""
 
@@ -142,6 +150,8 @@ class _Resize:
         case, numa_nodes = self.case, self.prior.numa_nodes
         nodes_text, free_by_node = numa_text(numa_nodes), case.node.free_shared_milli
         self.steps.append(f"stays on {nodes_text}")
+        if text := shared_again_text(self.prior, case.demand.cpu_milli):
+            self.steps.append(text)
         wanted_milli, prior_milli = case.demand.cpu_milli, self.prior.cpu_milli
         free_milli = sum(free_by_node.get(i, 0) for i in numa_nodes)
         if self._has_shortage(wanted_milli, prior_milli, free_milli):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
+from nri_numa.engine.resize import shared_again_text
 from nri_numa.engine.state import (
     UNPINNED_GROUP_KEY,
     Allocation,
@@ -211,6 +212,10 @@ class DecisionReporter:
                 fields[name] = f"{old} -> {new}"
         self._record_request_decision(allocation, "resized", cpus)
         log.info("container resized", **fields)
+        text = "" if before is None else shared_again_text(before, allocation.cpu_milli)
+        if text and not allocation.exclusive:
+            log.warning("container no longer exclusive", **fields, problem=text)
+            self._notices.add_for_allocation(allocation, NoticeKind.SHARED_AGAIN, text)
 
     def log_released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""

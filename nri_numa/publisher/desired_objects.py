@@ -41,6 +41,7 @@ EVENT_REASONS: Final = {
     "drift": ("CpusetDrift", "Warning"),
     "ignored": ("AnnotationIgnored", "Warning"),
     "undone": ("PlacementUndone", "Warning"),
+    "shared": ("NoLongerExclusive", "Warning"),
 }
 """Reason and type of an Event by what happened."""
 

@@ -323,7 +323,11 @@ class _Simulator:
         )
         had = self._cpus_by_container(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
-        had |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
+        had |= {
+            container_id(pod, outcome.container): outcome.cpus
+            for outcome in outcomes
+            if outcome.allocation is not None  # a refusal has none, and changes nothing
+        }
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
             for i, cpus in self._cpus_by_container(self.state, had).items()

@@ -130,6 +130,29 @@ def test_whole_cores_come_from_the_numa_node_whose_cores_make_the_number(
     assert isinstance(answer, Admitted) is (fits and len(listed) + count < 20)
 
 
+@pytest.mark.parametrize(
+    ("asks", "cpus"),
+    [
+        ({}, "4-7"),
+        ({"cpus": "exclusive"}, "4-5"),
+        ({"policy": "single-numa-node"}, "4-5"),
+        ({"numacpu": "0"}, "0"),
+    ],
+)
+def test_numamem_with_bind_cpu_names_numa_nodes_for_cpus(asks: dict[str, str], cpus: str) -> None:
+    """Its memory, more than NUMA node 1 has, is left alone."""
+    world = two_nodes()
+    assert world.put("a", {"bind": "cpu", "numamem": "1"} | asks, 2, 20) == (cpus, "")
+    says(world.refused("b", {"bind": "cpu", "numamem": "7"}), "UnknownNUMANode", "numamem is '7'")
+    world.restart(lost=True)
+    assert world.has("a-app") == (cpus, "")
+
+
+def test_a_default_of_bind_cpu_takes_no_pin_of_memory() -> None:
+    world = two_nodes(defaults={"bind": "cpu"})
+    assert world.put("a", {"numamem": "1"}, 0.5, 1)[1] == "1"
+
+
 def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     world = World(machines.single_smt())
     world.put("plain", {}, qos=BURSTABLE)

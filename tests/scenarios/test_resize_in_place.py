@@ -57,6 +57,18 @@ def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it(
     assert world.allocation("a-app").kind is ContainerKind.SHARED
 
 
+def test_who_no_longer_has_exclusive_cpus_is_told_so_and_why(world: World) -> None:
+    """An autoscaler's fraction: in explain, in a notice, which is an Event, and in the log."""
+    world.put("a", SINGLE, 4, 1)
+    assert world.update("a-app", resources(3.85, 1)) is None
+    text = "no longer has its 4 exclusive CPUs, because 3850m is no whole number of CPUs"
+    assert text in world.steps("a-app")
+    (notice,) = world.agent.notices.notices_after()
+    assert (notice.notice_kind, notice.message) == ("shared", text)
+    assert world.update("a-app", resources(2.5, 1)) is None
+    assert len(list(world.agent.notices.notices_after())) == 1
+
+
 def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
     assert world.put("first", SINGLE, 1, 4)[1] == "0"
     cpus, mems = world.put("a", SINGLE, 2, 1)

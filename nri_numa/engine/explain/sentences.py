@@ -225,9 +225,11 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     options = {option["key"]: option for option in document["asked"]}
     lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
+    is_near = "bind" in options and options["bind"]["value"] == "cpu"
+    prefixes = {"numacpu": "", "numamem": "CPUs near " if is_near else "memory of "}
     if lists:
         listed = [
-            f"{'' if one['key'] == 'numacpu' else 'memory of '}"
+            f"{prefixes[one['key']]}"
             f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(value)} "
             f"({_truncate_value(one['source'])})"
             for one in lists

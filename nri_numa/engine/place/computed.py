@@ -843,6 +843,8 @@ def _with_memory(
 
 def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placement) -> Placement:
     aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.node.machine, mems)
+    if case.requested.bind is Bind.CPU:
+        return replace(placement, aligned=aligned)
     warnings = unattached_memory_warnings(case.node.machine, mems)
     note = f"memory as listed: numamem {mems}"
     return replace(

@@ -28,7 +28,7 @@ from nri_numa.engine.state import STRICT_POLICIES, Allocation, Charge, Container
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.workload import CPUMode, PlacementOptions
+from nri_numa.model.workload import Bind, CPUMode, PlacementOptions
 from nri_numa.text import human_bytes
 
 
@@ -51,7 +51,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         rejection = check_numamem(case)
         if rejection is not None:
             return rejection
-        mems = case.requested.listed_mems
+        mems = case.requested.listed_mems if case.requested.bind is Bind.CPU_MEM else mems
     machine, cpus = case.node.machine, cpu_list.cpus
     numa_nodes = machine.topology.numa_of(cpus)
     warnings = unattached_memory_warnings(machine, mems)
@@ -368,6 +368,8 @@ def check_numamem(case: PlacementRequest) -> Rejection | None:
         return _list_rejection(
             text, why, expected, rule, reason=RejectionReason.NUMA_NODE_WITHOUT_MEMORY
         )
+    if requested.bind is Bind.CPU:
+        return None
     left = case.node.free_memory
     memory = {i: left.get(i, topology.numa_nodes[i].memory_bytes) for i in mems}
     needs: list[tuple[str, int, Mapping[int, int]]] = [("memory", case.demand.memory_bytes, memory)]

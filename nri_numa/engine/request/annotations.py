@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -406,7 +406,6 @@ _NUMACPU_FIXED_TEXT = "the CPUs of numacpu are taken as they are"
 _OPTION_CONTRADICTIONS: Final = (
     ("numacpu", None, "bind", {"none"}, _BIND_NONE_TEXT),
     ("numamem", None, "bind", {"none"}, _BIND_NONE_TEXT),
-    ("numamem", None, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("policy", set(Policy) - {"none"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("cpus", {"exclusive"}, "bind", {"none"}, _BIND_NONE_TEXT),
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _BIND_NONE_TEXT),
@@ -418,11 +417,21 @@ _OPTION_CONTRADICTIONS: Final = (
     ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _BIND_CPU_TEXT),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
 )
+# On one level they ask for CPUs near that memory; between levels the stronger one counts.
+_LEVEL_CONTRADICTIONS: Final = (
+    *_OPTION_CONTRADICTIONS,
+    ("numamem", None, "bind", {"cpu"}, _BIND_CPU_TEXT),
+)
 
 
-def _index_contradictions() -> Mapping[str, tuple[_Contradiction, ...]]:
+_ContradictionIndex: TypeAlias = Mapping[str, tuple[_Contradiction, ...]]
+
+
+def _index_contradictions(
+    contradictions: Iterable[tuple[str, Collection[str] | None, str, Collection[str], str]],
+) -> _ContradictionIndex:
     rows: dict[str, list[_Contradiction]] = {key: [] for key in OPTION_KEYS}
-    for key, values, other_key, other_values, reason in _OPTION_CONTRADICTIONS:
+    for key, values, other_key, other_values, reason in contradictions:
         a = None if values is None else frozenset(values)
         b = frozenset(other_values)
         rows[key].append(_Contradiction(a, other_key, b, reason))
@@ -430,7 +439,8 @@ def _index_contradictions() -> Mapping[str, tuple[_Contradiction, ...]]:
     return {key: tuple(entries) for key, entries in rows.items()}
 
 
-_CONTRADICTIONS_BY_KEY: Final = _index_contradictions()
+_CONTRADICTIONS_BY_KEY: Final = _index_contradictions(_OPTION_CONTRADICTIONS)
+_LEVEL_CONTRADICTIONS_BY_KEY: Final = _index_contradictions(_LEVEL_CONTRADICTIONS)
 
 # Key to value and source.
 _OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
@@ -443,8 +453,10 @@ def _level_of(values: Mapping[str, str], source: OptionSource) -> _OptionLevel:
     return {key: (value, source) for key, value in values.items()}
 
 
-def _find_contradiction(key: str, value: str, level: _OptionLevel) -> _Contradiction | None:
-    for row in _CONTRADICTIONS_BY_KEY[key]:
+def _find_contradiction(
+    key: str, value: str, level: _OptionLevel, contradictions: _ContradictionIndex
+) -> _Contradiction | None:
+    for row in contradictions[key]:
         if row.other_key in level and (row.values is None or value in row.values):
             other_value = level[row.other_key][0]
             if row.other_values is None or other_value in row.other_values:
@@ -455,7 +467,7 @@ def _find_contradiction(key: str, value: str, level: _OptionLevel) -> _Contradic
 def _find_level_contradiction(level: _OptionLevel) -> tuple[str, str] | None:
     """Find two keys of one level that exclude each other: the first of them and the expectation."""
     for key, (value, _) in level.items():
-        row = _find_contradiction(key, value, level)
+        row = _find_contradiction(key, value, level, _CONTRADICTIONS_BY_KEY)
         if row is not None:
             other_value, other_source = level[row.other_key]
             beside = f"{row.other_key} {quote_value(other_value)} ({other_source.text})"
@@ -515,7 +527,8 @@ def resolve_placement_options(
     for number, level in enumerate(levels):
         level_options: _OptionLevel = {}
         for key, one in level.items():
-            if key not in options and _find_contradiction(key, one[0], options) is None:
+            stronger = _find_contradiction(key, one[0], options, _LEVEL_CONTRADICTIONS_BY_KEY)
+            if key not in options and stronger is None:
                 level_options[key] = one
         # Rules and defaults were checked when the configuration was read.
         contradiction = _find_level_contradiction(level_options) if number < annotated else None

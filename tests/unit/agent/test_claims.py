@@ -216,10 +216,6 @@ def test_a_claim_that_a_second_pod_has_is_written_again(bed: Bed) -> None:
         (Bed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
         (Bed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
         (
-            Bed.claim(configs=[config({"numamem": "1", "bind": "cpu"})]),
-            "bind: cpu leaves memory alone",
-        ),
-        (
             Bed.claim(configs=[config({"numamem": "1,7"})]),
             "numamem is '1,7', and NUMA node 7 has no memory for containers; expected NUMA nodes "
             "among 0-1",

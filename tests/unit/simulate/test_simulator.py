@@ -121,6 +121,7 @@ def test_other_resources_are_a_resize_in_place(
     result = run(snc_smt(), *steps, keep_going=True)
     event = result.events[-1]
     assert event.action is PodAction.RESIZE
+    assert not event.changed_cpus  # it is no other container
     (outcome,) = event.outcomes
     assert (outcome.previous_cpus, outcome.cpus) == (before, cpus)
     assert (outcome.verdict is SimulatedOutcome.REJECTED) is (not cpus)

@@ -307,7 +307,6 @@ def test_what_is_said_to_nobody_or_twice(annotations: dict[str, str], said: str)
 CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ({"numacpu": "0-3", "bind": "none"}, "numacpu", "bind"),
     ({"numamem": "0", "bind": "none"}, "numamem", "bind"),
-    ({"numamem": "0", "bind": "cpu"}, "numamem", "bind"),
     ({"policy": "best-effort", "bind": "none"}, "policy", "bind"),
     ({"cpus": "exclusive", "bind": "none"}, "cpus", "bind"),
     ({"smt": "full-core", "bind": "none"}, "smt", "bind"),

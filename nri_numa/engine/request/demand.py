@@ -433,10 +433,14 @@ def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
 
 
 def _requested_cpu_milli(qos: QoSClass, resources: Resources) -> int:
-    """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests."""
+    """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests.
+
+    The kubelet updates a container without requests of its own, beside a quota, with the least
+    shares there are: its pod has the request.
+    """
     request = cpu_request_milli(resources, [])
-    cpu_shares = resources.cpu_shares
-    if qos is QoSClass.GUARANTEED and (cpu_shares is None or cpu_shares >= MAX_CPU_SHARES):
+    tells_request = MIN_CPU_SHARES < (resources.cpu_shares or 0) < MAX_CPU_SHARES
+    if qos is QoSClass.GUARANTEED and not tells_request:
         return max(request, cpu_limit_milli(resources, []))
     return request
 

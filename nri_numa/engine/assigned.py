@@ -294,8 +294,10 @@ def _allocation_from(
     memory_bytes = max(0, resources.memory_limit or 0) if mems else 0
     hugepages = hugepage_demand(resources, []) if mems else {}
     is_unpinned = not mems and kind is not ContainerKind.FOREIGN  # the kubelet may grant that one's
-    unpinned_memory = is_unpinned and unpinned_memory_request(
-        pod, container, machine.memory_total, NO_CHARGE
+    unpinned_memory = (
+        unpinned_memory_request(pod, container, machine.memory_total, NO_CHARGE)
+        if is_unpinned
+        else 0
     )
     return Allocation(
         **container_identity(pod, container),

@@ -215,7 +215,7 @@ class DecisionReporter:
         text = "" if before is None else shared_again_text(before, allocation.cpu_milli)
         if text and not allocation.exclusive:
             log.warning("container no longer exclusive", **fields, problem=text)
-            self._notices.add_for_allocation(allocation, NoticeKind.SHARED_AGAIN, text)
+            self._notices.add_for_allocation(allocation, NoticedEventKind.SHARED_AGAIN, text)
 
     def log_released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""

@@ -225,17 +225,9 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     options = {option["key"]: option for option in document["asked"]}
     lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
-    is_near = "bind" in options and options["bind"]["value"] == "cpu"
-    prefixes = {"numacpu": "", "numamem": "CPUs near " if is_near else "memory of "}
     if lists:
-        listed = [
-            f"{prefixes[one['key']]}"
-            f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(value)} "
-            f"({_truncate_value(one['source'])})"
-            for one in lists
-            for value in [_truncate_value(one["value"])]
-        ]
-        yield f"It asked for {join_words(listed)}."
+        is_near = "bind" in options and options["bind"]["value"] == "cpu"
+        yield f"It asked for {join_words([_list_text(one, is_near=is_near) for one in lists])}."
     if demand is None and not lists and not any(map(_is_placement_key, options.values())):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _has_computed_cpus(options)):
@@ -251,6 +243,14 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
             continue
         value, source = _truncate_value(one["value"]), _truncate_value(one["source"])
         yield f"{key}: {value} ({source}): {_option_value_text(key, one['value'])}."
+
+
+def _list_text(option: ExplanationDocument, *, is_near: bool) -> str:
+    """A list that was asked for, with its source; CPUs are near listed memory, or it is pinned."""
+    value, source = _truncate_value(option["value"]), _truncate_value(option["source"])
+    if option["key"] == "numacpu":
+        return f"{cpus_text(value)} ({source})"
+    return f"{'CPUs near ' if is_near else 'memory of '}{numa_text(value)} ({source})"
 
 
 def _is_placement_key(option: ExplanationDocument) -> bool:

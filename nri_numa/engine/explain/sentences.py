@@ -225,6 +225,11 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     options = {option["key"]: option for option in document["asked"]}
     lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
+<<<<<<< ours
+=======
+    bind = options["bind"]["value"] if "bind" in options else ""
+    prefixes = {"numacpu": "", "numamem": "CPUs near " if bind == "cpu" else "memory of "}
+>>>>>>> theirs
     if lists:
         is_near = "bind" in options and options["bind"]["value"] == "cpu"
         yield f"It asked for {join_words([_list_text(one, is_near=is_near) for one in lists])}."
@@ -234,7 +239,6 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
         policy = options.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
         source = f" ({_truncate_value(policy['source'])}: {value})" if policy else ""
-        bind = options["bind"]["value"] if "bind" in options else ""
         yield f"It asked for {_demand_text(demand, bind)} {_POLICY_TEXTS[value]}{source}."
     for key, one in options.items():
         if one["source"] == "default" and (

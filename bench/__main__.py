@@ -59,6 +59,10 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
         lambda quick: latency.with_plan(20 if quick else 100),
     ),
     "room": ("Refusals that look for room", lambda quick: room.measure(quick=quick)),
+    "large": (
+        "The largest creations, on 512 CPUs with 1,000 containers",
+        lambda quick: room.measure_large(rounds=5 if quick else 30),
+    ),
     "devices": (
         "CreateContainer with devices looked for, on against off",
         lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 120))),

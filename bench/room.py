@@ -178,6 +178,71 @@ def costs(count: int, **kind: Any) -> Iterator[Cost]:
         seed += 1
 
 
+def full_node() -> NodeSnapshot:
+    """512 CPUs with 1,000 containers: movable owners, some that follow the pool, and sharers."""
+    topology = build_synthetic_topology(
+        sockets=8, numa_per_socket=1, cores_per_numa=32, memory_gib=512
+    )
+    settings = Settings(rebalance_moves=3, reservation_seconds=600.0)
+    node, rng = (
+        NodeSnapshot(NodeModel(topology=topology, settings=settings), NodeState()),
+        random.Random(1),
+    )
+    for n in range(1000):
+        owns = n % 3 == 0 and len(node.state.exclusive) < 320
+        asks = {"policy": "best-effort", "cpus": "shared"} if n % 2 else {}
+        if owns:
+            asks = {"policy": "single-numa-node", "cpus": "exclusive", "movable": "true"}
+        milli = 1000 * rng.randrange(1, 5) if owns else rng.randrange(10, 100)
+        memory = rng.randrange(1, 200) * MIB
+        decision = admit_pod(node, *_pod(f"p{n}", asks, milli, memory))
+        assert isinstance(decision, Admitted)
+        node = node.with_state(decision.state)
+    return node
+
+
+def large_requests(node: NodeSnapshot) -> dict[str, tuple[PodSandbox, Container]]:
+    """Creations that take the most on a full node, by their shape."""
+    size = max(max_exclusive_by_node(node).values()) + 2
+    alone = {"policy": "single-numa-node", "cpus": "exclusive"}
+    named = {
+        f"first of 64 named containers, {policy}": _pod(
+            "new", {"policy": policy, "cpus": "exclusive"}, 1000, MIB, 63
+        )
+        for policy in ("single-numa-node", "restricted")
+    }
+    pod_scope = {"policy": "none", "scope": "pod", "cpus": "exclusive"}
+    return {
+        "one that is moved for": _pod("new", alone, 1000 * size, MIB),
+        **named,
+        "policy none with scope pod": _pod("new", pod_scope, 8000, MIB),
+    }
+
+
+def create(node: NodeSnapshot, request: tuple[PodSandbox, Container]) -> Admitted | Rejected:
+    """The whole decision, as of a state that nothing was worked out about."""
+    node = node.with_state(node.state)
+    decision = admit_pod(node, *request)
+    return admit_by_moving(node, decision) if isinstance(decision, Rejected) else decision
+
+
+def measure_large(*, rounds: int) -> str:
+    """CPU time of a creation of each shape."""
+    node, rows = full_node(), []
+    for text, request in large_requests(node).items():
+        samples = []
+        for _ in range(rounds):
+            gc.collect()
+            gc.disable()
+            begun = time.process_time()
+            create(node, request)
+            samples.append(time.process_time() - begun)
+            gc.enable()
+        samples.sort()
+        rows.append((text, ms(samples[0]), ms(samples[len(samples) // 2]), ms(samples[-1])))
+    return table(("creation", "least ms of CPU", "p50", "most"), rows)
+
+
 def measure(*, quick: bool) -> str:
     rows, slowest = [], list[Cost]()
     for hostile, most in ((False, 128), (True, 512)):

@@ -90,6 +90,33 @@ def admit(
     can be set that is set at the creation alone, and no annotation of ours is written. ``resolved``
     is what the machine's resolver says of it, where that is known.
     """
+    found = _place_request(node, pod, container, held, is_running=running, resolved=resolved)
+    return found if isinstance(found, Rejected) else _book_placement(*found, node)
+
+
+def state_with_expected(
+    node: NodeSnapshot, pod: PodSandbox, container: Container
+) -> NodeState | Rejected:
+    """The state with a container that is still to come, without updates or an explanation."""
+    found = _place_request(node, pod, container)
+    if isinstance(found, Rejected):
+        return found
+    case, placement, reservation = found
+    return _booked_state(case, new_allocation(case, placement), placement, reservation, node)[0]
+
+
+_PlacedRequest = tuple[PlacementRequest, Placement, PodReservation]
+
+
+def _place_request(
+    node: NodeSnapshot,
+    pod: PodSandbox,
+    container: Container,
+    held: CPUSet = NO_CPUS,
+    *,
+    is_running: bool = False,
+    resolved: PlacementOptions | Rejection | None = None,
+) -> _PlacedRequest | Rejected:
     vacated = _vacate_previous(node, pod, container)
     requested = _read_request(vacated, pod, container, resolved)
     if isinstance(requested, Rejection):
@@ -97,7 +124,7 @@ def admit(
         trace = DecisionTrace(pod=pod, container=container, pool_before=pool, rule=rule)
         return Rejected(requested, trace)
     case = PlacementRequest(
-        vacated, pod, container, requested, current_cpus=held, is_running=running
+        vacated, pod, container, requested, current_cpus=held, is_running=is_running
     )
     case, grant = _resolve_kubelet_grant(case)
     record = vacated.state.pods.get(pod.uid)
@@ -109,7 +136,7 @@ def admit(
     placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
     if isinstance(placement, Rejection):
         return Rejected(placement, _build_trace(case, placement, node.pool, node.pool))
-    return _book_placement(case, placement, reservation, node)
+    return case, placement, reservation
 
 
 def _vacate_previous(node: NodeSnapshot, pod: PodSandbox, container: Container) -> NodeSnapshot:
@@ -117,11 +144,12 @@ def _vacate_previous(node: NodeSnapshot, pod: PodSandbox, container: Container) 
     state = node.state
     if container.id in state.allocations:
         state = state.without_allocation(container.id)
+    elif pod.uid not in state.pods:
+        return node
     record = state.pods.get(pod.uid)
-    if record is not None:
-        for i in sorted(record.containers):
-            if state.allocations[i].container == container.name:
-                state = state.without_allocation(i)
+    for i in sorted(record.containers) if record is not None else ():
+        if state.allocations[i].container == container.name:
+            state = state.without_allocation(i)
     return node.with_state(state)
 
 
@@ -272,17 +300,7 @@ def _book_placement(
     """Book a placement, restore the pod's reservation, and update whose CPUs differ by it."""
     uid, container_id = case.pod.uid, case.container.id
     allocation = new_allocation(case, placement)
-    state = case.node.state.with_allocation(allocation)
-    if state.kubelet is not before.state.kubelet:
-        state = replace(state, kubelet=before.state.kubelet)
-    record = state.pods[uid]
-    if placement.pod_affinity is not None and record.affinity is None:
-        preferred = placement.aligned
-        record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
-        state = state.with_pod(record)
-    resized_ids: tuple[str, ...] = ()
-    if reservation is not NO_POD_RESERVATION:
-        state, resized_ids = reservation.restore(case, state, allocation)
+    state, resized_ids = _booked_state(case, allocation, placement, reservation, before)
     after = before.with_state(state)
     memory_policy, marked = placement.memory_policy, not case.is_running
     return Admitted(
@@ -294,6 +312,27 @@ def _book_placement(
         warnings=placement.warnings,
         trace=_build_trace(case, placement, before.pool, after.pool),
     )
+
+
+def _booked_state(
+    case: PlacementRequest,
+    allocation: Allocation,
+    placement: Placement,
+    reservation: PodReservation,
+    before: NodeSnapshot,
+) -> tuple[NodeState, tuple[str, ...]]:
+    """The state with an allocation, and who else of its pod has another size then."""
+    state = case.node.state.with_allocation(allocation)
+    if state.kubelet is not before.state.kubelet:
+        state = replace(state, kubelet=before.state.kubelet)
+    record = state.pods[case.pod.uid]
+    if placement.pod_affinity is not None and record.affinity is None:
+        preferred = placement.aligned
+        record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
+        state = state.with_pod(record)
+    if reservation is not NO_POD_RESERVATION:
+        return reservation.restore(case, state, allocation)
+    return state, ()
 
 
 def _place_in_pod_pool(case: PlacementRequest, member: Allocation) -> Placement:
@@ -386,13 +425,21 @@ def release_container(
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
+    after = state_without_ended(node, allocation, ended)
+    change = StateChange((container_id,), (allocation.pod_uid,))
+    updates = updates_between(node, node.with_state(after), skip=container_id)
+    return Released(state=after, change=change, updates=updates)
+
+
+def state_without_ended(
+    node: NodeSnapshot, allocation: Allocation, ended: float | None
+) -> NodeState:
+    """The state once a container has ended; see `release_container`."""
+    state, container_id = node.state, allocation.container_id
     keeps = allocation.is_reservable and node.machine.settings.reservation_seconds
     if ended is not None and keeps and not state.cpu_sharers(allocation):
-        after = state.with_reservation(container_id, ended)
-    else:
-        after = state.without_allocation(container_id)
-    change = StateChange((container_id,), (allocation.pod_uid,))
-    return _released(node, after, change, skip=container_id)
+        return state.with_reservation(container_id, ended)
+    return state.without_allocation(container_id)
 
 
 def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> Released:
@@ -419,10 +466,8 @@ def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
     return _released(node, after, StateChange(tuple(ids), (uid,)))
 
 
-def _released(
-    node: NodeSnapshot, after: NodeState, change: StateChange, skip: str = ""
-) -> Released:
-    updates = updates_between(node, node.with_state(after), skip=skip)
+def _released(node: NodeSnapshot, after: NodeState, change: StateChange) -> Released:
+    updates = updates_between(node, node.with_state(after))
     return Released(state=after, change=change, updates=updates)
 
 

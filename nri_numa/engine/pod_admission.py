@@ -15,7 +15,13 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.admit import admit, build_adjustment, pod_state_change, release_container
+from nri_numa.engine.admit import (
+    admit,
+    build_adjustment,
+    pod_state_change,
+    state_with_expected,
+    state_without_ended,
+)
 from nri_numa.engine.captions import PENDING_RESERVATION_CAPTION
 from nri_numa.engine.decision import Admitted, Decision, Rejected, Released
 from nri_numa.engine.desired import NodeSnapshot, updates_between
@@ -211,14 +217,14 @@ def _reserve_expected_containers(
             continue
         resources = guaranteed_resources(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
-        found = admit(plan, pod, made)
+        found = state_with_expected(plan, pod, made)
         if isinstance(found, Rejected):
             return replace(
                 found.rejection,
                 detail=f"its pod is admitted whole, and container {name} would be refused: "
                 f"{found.rejection.detail}",
             )
-        plan = plan.with_state(found.state)
+        plan = plan.with_state(found)
         if one.is_init:
             plan = _with_ended(plan, made.id)
     ids = [f"{pod.id}/{name}" for name in expected if name != first.name]
@@ -235,7 +241,10 @@ def _reserve_expected_containers(
 
 
 def _with_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot:
-    return node.with_state(release_container(node, container_id, node.now).state)
+    allocation = node.state.allocations.get(container_id)
+    if allocation is None or allocation.reserved_at:
+        return node
+    return node.with_state(state_without_ended(node, allocation, node.now))
 
 
 def _reserve_pod_sum(

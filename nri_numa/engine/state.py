@@ -358,14 +358,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
         """Sum booked for a pod's live containers, without one of them and an exclusive list."""
-        total, lists = NO_CHARGE, [listed]
+        total, lists = NO_CHARGE, {listed.bits}
         for a in self.allocations_of_pod(uid):
             if a.reserved_at or a.container_id == but:
                 continue
             charges = a.charges
             if a.exclusive:
-                charges = charges_without_cpus(charges) if a.cpus in lists else charges
-                lists.append(a.cpus)
+                charges = charges_without_cpus(charges) if a.cpus.bits in lists else charges
+                lists.add(a.cpus.bits)
             for charge in charges.values():
                 total = total.add(charge)
         return total
@@ -496,7 +496,8 @@ class StateBuilder:
 
     def _update_sums(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Add a container to every sum (1), or subtract it (-1)."""
-        is_list_counted = a.exclusive and _is_list_shared_in_pod(self._allocations, record, a)
+        may_be_counted = a.exclusive and (sign < 0 or a.cpus <= self._owned)
+        is_list_counted = may_be_counted and _is_list_shared_in_pod(self._allocations, record, a)
         if a.exclusive or a.kind is ContainerKind.LISTED:
             self._update_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bench.room import shapes
+from bench.room import create, full_node, large_requests, shapes
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Rejected
@@ -424,3 +424,14 @@ def test_a_partial_plan_counts_as_much_work_as_it_is() -> None:
 
 
 PARTIAL_PLAN_CALLS = 64_000
+
+
+def test_the_largest_creations_on_a_full_node_make_a_bounded_number_of_calls() -> None:
+    """Each of 64 named containers was admitted with updates and an explanation, for nobody."""
+    node = full_node()
+    for text, request in large_requests(node).items():
+        count = calls(partial(create, node, request))
+        assert count <= LARGE_CREATION_CALLS, text
+
+
+LARGE_CREATION_CALLS = 142_000

@@ -225,14 +225,10 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     demand = document["demand"]
     options = {option["key"]: option for option in document["asked"]}
     lists = [options.pop(key) for key in ("numacpu", "numamem") if key in options]
-<<<<<<< ours
-=======
     bind = options["bind"]["value"] if "bind" in options else ""
-    prefixes = {"numacpu": "", "numamem": "CPUs near " if bind == "cpu" else "memory of "}
->>>>>>> theirs
     if lists:
-        is_near = "bind" in options and options["bind"]["value"] == "cpu"
-        yield f"It asked for {join_words([_list_text(one, is_near=is_near) for one in lists])}."
+        list_texts = [_list_text(one, is_near=bind == "cpu") for one in lists]
+        yield f"It asked for {join_words(list_texts)}."
     if demand is None and not lists and not any(map(_is_placement_key, options.values())):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _has_computed_cpus(options)):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 from nri_numa.observe.metrics import (
+    CPUWaitGauges,
     LatePinningMetrics,
     MeasuredValuesByContainer,
     Metrics,
     MetricsSnapshot,
     NUMANodeSample,
-    StealGauges,
 )
 from tools.docs_regions import cell, code, table, write
 
@@ -50,7 +50,7 @@ def text() -> str:
     """A table with name, kind, labels and help text, in the order of a scrape."""
     metrics = Metrics("")
     metrics.snapshot = lambda: _SAMPLE
-    StealGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
+    CPUWaitGauges(metrics).update_gauges({0: 1.0}, {0: 0.0}, {0: 0.0}, {0: 2e9})
     LatePinningMetrics(metrics)
     labels = {
         str(one._name): tuple(one._labelnames) for one in metrics.all if hasattr(one, "_labelnames")

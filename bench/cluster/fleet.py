@@ -21,7 +21,7 @@ from nri_numa.engine.decision import Admitted
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
-from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 
@@ -50,11 +50,11 @@ class Agent:
 
     def start(self, document: JsonObject) -> str:
         """Place every container of a pod; the sentence of the refusal, or nothing."""
-        (workload,) = read_text(json.dumps(_bare(document))).workloads
+        (workload,) = read_manifests_from_text(json.dumps(_bare(document))).workloads
         (manifest,) = workload.pods
         manifest = replace(manifest, uid=document["metadata"]["uid"])
         sandbox, state, made = pod_sandbox(manifest), self.state, []
-        total = self.machine.memory_total
+        total = self.machine.total_memory_bytes
         for one in manifest.containers:
             container = container_of(manifest, one, total)
             decision = admit(NodeSnapshot(self.machine, state), sandbox, container)

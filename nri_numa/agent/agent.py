@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
-from nri_numa.agent.room_searches import RoomSearches
+from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected, Resized, Resynced
@@ -29,40 +29,40 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import (
     StepwiseSearch,
     admit_by_moving,
+    continued_move_search,
     fits_after_moves_text,
     move_purpose_text,
     move_text,
     nodes_short_of_memory,
-    rebalance_search,
-    restore_headroom,
+    plan_headroom_moves,
 )
 from nri_numa.engine.resize import resize_container
 from nri_numa.engine.resync import (
     admit_running,
     rebuild_node_state,
-    reclassify_unanswered_containers,
+    reclassify_repaired_as_missed_starts,
 )
 from nri_numa.engine.state import (
     STRICT_POLICIES,
     Allocation,
     ContainerKind,
     NodeState,
-    check_invariants,
-    check_step_invariants,
     shared_group_key,
+    state_invariant_violations,
+    step_invariant_violations,
     union_cpus,
 )
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, CgroupWriter, WriteOutcome
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import (
-    NO_CHANGE,
+    NO_CHANGED_IDS,
+    ChangedStateIds,
     Container,
     ContainerUpdate,
     KubeletGrants,
     PodSandbox,
     PodTable,
     Resources,
-    StateChange,
 )
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
@@ -245,7 +245,7 @@ class Agent:
         self._decision_log = DecisionReporter(metrics, self.notices, self.decided)
         self._foreign = ForeignPinReporter(metrics)
         self._tasks = DeferredTasks(clock)
-        self._room_searches = RoomSearches(self, self._tasks.add)
+        self._room_searches = DeferredRoomSearches(self, self._tasks.add)
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
         self._synchronize_seconds = SYNCHRONIZE_BUDGET_S
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
@@ -321,7 +321,9 @@ class Agent:
 
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
-        return rebalance_search(self._snapshot(), refused, self.immovable_ids(), is_deferred=True)
+        return continued_move_search(
+            self._snapshot(), refused, self.immovable_ids(), is_deferred=True
+        )
 
     def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
         """What a search found that went on after a refusal: some move, and the refusal says it."""
@@ -348,7 +350,7 @@ class Agent:
 
         Returns how many were to.
         """
-        found = restore_headroom(self._snapshot(), self.immovable_ids(), most)
+        found = plan_headroom_moves(self._snapshot(), self.immovable_ids(), most)
         if found is None:
             return 0
         self._move_for_newcomer(found, "keep")
@@ -442,7 +444,7 @@ class Agent:
         self.write_counts[container_id] += 1
         there = self.state.allocations[container_id].with_migration_finished
         after = self.state.without_allocation(container_id).with_allocation(there)
-        self._replace_state(after, StateChange((container_id,), (there.pod_uid,)))
+        self._replace_state(after, ChangedStateIds((container_id,), (there.pod_uid,)))
         return CgroupWrite(self.cgroup_places[container_id], "", str(there.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
@@ -536,7 +538,9 @@ class Agent:
         self.creations += 1
         kept = pod_admission.reserve_for_sandbox(self._snapshot(), pod)
         if kept.state is not self.state or self.state.may_reserve_for_pod(pod.uid):
-            self._replace_state(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
+            self._replace_state(
+                kept.state, ChangedStateIds(kept.change.containers, (pod.uid,)), pod
+            )
             self._request_check_of_unsent(self._write_updates(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
@@ -627,12 +631,12 @@ class Agent:
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.narrowed_at = node.now
         updates, outcome = self._write_synchronized_cgroups(
-            reclassify_unanswered_containers(outcome, unsure)
+            reclassify_repaired_as_missed_starts(outcome, unsure)
         )
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
         self._tasks.add(
             lambda: self._decision_log.log_invariant_violations(
-                check_invariants(state, topology, settings)
+                state_invariant_violations(state, topology, settings)
             )
         )
         self._on_synchronized(outcome, before.allocations)
@@ -677,7 +681,7 @@ class Agent:
     def apply_grants(self, grants: KubeletGrants) -> None:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
         before = self.desired
-        self._replace_state(self.state.with_kubelet(grants), NO_CHANGE)
+        self._replace_state(self.state.with_kubelet(grants), NO_CHANGED_IDS)
         self._request_check_of_unsent(self._write_updates(updates_between(before, self.desired)))
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
@@ -687,7 +691,7 @@ class Agent:
             return
         after = self.state.without_allocation(container_id)
         after = after.with_allocation(replace(allocation, lifted_quota=None))
-        self._replace_state(after, StateChange((container_id,), (allocation.pod_uid,)))
+        self._replace_state(after, ChangedStateIds((container_id,), (allocation.pod_uid,)))
 
     def restore_state(self, state: NodeState) -> None:
         """Start from a remembered state, before the runtime has said anything."""
@@ -767,7 +771,7 @@ class Agent:
         )
         written = {i for i, one in done.items() if not (one.problem or one.missing)}
         left = [u for u in updates if u.container_id not in written]
-        if self._cgroups.is_blocked:  # the runtime's writes would wait as well
+        if self._cgroups.is_write_held_up:  # the runtime's writes would wait as well
             left = [u for u in left if u.container_id not in done]
         return tuple(left)
 
@@ -798,7 +802,7 @@ class Agent:
         meant = [
             ContainerUpdate(i, str(cpus))
             for i in ids
-            if i in known and (cpus := desired.cpuset_for(known[i], has_cpuset=True))
+            if i in known and (cpus := desired.cpuset_with_pool_restored(known[i], has_cpuset=True))
         ]
         self._request_check_of_unsent(self._write_updates(meant))
         if self.widening:
@@ -924,13 +928,15 @@ class Agent:
         return released.updates
 
     def _replace_state(
-        self, after: NodeState, change: StateChange, pod: PodSandbox | None = None
+        self, after: NodeState, change: ChangedStateIds, pod: PodSandbox | None = None
     ) -> None:
         """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
         if pod is not None and after.may_reserve_for_pod(pod.uid):
             after = self._with_sandbox_cgroup(after, pod)
-        broken = check_step_invariants(before, after, self.machine.topology, self.machine.settings)
+        broken = step_invariant_violations(
+            before, after, self.machine.topology, self.machine.settings
+        )
         if broken:
             self._decision_log.log_invariant_violations(broken)
         self.checkpoint.write_change(before, after, change)
@@ -1003,7 +1009,7 @@ class Agent:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        meant = self.desired.cpuset_for(allocation, has_cpuset=bool(start.cpus))
+        meant = self.desired.cpuset_with_pool_restored(allocation, has_cpuset=bool(start.cpus))
         cpus, mems = str(meant), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems

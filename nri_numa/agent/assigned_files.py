@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_numa.model.workload import ContainerAdjustment
 from nri_numa.observe.logs import get_logger
-from nri_numa.store.files import remove_directory
+from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -75,7 +75,7 @@ class AssignedFiles:
                 if allocation is not None and not allocation.reserved_at:
                     self._write_container_files(allocation)
                     continue
-                remove_directory(os.path.join(self._root, container_id))
+                remove_flat_directory(os.path.join(self._root, container_id))
             except FileNotFoundError:
                 pass
             except OSError as error:

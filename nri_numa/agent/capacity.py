@@ -46,7 +46,7 @@ from nri_numa.model.offline_capacity import (
 )
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import Metrics, StealGauges
+from nri_numa.observe.metrics import CPUWaitGauges, Metrics
 from nri_numa.store.files import read_file
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class StealWatch(CapacityMonitor):
         self._acts = config.mode is StealTimeMode.ENFORCE
         self._root = root
         self._metrics = metrics
-        self._gauges: StealGauges | None = None
+        self._gauges: CPUWaitGauges | None = None
         self._clock = clock
         self._smoothed = SmoothedStealFactors(
             half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
@@ -235,7 +235,7 @@ class StealWatch(CapacityMonitor):
                 in_force=self._acts,
             )
         if self._gauges is None:
-            self._gauges = StealGauges(self._metrics)
+            self._gauges = CPUWaitGauges(self._metrics)
         self._gauges.update_gauges(
             {i: self.factors.get(i, 1.0) for i in steal},
             steal,

@@ -64,7 +64,7 @@ from nri_numa.model.workload import (
     Resources,
 )
 from nri_numa.observe.logs import get_logger
-from nri_numa.store.files import remove_directory
+from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -134,7 +134,7 @@ class ClaimStore:
         self.claims = found
         for uid in {*handover.list_file_names(self._about)} - found.keys():
             with contextlib.suppress(OSError):
-                remove_directory(os.path.join(self._about, uid))
+                remove_flat_directory(os.path.join(self._about, uid))
         self._repair_cdi_files(found)
         self._asker.remove_leftovers()
         log.info("claims", remembered=len(found))
@@ -225,7 +225,7 @@ class ClaimStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             with contextlib.suppress(OSError):
-                remove_directory(os.path.join(self._about, uid))
+                remove_flat_directory(os.path.join(self._about, uid))
             rest = dict(self.claims)
             gone = rest.pop(uid, None)
             self.claims = rest
@@ -403,7 +403,7 @@ def validate_claim(machine: NodeModel, claim: Claim) -> None:
                 f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
                 f"of {machine.topology.cpu_nodes}"
             )
-        usable = len(machine.usable_cpus_by_node[one.numa_node] - machine.settings.reserved_cpus)
+        usable = len(machine.allowed_cpus_by_node[one.numa_node] - machine.settings.reserved_cpus)
         memory = one.capacity.get(MEMORY_CAPACITY, 0)
         for what, asked, has in (
             (CPU_CAPACITY, one.cpus, usable),

@@ -323,7 +323,7 @@ class Daemon:
                 devices.close()
             if self._late is not None:
                 await self._late.close()
-            await self._explanations.close()
+            await self._explanations.save_last_changes()
             self._notices.close()
             self.store.close()
             self._lock.close()

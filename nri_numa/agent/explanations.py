@@ -108,7 +108,7 @@ class ExplanationFile:
     async def _save_snapshot(self, snapshot: ExplanationSnapshot) -> None:
         self._report_problem(await asyncio.to_thread(self._write_snapshot, snapshot), snapshot)
 
-    async def close(self) -> None:
+    async def save_last_changes(self) -> None:
         """Write what changed since the last time; the agent ends."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)

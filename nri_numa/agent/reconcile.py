@@ -198,7 +198,9 @@ class Reconciler:
                         {i: p for i, p in self._agent.cgroup_places.items() if i not in starting}
                     )
                     self._report_watch_problem(watch.problem)
-                    if self._writer.is_blocked:  # what is read now may be written over in a moment
+                    if (
+                        self._writer.is_write_held_up
+                    ):  # what is read now may be written over in a moment
                         await self._clock.sleep(LOOP_POLL_INTERVAL_S)
                         self._wake.set()
                         continue
@@ -262,7 +264,7 @@ class Reconciler:
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
-        if not agent.synchronized or self._writer.is_blocked:
+        if not agent.synchronized or self._writer.is_write_held_up:
             return RoundResult()
         ids = [
             i for i in (agent.cgroup_places if only is None else only) if agent.is_cgroup_settled(i)
@@ -460,7 +462,7 @@ class Reconciler:
         done = agent.apply_corrections(corrections)
         for correction in corrections:
             one = done[correction.container_id]
-            if one.problem and self._writer.is_blocked:
+            if one.problem and self._writer.is_write_held_up:
                 continue
             if one.problem and one.problem != self._unwritable:
                 problem = self._unwritable = one.problem
@@ -547,7 +549,7 @@ class Reconciler:
         """
         agent, said = self._agent, bool(self._behind)
         while self._untold:
-            if self._writer.is_blocked:  # what they will have is not known
+            if self._writer.is_write_held_up:  # what they will have is not known
                 self._tell.set()
                 break
             container_id = next(iter(self._untold))

@@ -24,7 +24,7 @@ MAX_WAITING_SEARCHES: Final = 32
 """Refused containers whose search is to go on; of more the oldest are left as they are."""
 
 
-class RoomSearches:
+class DeferredRoomSearches:
     """Goes on with the searches for refused containers, one after the other."""
 
     def __init__(self, agent: Agent, later: Callable[[Callable[[], object]], object]) -> None:

@@ -44,7 +44,7 @@ class RuntimeLock:
             self._lock_directory()
         except BlockingIOError:
             pid = find_lock_holder(self.directory)
-            raise RuntimeBusy(self.directory, pid, _pod_of(pid)) from None
+            raise RuntimeBusy(self.directory, pid, _agent_pod_of_pid(pid)) from None
         except OSError:
             return
 
@@ -82,7 +82,7 @@ def find_lock_holder(directory: str, locks: str = _PROC_LOCKS_PATH) -> int | Non
     return None
 
 
-def _pod_of(pid: int | None) -> str:
+def _agent_pod_of_pid(pid: int | None) -> str:
     """The pod of an agent, as its own environment says; empty when that is not known."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_text(errors="replace")

@@ -38,7 +38,7 @@ from nri_numa.machine.usage import (
     read_container_usage,
     read_usage,
 )
-from nri_numa.model.machine import NUMAMemory
+from nri_numa.model.machine import NUMAMemoryReading
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import MeasuredValuesByContainer
 from nri_numa.web.responses import (
@@ -312,7 +312,7 @@ class UsageSample(msgspec.Struct, frozen=True):
     sampled_at: float
     seconds: float
     cpus: Mapping[int, float]
-    memory: Mapping[int, NUMAMemory]
+    memory: Mapping[int, NUMAMemoryReading]
     remote: Mapping[int, float | None]
 
 
@@ -481,11 +481,11 @@ def _mean_percent(sample: UsageSample, cpus: tuple[int, ...]) -> int | None:
     return round(100 * sum(known) / len(known)) if known else None
 
 
-def _used_memory_bytes(one: NUMAMemory) -> int:
+def _used_memory_bytes(one: NUMAMemoryReading) -> int:
     return max(0, one.total_bytes - one.available_bytes)
 
 
-def _used_memory_percent(one: NUMAMemory | None) -> int | None:
+def _used_memory_percent(one: NUMAMemoryReading | None) -> int | None:
     if one is None or not one.total_bytes:
         return None
     return round(100 * _used_memory_bytes(one) / one.total_bytes)

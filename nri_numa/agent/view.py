@@ -417,7 +417,7 @@ class StateSnapshot:
             mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
             numa_nodes=str(a.numa_nodes),
             idle_siblings=str(a.idle_siblings),
-            displaced=str(a.cpus) if self.desired.is_displaced(a) else "",
+            displaced=str(a.cpus) if self.desired.has_all_cpus_offline(a) else "",
             reserved=str(a.cpus & self.machine.settings.reserved_cpus) if a.exclusive else "",
             aligned=a.aligned,
             reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,

@@ -47,7 +47,7 @@ class CaptureError(AgentError):
     """What was given is no capture of a cluster; the text says what was expected."""
 
 
-class RunningPod(Struct, frozen=True):
+class ChargedPod(Struct, frozen=True):
     """A pod that has NUMA nodes of its node, and is charged for them there.
 
     Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted.
@@ -59,7 +59,7 @@ class RunningPod(Struct, frozen=True):
     charge: ResourceCounts
     request: PodRequest
     movable: bool
-    movers: tuple[RunningPod, ...] = ()
+    movers: tuple[ChargedPod, ...] = ()
 
 
 class CapturedCluster(Struct, frozen=True):
@@ -71,7 +71,7 @@ class CapturedCluster(Struct, frozen=True):
     nodes: SchedulerCache
     names: tuple[str, ...]
     cordoned: frozenset[str]
-    running: tuple[RunningPod, ...]
+    running: tuple[ChargedPod, ...]
     pods: int = 0
     notes: tuple[str, ...] = ()
 
@@ -155,7 +155,7 @@ def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
 
 def _add_captured_pod(
     name: str, document: Document, nodes: SchedulerCache, reader: PodReader, prefix: str
-) -> RunningPod | None:
+) -> ChargedPod | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
     node = mapping_or_empty(document.get("spec")).get("nodeName")
     phase = text_in_section(document, "status", "phase")
@@ -183,7 +183,7 @@ def _add_captured_pod(
         return None
     placed = _assigned_numa_nodes(document, prefix) or placed
     movers = [
-        RunningPod(f"{name}/{one.container}", node, its, replace(request, containers=(one,)), True)
+        ChargedPod(f"{name}/{one.container}", node, its, replace(request, containers=(one,)), True)
         for one in request.containers
         if request.pod_scope_request is None
         and one.container in request.movable
@@ -194,7 +194,7 @@ def _add_captured_pod(
     ]
     charge = room.charge_of_placed_pod(request, placed)
     moves = would_be_recreated(document), tuple(movers)
-    return None if charge is None else RunningPod(name, node, charge, request, *moves)
+    return None if charge is None else ChargedPod(name, node, charge, request, *moves)
 
 
 def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
@@ -213,7 +213,7 @@ def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
 def find_blocking_pods(
     request: PodRequest,
     rooms: Mapping[str, NodeResources],
-    running: Iterable[RunningPod],
+    running: Iterable[ChargedPod],
     strategy: Strategy,
     *,
     tries: int = MAX_MOVE_SETS,
@@ -225,14 +225,14 @@ def find_blocking_pods(
     then, and where each of the pods that move fits, empty for nowhere. The search was ``cut`` when
     not all sets of up to `MAX_MOVED_PODS` pods were judged.
     """
-    pods_by_node: dict[str, list[RunningPod]] = {}
+    pods_by_node: dict[str, list[ChargedPod]] = {}
     for pod in running:
         if pod.movable and pod.node in rooms:
             pods_by_node.setdefault(pod.node, []).append(pod)
     tried = 0
     judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
 
-    def fits_without_pods(node: str, pods: Iterable[RunningPod]) -> Fit | None:
+    def fits_without_pods(node: str, pods: Iterable[ChargedPod]) -> Fit | None:
         nonlocal tried
         tried += 1
         verdict = judge(rooms[node].plus_pods([pod.charge for pod in pods]), request)
@@ -269,7 +269,7 @@ def find_blocking_pods(
 
 
 def _find_targets(
-    pods: Iterable[RunningPod],
+    pods: Iterable[ChargedPod],
     rooms: dict[str, NodeResources],
     judge: Callable[[NodeResources, PodRequest], Verdict],
 ) -> list[dict[str, str]]:
@@ -288,7 +288,7 @@ def _find_targets(
 
 
 def find_moving_containers(
-    verdict: Fit, node: str, running: Iterable[RunningPod], strategy: Strategy
+    verdict: Fit, node: str, running: Iterable[ChargedPod], strategy: Strategy
 ) -> list[dict[str, Any]]:
     """Movable containers of one node that make room there by sums, and where each goes.
 

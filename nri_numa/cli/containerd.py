@@ -34,7 +34,7 @@ _NRI_SECTION_PATTERN = re.compile(
 _TOML_TABLE_HEADER_PATTERN = re.compile(r"^[ \t]*\[")
 _DISABLE_KEY_PATTERN = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
 _NRI_SECTION = f"[plugins.'{NRI_PLUGIN_NAME}']\n  disable = false\n"
-_RESTART_ADVICE_TEXT = (
+_CONTAINERD_RESTART_ADVICE_TEXT = (
     "Then restart it: systemctl restart containerd. Running containers are not touched."
 )
 
@@ -151,7 +151,9 @@ def fix_containerd_config(config: str, *, write: bool) -> None:
         click.echo(f"# {change.path}")
         click.echo(change.excerpt, nl=False)
         click.echo()
-        click.echo(f"# --write puts this there and keeps a backup. {_RESTART_ADVICE_TEXT}")
+        click.echo(
+            f"# --write puts this there and keeps a backup. {_CONTAINERD_RESTART_ADVICE_TEXT}"
+        )
         return
     try:
         backup = _write_with_backup(change)
@@ -159,7 +161,7 @@ def fix_containerd_config(config: str, *, write: bool) -> None:
         raise Failure(f"{change.path}: {error.strerror or error}") from error
     click.echo(
         f"{change.path} written{f', the old one is {backup}' if backup else ''}. "
-        f"{_RESTART_ADVICE_TEXT}"
+        f"{_CONTAINERD_RESTART_ADVICE_TEXT}"
     )
 
 

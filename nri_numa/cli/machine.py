@@ -29,10 +29,10 @@ from nri_numa.cli.common import (
 )
 from nri_numa.cli.output import (
     DEFAULT_WIDTH_COLUMNS,
+    CellWrapping,
     Column,
-    ColumnKind,
     fit_table,
-    table_width,
+    max_table_width,
     wrap_list,
     wrap_text,
     write_document_or_lines,
@@ -79,7 +79,7 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     with translate_errors(), show_progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
         devices = () if tree is None else list_pci_devices(tree)
-    width = table_width()
+    width = max_table_width()
     write_document_or_lines(
         topology_document(found, devices=devices),
         output,
@@ -165,8 +165,8 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
     hugepages = any(n.hugepages for n in topology.numa_nodes.values())
     head = [
         Column("NUMA NODE"),
-        Column("MEMORY", ColumnKind.LIST),
-        Column("HUGE PAGES", ColumnKind.LIST),
+        Column("MEMORY", CellWrapping.LIST),
+        Column("HUGE PAGES", CellWrapping.LIST),
     ]
     rows: list[list[object]] = []
     for _, n in sorted(topology.numa_nodes.items()):
@@ -197,7 +197,7 @@ def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
     ]
     head = [
         *map(Column, ("DEVICES", "NUMA NODE", "COUNT")),
-        Column("PCI ADDRESSES", ColumnKind.LIST),
+        Column("PCI ADDRESSES", CellWrapping.LIST),
     ]
     return _table_lines(head, rows, width)
 
@@ -223,7 +223,7 @@ def _distance_lines(topology: Topology, width: int | None) -> list[str]:
         text = "  ".join(f"{d}: {NUMASet(nodes)}" for d, nodes in sorted(near.items()))
         rows.append((a, text))
     return _table_lines(
-        [Column("FROM"), Column("DISTANCE: NUMA NODES", ColumnKind.LIST)], rows, width
+        [Column("FROM"), Column("DISTANCE: NUMA NODES", CellWrapping.LIST)], rows, width
     )
 
 
@@ -252,7 +252,7 @@ def _hanging_indent_lines(head: str, text: str, width: int | None) -> list[str]:
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 
 
-_CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", ColumnKind.LIST))
+_CPU_COUNT_AND_LIST_COLUMNS: Final = (Column("CPUS"), Column("CPU LIST", CellWrapping.LIST))
 
 
 def _cpu_group_table(
@@ -260,7 +260,7 @@ def _cpu_group_table(
 ) -> list[str]:
     """What has a number, NUMA nodes and CPUs."""
     return _table_lines(
-        [Column(of), Column("NUMA NODES", ColumnKind.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
+        [Column(of), Column("NUMA NODES", CellWrapping.LIST), *_CPU_COUNT_AND_LIST_COLUMNS],
         [(number, numa_nodes, len(cpus), str(cpus) or "none") for number, numa_nodes, cpus in rows],
         width,
     )

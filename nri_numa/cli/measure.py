@@ -87,7 +87,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
     from nri_numa.machine.sysfs import discover_topology, read_memory
     from nri_numa.measure import rounds as measuring
     from nri_numa.measure.plan import Comparison, plan_comparisons
-    from nri_numa.measure.results import ComparisonOutcome, noise_sentences
+    from nri_numa.measure.results import MeasuredOrImpossibleComparison, noise_sentences
     from nri_numa.measure.results import results_document as made
     from nri_numa.model.cpuset import CPUSet
 
@@ -116,7 +116,7 @@ def _measure_comparisons(rounds: int, seconds: float, only: tuple[str, ...]) -> 
     load = os.getloadavg()[0]
     busy = measuring.measure_mean_cpu_utilization(cpus) if cpus else None
     before = measuring.read_steal_ticks()
-    outcomes: list[ComparisonOutcome] = []
+    outcomes: list[MeasuredOrImpossibleComparison] = []
     for one in planned:
         if isinstance(one, Comparison):
             with show_progress(f"measuring: {one.title}"):

@@ -32,8 +32,8 @@ from nri_numa.cli.common import (
 from nri_numa.cli.common import find_config_path as default_path
 from nri_numa.cli.output import (
     TABLE_FORMATS,
+    CellWrapping,
     Column,
-    ColumnKind,
     human_age,
     render_table,
     wrap_text,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.release import ReleasedContainer, ReleaseReport
 
 _CONTAINER_NAME_HEADINGS: Final = ("NAMESPACE", "POD", "CONTAINER")
-_CPUSET_COLUMNS: Final = (Column("CPUS", ColumnKind.LIST), Column("MEMS", ColumnKind.LIST))
+_CPUSET_COLUMNS: Final = (Column("CPUS", CellWrapping.LIST), Column("MEMS", CellWrapping.LIST))
 
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
@@ -236,7 +236,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     if not document["containers"]:
         yield "No containers."
         return
-    cpus, mems = Column("CPUS OR NODES", ColumnKind.LIST), _CPUSET_COLUMNS[1]
+    cpus, mems = Column("CPUS OR NODES", CellWrapping.LIST), _CPUSET_COLUMNS[1]
     yield from render_table(
         (*_CONTAINER_NAME_HEADINGS, Column("KIND"), cpus, mems, Column("AGE")),
         [
@@ -306,7 +306,7 @@ def release(
             )
         )
     write_document_or_lines(
-        _release_document(report, dry_run), output, _release_lines(report, dry_run)
+        _release_document(report, dry_run), output, _release_report_lines(report, dry_run)
     )
     for c in report.containers:
         if c.note and output in TABLE_FORMATS:
@@ -345,7 +345,7 @@ def _release_document(report: ReleaseReport, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _release_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
+def _release_report_lines(report: ReleaseReport, dry_run: bool) -> Iterator[str]:
     from nri_numa.agent.release import ReleaseResult
 
     changed = [c for c in report.containers if c.has_changes]

@@ -79,7 +79,7 @@ def terminal_width() -> int:
     return _columns_from_environment() or DEFAULT_WIDTH_COLUMNS
 
 
-def table_width() -> int | None:
+def max_table_width() -> int | None:
     """Columns that a table may take; None for as many as it needs, as with ``-o wide``."""
     command = click.get_current_context(silent=True)
     if command is not None and command.params.get("output") == "wide":
@@ -128,7 +128,7 @@ def wrap_text(
 # --- Tables -------------------------------------------------------------------------------------
 
 
-class ColumnKind(Enum):
+class CellWrapping(Enum):
     """What may be done to the cells of a column, and below how many columns it is not narrowed."""
 
     UNBROKEN = "never broken", 0
@@ -145,7 +145,7 @@ class Column(NamedTuple):
     """
 
     title: str
-    kind: ColumnKind = ColumnKind.UNBROKEN
+    kind: CellWrapping = CellWrapping.UNBROKEN
     drop_rank: int = 0
 
 
@@ -158,8 +158,8 @@ class FittedTable(NamedTuple):
 
 def render_table(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A table that fits where it is written; a column that is a title holds names."""
-    made = [one if isinstance(one, Column) else Column(one, ColumnKind.NAME) for one in columns]
-    return fit_table(made, rows, table_width()).lines
+    made = [one if isinstance(one, Column) else Column(one, CellWrapping.NAME) for one in columns]
+    return fit_table(made, rows, max_table_width()).lines
 
 
 def fit_table(
@@ -182,7 +182,7 @@ def fit_table(
     def total_width(of: Sequence[int]) -> int:
         return sum(of[i] for i in shown) + len(_COLUMN_GAP) * (len(shown) - 1)
 
-    def shrink_columns(kind: ColumnKind, least: int) -> None:
+    def shrink_columns(kind: CellWrapping, least: int) -> None:
         """Take columns of a kind down, the widest and of those the last first, until it fits."""
         while total_width(widths) > (width or 0):
             able = [
@@ -195,16 +195,16 @@ def fit_table(
             widths[max(able, key=lambda i: (widths[i], i))] -= 1
 
     if width is not None:
-        shrink_columns(ColumnKind.TEXT, ColumnKind.TEXT.value[1])
-        shrink_columns(ColumnKind.LIST, ColumnKind.LIST.value[1])
+        shrink_columns(CellWrapping.TEXT, CellWrapping.TEXT.value[1])
+        shrink_columns(CellWrapping.LIST, CellWrapping.LIST.value[1])
         for i in sorted(shown, key=lambda i: -columns[i].drop_rank):
             if not columns[i].drop_rank or total_width(widths) <= width:
                 break
             shown.remove(i)
             # There may be room again for a list as it is.
             widths[:] = natural
-            shrink_columns(ColumnKind.LIST, ColumnKind.LIST.value[1])
-        shrink_columns(ColumnKind.NAME, ColumnKind.NAME.value[1])
+            shrink_columns(CellWrapping.LIST, CellWrapping.LIST.value[1])
+        shrink_columns(CellWrapping.NAME, CellWrapping.NAME.value[1])
     lines: list[str] = []
     for row in ([c.title for c in columns], *cells):
         parts = [_wrap_cell(row[i], widths[i], columns[i].kind) for i in shown]
@@ -217,13 +217,13 @@ def fit_table(
     return FittedTable(lines, [c.title for i, c in enumerate(columns) if i not in shown])
 
 
-def _wrap_cell(text: str, width: int, kind: ColumnKind) -> list[str]:
+def _wrap_cell(text: str, width: int, kind: CellWrapping) -> list[str]:
     """``text`` in lines of at most ``width`` columns, as far as its kind lets it be broken."""
-    if kind is ColumnKind.UNBROKEN or cell_width(text) <= width:
+    if kind is CellWrapping.UNBROKEN or cell_width(text) <= width:
         return [text]
-    if kind is ColumnKind.TEXT:
+    if kind is CellWrapping.TEXT:
         return textwrap.wrap(text, width, break_on_hyphens=False)
-    return wrap_list(text, width) if kind is ColumnKind.LIST else list(_wrap_name(text, width))
+    return wrap_list(text, width) if kind is CellWrapping.LIST else list(_wrap_name(text, width))
 
 
 def wrap_list(text: str, width: int) -> list[str]:

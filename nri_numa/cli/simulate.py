@@ -125,7 +125,7 @@ def simulate(
         ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
     from nri_numa.cli.machine import choose_machine_source, read_machine
-    from nri_numa.simulate.manifests import read_files
+    from nri_numa.simulate.manifests import read_manifests
     from nri_numa.simulate.pods import ineffective_annotation_sentences
     from nri_numa.simulate.simulator import plan_actions
     from nri_numa.simulate.simulator import simulate_plan as run
@@ -151,7 +151,7 @@ def simulate(
     # Nothing is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else show_progress("reading manifests")
     with reading_them, _combine_errors("the manifests"):
-        manifests = read_files(pods, counted_by, devices)
+        manifests = read_manifests(pods, counted_by, devices)
         planned = plan_actions(manifests.workloads)
     _require_pods(manifests)
 
@@ -245,7 +245,7 @@ def _simulate_cluster(
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
     from nri_numa.config.derived import slots_resource
-    from nri_numa.simulate.manifests import read_files
+    from nri_numa.simulate.manifests import read_manifests
 
     if cluster == "-" and "-" in pods:
         raise click.UsageError("--cluster - and - are both standard input; expected a file of one")
@@ -253,7 +253,7 @@ def _simulate_cluster(
         config = configuration.load_config(path, {}, _parse_settings("--set", settings))
     counted_by = slots_resource(config)
     with _combine_errors("the manifests"):
-        manifests = read_files(pods, counted_by, every_device=True)
+        manifests = read_manifests(pods, counted_by, every_device=True)
     _require_pods(manifests)
     return simulate_cluster(
         cluster,

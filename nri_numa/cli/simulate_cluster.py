@@ -32,7 +32,7 @@ from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.simulate.manifests import ManifestError, parse_documents, read_input_text
+from nri_numa.simulate.manifests import ManifestError, load_yaml_documents, read_input_text
 from nri_numa.simulate.pods import PodManifest, Workload, ineffective_annotation_sentences
 from nri_numa.text import escape_unprintable, human_bytes
 
@@ -126,7 +126,7 @@ def _read_cluster_documents(file: str) -> Iterator[object]:
                 f"is YAML of more than {MAX_YAML_CHARS >> 20} MiB; expected JSON (-o json)"
             )
         try:
-            yield from parse_documents(text)
+            yield from load_yaml_documents(text)
         except yaml.YAMLError as error:
             raise CaptureError(
                 f"{safe_yaml.yaml_problem_text(error, text)}; expected what "

@@ -8,10 +8,10 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from nri_numa.cli.output import (
+    CellWrapping,
     Column,
-    ColumnKind,
+    max_table_width,
     render_table,
-    table_width,
     terminal_width,
     wrap_text,
 )
@@ -19,7 +19,7 @@ from nri_numa.engine.explain import explanation as explaining
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import ContainerKind as Placement
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import Topology, count_text, human_cpus, numa_text
+from nri_numa.model.machine import Topology, count_text, human_cpu_number, numa_text
 from nri_numa.model.workload import Device
 from nri_numa.simulate.pods import ContainerRole
 from nri_numa.simulate.simulator import (
@@ -34,21 +34,21 @@ from nri_numa.text import human_bytes
 
 MAX_NAMED_CONTAINERS: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
-_CPUS_COLUMN: Final = Column("CPUS", ColumnKind.LIST)
+_CPUS_COLUMN: Final = Column("CPUS", CellWrapping.LIST)
 _MEMORY_FREE_COLUMN: Final = Column("MEMORY FREE", drop_rank=1)
 _FILL_COLUMNS: Final = (
     Column("NUMA NODE"),
     Column("CPUS", drop_rank=3),
     Column("BEFORE", drop_rank=4),
-    Column("AFTER", ColumnKind.LIST, drop_rank=1),
+    Column("AFTER", CellWrapping.LIST, drop_rank=1),
     Column("CPUS FREE"),
     Column("MEMORY", drop_rank=2),
     Column("ALLOCATED", drop_rank=5),
     Column("MEMORY FREE"),
 )
 _COMPARISON_COLUMNS: Final = (
-    *(Column("A CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=1)),
-    *(Column("B CPUS", ColumnKind.LIST), Column("MEM", ColumnKind.LIST, drop_rank=2)),
+    *(Column("A CPUS", CellWrapping.LIST), Column("MEM", CellWrapping.LIST, drop_rank=1)),
+    *(Column("B CPUS", CellWrapping.LIST), Column("MEM", CellWrapping.LIST, drop_rank=2)),
 )
 _FINAL_FILL_COMPARISON_COLUMNS: Final = (
     *(
@@ -110,7 +110,7 @@ def comparison_lines(
         (
             Column(""),
             "POD",
-            Column("CONTAINER", ColumnKind.NAME, drop_rank=3),
+            Column("CONTAINER", CellWrapping.NAME, drop_rank=3),
             *_COMPARISON_COLUMNS,
         ),
         _comparison_rows(first, second),
@@ -138,9 +138,13 @@ def simulation_document(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """The same for programs; field names stay as they are over versions."""
-    found: dict[str, Any] = {"machine": machine, "notes": list(notes), **_run_document(result)}
+    found: dict[str, Any] = {
+        "machine": machine,
+        "notes": list(notes),
+        **_simulated_run_document(result),
+    }
     if other is not None:
-        found["comparedWith"] = {"settings": list(changed), **_run_document(other)}
+        found["comparedWith"] = {"settings": list(changed), **_simulated_run_document(other)}
     return found
 
 
@@ -167,10 +171,10 @@ def _decision_lines(rows: list[list[str]]) -> Iterator[str]:
         "POD",
         "CONTAINER",
         _CPUS_COLUMN,
-        Column("MEMORY", ColumnKind.LIST, drop_rank=1),
+        Column("MEMORY", CellWrapping.LIST, drop_rank=1),
     )
-    if (table_width() or MIN_WIDE_TERMINAL_COLUMNS) >= MIN_WIDE_TERMINAL_COLUMNS:
-        yield from render_table((*head, Column("WHY", ColumnKind.TEXT)), rows)
+    if (max_table_width() or MIN_WIDE_TERMINAL_COLUMNS) >= MIN_WIDE_TERMINAL_COLUMNS:
+        yield from render_table((*head, Column("WHY", CellWrapping.TEXT)), rows)
         return
     yield from render_table(head, [row[:-1] for row in rows])
     yield ""
@@ -190,7 +194,7 @@ def _event_rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
             outcome.container,
             _cpu_change_text(outcome),
             outcome.mems or ("" if outcome.verdict is SimulatedOutcome.REJECTED else "any"),
-            _result_text(event, outcome),
+            _container_outcome_text(event, outcome),
         ]
 
 
@@ -210,7 +214,7 @@ def _cpu_change_text(outcome: ContainerOutcome) -> str:
     )
 
 
-def _result_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
+def _container_outcome_text(event: SimulatedEvent, outcome: ContainerOutcome) -> str:
     if outcome.verdict is SimulatedOutcome.REJECTED:
         return f"REFUSED: {outcome.reason}"
     what = "resized: " if event.action is PodAction.RESIZE else ""
@@ -250,9 +254,9 @@ def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
             *_dashes_if_no_total(
                 after.cpus,
                 str(after.cpus),
-                human_cpus(before.cpu_allocated_milli),
-                human_cpus(after.cpu_allocated_milli) + idle,
-                human_cpus(after.cpu_free_milli),
+                human_cpu_number(before.cpu_allocated_milli),
+                human_cpu_number(after.cpu_allocated_milli) + idle,
+                human_cpu_number(after.cpu_free_milli),
             ),
             *_dashes_if_no_total(
                 after.memory_bytes,
@@ -264,7 +268,7 @@ def _node_fill_rows(result: Simulation) -> Iterator[list[object]]:
 
 
 def _usage_cells(room: NUMANodeFill) -> Sequence[str]:
-    cpus = human_cpus(room.cpu_allocated_milli), human_cpus(room.cpu_free_milli)
+    cpus = human_cpu_number(room.cpu_allocated_milli), human_cpu_number(room.cpu_free_milli)
     memory = human_bytes(room.memory_free_bytes, free=True)
     return [*_dashes_if_no_total(room.cpus, *cpus), *_dashes_if_no_total(room.memory_bytes, memory)]
 
@@ -367,7 +371,7 @@ def _note_lines(notes: Sequence[str]) -> Iterator[str]:
 # --- parts of the document ------------------------------------------------------------------------
 
 
-def _run_document(result: Simulation) -> dict[str, Any]:
+def _simulated_run_document(result: Simulation) -> dict[str, Any]:
     return {
         "refused": sum(1 for e in result.events if e.first_rejected_container is not None),
         "untried": result.skipped_pods,

@@ -15,17 +15,17 @@ from nri_numa.cli import common
 from nri_numa.cli.agent_client import AgentClient, new_agent_client, quote_path_segment
 from nri_numa.cli.common import Failure, api_options, config_option, output_option, show_progress
 from nri_numa.cli.output import (
+    CellWrapping,
     Column,
-    ColumnKind,
     fit_table,
     human_age,
     human_duration,
-    table_width,
+    max_table_width,
     wrap_text,
     write_document,
 )
 from nri_numa.engine.explain.sentences import displaced_text, drift_text
-from nri_numa.model.machine import count_text, cpus_text, human_cpus
+from nri_numa.model.machine import count_text, cpus_text, human_cpu_number
 from nri_numa.text import escape_unprintable, human_bytes
 
 Object = dict[str, Any]
@@ -258,7 +258,7 @@ def _status_table_lines(
     made = fit_table(
         [one.column for one in chosen],
         [[one.cell(each, now) for one in chosen] for each in objects],
-        None if wide else table_width(),
+        None if wide else max_table_width(),
     )
     yield from made.lines
     if made.dropped_columns:
@@ -284,7 +284,7 @@ def _late_pinning_text(container: Object) -> str:
     return "?" if late is None else "no" if late <= 0 else f"{late * 1000:.0f} ms"
 
 
-def _waiting_tasks_text(container: Object) -> str:
+def _waiting_threads_text(container: Object) -> str:
     tasks = container.get("waiting", {}).get("waitingTasks")
     return "?" if tasks is None else f"{tasks:g}"
 
@@ -297,25 +297,27 @@ def _free_of_capacity_getter(
 
 
 _NAME_COLUMNS: Final = tuple(
-    _StatusColumn(Column(title, ColumnKind.NAME), _cell_getter(title.lower()))
+    _StatusColumn(Column(title, CellWrapping.NAME), _cell_getter(title.lower()))
     for title in ("NAMESPACE", "POD", "CONTAINER")
 )
 _CONTAINER_COLUMNS: Final = (
     *_NAME_COLUMNS,
     _StatusColumn(Column("KIND"), lambda c, _: c["kind"] + ("" if c["preferred"] else "*")),
     _StatusColumn(
-        Column("CPUS", ColumnKind.LIST),
+        Column("CPUS", CellWrapping.LIST),
         lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _drift_mark(c, "CPUs"),
     ),
     _StatusColumn(
-        Column("MEMS", ColumnKind.LIST, drop_rank=1),
+        Column("MEMS", CellWrapping.LIST, drop_rank=1),
         lambda c, _: (c["mems"] or "any") + _drift_mark(c, "Mems"),
     ),
     _StatusColumn(Column("POLICY", drop_rank=2), lambda c, _: c["policy"]),
     _StatusColumn(Column("AGE", drop_rank=3), lambda c, now: human_age(c["since"], now)),
     _StatusColumn(Column("MEMPOLICY"), _cell_getter("mempolicy"), _any_row_has("mempolicy")),
     _StatusColumn(
-        Column("NOW RESERVED", ColumnKind.LIST), _cell_getter("reserved"), _any_row_has("reserved")
+        Column("NOW RESERVED", CellWrapping.LIST),
+        _cell_getter("reserved"),
+        _any_row_has("reserved"),
     ),
     _StatusColumn(Column("LATE"), lambda c, _: _late_pinning_text(c), _any_row_has("late")),
     _StatusColumn(
@@ -332,7 +334,7 @@ _CONTAINER_COLUMNS: Final = (
     ),
     _StatusColumn(
         Column("TASKS WAITING"),
-        lambda c, _: _waiting_tasks_text(c),
+        lambda c, _: _waiting_threads_text(c),
         _any_row_has("waiting"),
         wide_output_only=True,
     ),
@@ -341,7 +343,7 @@ _CONTAINER_COLUMNS: Final = (
     _StatusColumn(Column("SMT"), _cell_getter("smt"), wide_output_only=True),
     _StatusColumn(Column("IDLE"), _cell_getter("idle"), wide_output_only=True),
     _StatusColumn(
-        Column("CPU ALLOCATED"), _cell_getter("cpuMilli", human_cpus), wide_output_only=True
+        Column("CPU ALLOCATED"), _cell_getter("cpuMilli", human_cpu_number), wide_output_only=True
     ),
     _StatusColumn(
         Column("MEMORY ALLOCATED"), _cell_getter("memoryBytes", human_bytes), wide_output_only=True
@@ -357,20 +359,20 @@ _REJECTION_COLUMNS: Final = (
 )
 _NUMA_NODE_COLUMNS: Final = (
     _StatusColumn(Column("NUMA"), lambda n, _: n["id"]),
-    _StatusColumn(Column("EXCLUSIVE", ColumnKind.LIST), _cell_getter("exclusive")),
+    _StatusColumn(Column("EXCLUSIVE", CellWrapping.LIST), _cell_getter("exclusive")),
     _StatusColumn(
-        Column("KUBELET", ColumnKind.LIST), _cell_getter("kubelet"), _any_row_has("kubelet")
+        Column("KUBELET", CellWrapping.LIST), _cell_getter("kubelet"), _any_row_has("kubelet")
     ),
-    _StatusColumn(Column("SHARED", ColumnKind.LIST), _cell_getter("shared")),
-    _StatusColumn(Column("RESERVED", ColumnKind.LIST, drop_rank=1), _cell_getter("reserved")),
-    _StatusColumn(Column("IDLE", ColumnKind.LIST), _cell_getter("idle"), _any_row_has("idle")),
+    _StatusColumn(Column("SHARED", CellWrapping.LIST), _cell_getter("shared")),
+    _StatusColumn(Column("RESERVED", CellWrapping.LIST, drop_rank=1), _cell_getter("reserved")),
+    _StatusColumn(Column("IDLE", CellWrapping.LIST), _cell_getter("idle"), _any_row_has("idle")),
     _StatusColumn(
         Column("FREE EXCLUSIVE"),
         lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
     ),
     _StatusColumn(
         Column("CPU FREE"),
-        _free_of_capacity_getter("cpuAvailableMilli", "cpuCapacityMilli", human_cpus),
+        _free_of_capacity_getter("cpuAvailableMilli", "cpuCapacityMilli", human_cpu_number),
     ),
     _StatusColumn(
         Column("FACTOR"),

@@ -23,9 +23,9 @@ from nri_numa.config.values import (
     parse_pool_floor,
 )
 from nri_numa.model.settings import (
-    NamespaceQuota,
-    Permission,
-    Quota,
+    AnnotationPermission,
+    CPUWithholdingQuota,
+    NamespacePatternQuota,
     QuotasAndPoolFloor,
     Rule,
     Settings,
@@ -95,7 +95,7 @@ def derive_settings(config: AgentConfig) -> Settings:
         "memory_tiers": frozenset(parse_numa_nodes(config.memory_tiers)),
         "set_environment": config.environment,
         "permissions": tuple(
-            Permission(
+            AnnotationPermission(
                 name=f"permissions[{number}]",
                 **asdict(one.match),
                 keys=one.keys,
@@ -137,7 +137,7 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
         quota=_derive_quota(quotas),
         idle_siblings=parse_cpu_count_or_percent(quotas.idle_cpus),
         namespaces=tuple(
-            NamespaceQuota(
+            NamespacePatternQuota(
                 name=f"quotas.namespaces[{number}]",
                 namespaces=one.namespaces,
                 quota=_derive_quota(one),
@@ -149,8 +149,8 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
     )
 
 
-def _derive_quota(of: CPUWithholdingLimits | NamespaceQuotaDocument) -> Quota:
-    return Quota(
+def _derive_quota(of: CPUWithholdingLimits | NamespaceQuotaDocument) -> CPUWithholdingQuota:
+    return CPUWithholdingQuota(
         exclusive=parse_cpu_count_or_percent(of.exclusive_cpus),
         listed=parse_cpu_count_or_percent(of.listed_cpus),
     )

@@ -36,7 +36,7 @@ from nri_numa.model.settings import (
     OnDenied,
     PreferredCores,
 )
-from nri_numa.model.workload import KubeletOverride, QoSClass, Strategy
+from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Strategy
 
 _ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID", "url": "URL"}
 
@@ -65,7 +65,7 @@ CONFIG_KIND: Final = "AgentConfig"
 Text = Annotated[str, Meta(min_length=1)]
 AnnotationValue = str | int
 Quantity = str | int
-Amount = Annotated[str | int, with_parser(values.parse_cpu_count_or_percent)]
+CPUCountOrPercent = Annotated[str | int, with_parser(values.parse_cpu_count_or_percent)]
 CPUList = Annotated[str | int, with_parser(values.parse_cpus)]
 NUMAList = Annotated[str | int, with_parser(values.parse_numa_nodes)]
 Duration = Annotated[str | float, with_parser(values.parse_duration)]
@@ -112,7 +112,7 @@ class SharedPool(Section, frozen=True):
     """CPUs of the machine that may become neither exclusive nor idle siblings, as a number or such
     as 10%. auto is 1 where reservedCPUs are part of the pool, else a twentieth of the CPUs, at
     least 1."""
-    numa_node_cpus: Amount = 0
+    numa_node_cpus: CPUCountOrPercent = 0
     """The same for each NUMA node, of its CPUs. 0 sets no floor there."""
 
 
@@ -121,20 +121,20 @@ class NamespaceQuotaDocument(Section, frozen=True):
 
     namespaces: tuple[Text, ...] = ()
     """Shell patterns; the first item with one that matches counts."""
-    exclusive_cpus: Amount = "100%"
+    exclusive_cpus: CPUCountOrPercent = "100%"
     """Exclusive CPUs of its containers, siblings kept idle for them included."""
-    listed_cpus: Amount = "100%"
+    listed_cpus: CPUCountOrPercent = "100%"
     """The same of its own shared lists."""
 
 
 class CPUWithholdingLimits(Section, frozen=True):
     """How many CPUs may be withheld from others, as numbers or parts of the machine's CPUs."""
 
-    exclusive_cpus: Amount = "100%"
+    exclusive_cpus: CPUCountOrPercent = "100%"
     """Exclusive CPUs of containers, siblings kept idle for them included."""
-    idle_cpus: Amount = "25%"
+    idle_cpus: CPUCountOrPercent = "25%"
     """Siblings that smt: isolate may keep idle, which no request pays for."""
-    listed_cpus: Amount = "50%"
+    listed_cpus: CPUCountOrPercent = "50%"
     """CPUs in shared lists (numacpu) that cannot become exclusive, since a permission has
     unpaidCPUs. A part of the machine is at least one core, and two CPUs. Paid lists are counted and
     never refused; all others give way to exclusive CPUs and do not count."""
@@ -167,7 +167,7 @@ class RuntimeLinkKind(StrEnum):
     CRI = "cri"
 
 
-class Runtime(Section, frozen=True):
+class RuntimeLinkSection(Section, frozen=True):
     """How the container runtime is reached."""
 
     link: RuntimeLinkKind = RuntimeLinkKind.NRI
@@ -195,7 +195,7 @@ class Runtime(Section, frozen=True):
 class KubeletSection(Section, frozen=True):
     """The kubelet on this node, and who may take a container away from it."""
 
-    override: KubeletOverride = KubeletOverride.NEVER
+    override: KubeletGrantOverriders = KubeletGrantOverriders.NEVER
     """Whether a pod may take a container away from the kubelet's static policies by listing CPUs or
     memory nodes itself: never, or annotated."""
     config: Text = "auto"
@@ -440,7 +440,7 @@ class StealEviction(Section, frozen=True):
     """Let the API server say what it would do, and do nothing."""
 
 
-class PageSection(Section, frozen=True):
+class ClusterPageSection(Section, frozen=True):
     """The page of the cluster, at ``/cluster/`` of the controller's address."""
 
     enabled: bool = False
@@ -485,7 +485,7 @@ class Controller(Section, frozen=True):
         msgspec.field(name="leastTime", default="10s")
     )
     """Time between two changes of one Node's annotation at least."""
-    page: PageSection = PageSection()
+    page: ClusterPageSection = ClusterPageSection()
     """A page of the whole cluster."""
     drain: DrainEviction = DrainEviction()
     """Moving pods away from drained NUMA nodes."""
@@ -688,7 +688,7 @@ class AgentConfig(Section, frozen=True):
     """Version of this document's form."""
     kind: Annotated[Literal["AgentConfig"], RESTART_REQUIRED] = CONFIG_KIND
     """What this document is."""
-    runtime: Annotated[Runtime, RESTART_REQUIRED] = Runtime()
+    runtime: Annotated[RuntimeLinkSection, RESTART_REQUIRED] = RuntimeLinkSection()
     """How the container runtime is reached."""
     node_name: Annotated[str, with_parser(values.check_node_name), RESTART_REQUIRED] = ""
     """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb, annotations_of
 from nri_numa.model.offline_capacity import (
-    NUMA_IDS_ANNOTATION,
+    NODE_EXISTING_NUMA_IDS_ANNOTATION,
     OFFLINE_CAPACITY_KEY,
     BadCapacity,
     OfflineCapacity,
@@ -47,7 +47,7 @@ CONVERGENCE_EPSILON: Final = 0.005
 """An average that is so near to what the source says is there: an average alone never arrives."""
 FACTOR_DECIMALS: Final = 3
 """Decimals of what is written; a thousandth of a NUMA node is less than a CPU."""
-RENEWAL_FRACTION: Final = 0.5
+REWRITE_VALIDITY_FRACTION: Final = 0.5
 """Part of the validity that is left when an unchanged value is written again."""
 
 
@@ -192,7 +192,7 @@ class CapacityRules:
 
 
 @dataclass(slots=True)
-class _SmoothedFactor:
+class _SmoothedCapacityFactor:
     reported: float
     average: float
     reported_at: float
@@ -209,7 +209,7 @@ class NodeCapacity:
 
     rules: CapacityRules
     written: OfflineCapacity | None = None
-    _values: dict[tuple[str, int], _SmoothedFactor] = field(default_factory=dict)
+    _values: dict[tuple[str, int], _SmoothedCapacityFactor] = field(default_factory=dict)
     _changed_at: float = -math.inf
     _last_effective: OfflineCapacity | None = None
     _reported: bool = False
@@ -226,7 +226,7 @@ class NodeCapacity:
         for i, said in zones.items():
             value = self._values.get((source, i))
             if value is None or value.expires_at <= now:
-                self._values[source, i] = _SmoothedFactor(said, said, now, until)
+                self._values[source, i] = _SmoothedCapacityFactor(said, said, now, until)
                 continue
             value.average = self._smoothed_factor(value, now)
             value.reported, value.reported_at, value.expires_at = said, now, until
@@ -237,7 +237,7 @@ class NodeCapacity:
             del self._values[key]
             self._withdrawn = True
 
-    def _smoothed_factor(self, value: _SmoothedFactor, now: float) -> float:
+    def _smoothed_factor(self, value: _SmoothedCapacityFactor, now: float) -> float:
         """The average of a value up to now: what was said last counts for the time since then."""
         if self.rules.smoothing <= 0:
             return value.reported
@@ -302,7 +302,7 @@ class NodeCapacity:
                 # that comes sooner is not: what is not repeated is taken away when its time is up.
                 left = written.expires_at - wall
                 return (
-                    left < self.rules.validity * RENEWAL_FRACTION
+                    left < self.rules.validity * REWRITE_VALIDITY_FRACTION
                     and wanted.expires_at > written.expires_at + 1
                 )
         return different and now >= self._changed_at + self.rules.min_update_interval
@@ -335,7 +335,7 @@ class OfflineCapacityAnnotationOutput(Output):
         super().__init__("offline-capacity")
         self._key, self._ids_key = (
             f"{prefix}/{OFFLINE_CAPACITY_KEY}",
-            f"{prefix}/{NUMA_IDS_ANNOTATION}",
+            f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
         )
         self._rules = rules
         self._ids: dict[str, frozenset[int] | None] = {}

@@ -2,8 +2,8 @@
 
 What the selectors have in common is here: the Eviction API, so that disruption budgets hold, with
 the pod's uid as a precondition; so many a minute; one workload only so often; an Event for each.
-Two selectors empty NUMA nodes, `NUMANodeDrainEvictor` and `StealEvictor`; for pods that their node
-refuses see `nri_numa.controller.stuck_pods`. Each is an output in the sense of
+Two selectors empty NUMA nodes, `NUMANodeDrainEvictor` and `HostStealEvictor`; for pods that their
+node refuses see `nri_numa.controller.stuck_pods`. Each is an output in the sense of
 `nri_numa.publisher.outbox`.
 
 Who is on a NUMA node stands in the annotation ``assigned`` of pods (``publish.podAnnotation``); a
@@ -31,7 +31,7 @@ from nri_numa.kube.requests import (
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
     DRAINED_ANNOTATION,
-    NUMA_IDS_ANNOTATION,
+    NODE_EXISTING_NUMA_IDS_ANNOTATION,
     NUMA_NODE_ID_LIMIT,
     BadCapacity,
     format_id_list,
@@ -55,7 +55,7 @@ MAX_EVICTION_RECORDS: Final = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRules:
+class EvictionPace:
     """How pods are evicted.
 
     Attributes:
@@ -134,7 +134,7 @@ class Evictor(Output, Generic[CandidateT]):
 
     reason = event_suffix = ""
 
-    def __init__(self, name: str, prefix: str, rules: EvictionRules, now: float) -> None:
+    def __init__(self, name: str, prefix: str, rules: EvictionPace, now: float) -> None:
         super().__init__(name)
         self.pods: dict[str, CandidateT] = {}
         self._prefix, self._rules = prefix, rules
@@ -334,7 +334,7 @@ def parse_assigned_numa_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> 
 class _NUMANodeEvictor(Evictor[NUMANodePod]):
     """Evicts pods from NUMA nodes that are to be emptied."""
 
-    def __init__(self, name: str, prefix: str, rules: EvictionRules, now: float) -> None:
+    def __init__(self, name: str, prefix: str, rules: EvictionPace, now: float) -> None:
         super().__init__(name, prefix, rules, now)
         self._emptied: dict[str, _DrainingNUMANodes] = {}
         self._cpus: dict[str, dict[int, frozenset[int]]] = {}
@@ -346,7 +346,9 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
-        ids = _parse_ids_or_empty(annotations.get(f"{self._prefix}/{NUMA_IDS_ANNOTATION}", ""))
+        ids = _parse_ids_or_empty(
+            annotations.get(f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}", "")
+        )
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
         self._cpus[name] = {}
         if len(ids) == len(fields):
@@ -425,13 +427,13 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
 
     It keeps new containers away by itself. A factor of 0 that was measured moves no pod: a
     monitoring that errs must not empty a cluster.
-    `EvictionRules.delay_s` counts from the annotation: the agent must know first, or the successor
+    `EvictionPace.delay_s` counts from the annotation: the agent must know first, or the successor
     lands in the same place.
     """
 
     reason, event_suffix = "NUMANodeDrained", "drained"
 
-    def __init__(self, prefix: str, rules: EvictionRules, now: float) -> None:
+    def __init__(self, prefix: str, rules: EvictionPace, now: float) -> None:
         super().__init__("drain", prefix, rules, now)
 
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
@@ -453,14 +455,14 @@ class _MeasuredCapacityFactor:
     is_degraded: bool = False
 
 
-class StealEvictor(_NUMANodeEvictor):
+class HostStealEvictor(_NUMANodeEvictor):
     """NUMA nodes whose CPUs the host keeps taking away.
 
     What counts is the factor that the node's own agent measured and put in force
     (``measuredCapacity.mode: act``), which the publisher writes for each zone. What is said from
     outside (`nri_numa.controller.capacity`) moves no pod here either.
 
-    A NUMA node that is low for a while (`EvictionRules.delay_s`) is *poor* until it is well again,
+    A NUMA node that is low for a while (`EvictionPace.delay_s`) is *poor* until it is well again,
     which is
     another factor: so one that wavers about a limit does not begin again and again. Where many are
     poor at the same time no pod moves: there is no better place, or the measurement errs.
@@ -475,7 +477,7 @@ class StealEvictor(_NUMANodeEvictor):
     def __init__(
         self,
         prefix: str,
-        rules: EvictionRules,
+        rules: EvictionPace,
         now: float,
         *,
         below: float,

@@ -26,7 +26,7 @@ from nri_numa.scheduler.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.text import BadQuantity, whole_bytes
 
-MAX_NODES_PER_PAGE: Final = 500
+MAX_NODES_PER_OVERVIEW_ANSWER: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
 INTERNAL_ADDRESS_TYPE: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
@@ -109,7 +109,7 @@ class NUMANodeEntry(Struct, frozen=True, rename="camel"):
     drained: bool
 
 
-class NodeEntry(Struct, frozen=True, rename="camel"):
+class NodeOverviewEntry(Struct, frozen=True, rename="camel"):
     """One node; ``fits`` is null where nothing was asked."""
 
     name: str
@@ -175,7 +175,7 @@ def parse_query(given: Mapping[str, str]) -> OverviewQuery:
         grid=parse_switch("grid"),
         node=parse_name("node"),
         offset=parse_integer("offset", 0, 1_000_000),
-        limit=max(1, parse_integer("limit", 200, MAX_NODES_PER_PAGE)),
+        limit=max(1, parse_integer("limit", 200, MAX_NODES_PER_OVERVIEW_ANSWER)),
     )
 
 
@@ -264,7 +264,7 @@ class Overview:
         chosen = names[query.offset : query.offset + query.limit]
         if query.node:
             chosen = [name for name in names if name == query.node]
-        shown: list[NodeEntry] = []
+        shown: list[NodeOverviewEntry] = []
         for name in chosen:
             shown.append(self._node_entry(name, request, verdicts.get(name)))
             if len(shown) % _YIELD_EVERY_NODES == 0:
@@ -352,7 +352,9 @@ class Overview:
         )
         return dict.fromkeys(found.feasible, 0) | dict(scores)
 
-    def _node_entry(self, name: str, request: PodRequest | None, reason: str | None) -> NodeEntry:
+    def _node_entry(
+        self, name: str, request: PodRequest | None, reason: str | None
+    ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
         drained = self._drained.get(name, frozenset())
         places = ""
@@ -378,7 +380,7 @@ class Overview:
                 )
                 for place, i in enumerate(room.ids)
             ]
-        return NodeEntry(
+        return NodeOverviewEntry(
             name=name,
             page=self._node_page_url(name),
             problem=problem,

@@ -28,7 +28,7 @@ from nri_numa.controller.capacity import (
     UnknownNode,
     parse_capacity_put,
 )
-from nri_numa.controller.evictor import NUMANodeDrainEvictor, StealEvictor
+from nri_numa.controller.evictor import HostStealEvictor, NUMANodeDrainEvictor
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import ClusterPage
 from nri_numa.controller.sources import FileSource, PrometheusSource
@@ -184,7 +184,7 @@ class ControllerService:
         if section.drain.evict:
             self.drained = NUMANodeDrainEvictor(prefix, _eviction_rules(section.drain), now)
         if (steal := section.steal).evict:
-            self.stolen = StealEvictor(
+            self.stolen = HostStealEvictor(
                 prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
             )
         if section.stuck.evict:
@@ -255,7 +255,7 @@ class ControllerService:
                 Route(
                     "GET",
                     CAPACITY_PATH,
-                    self._forward_to_leader(self._get_capacity),
+                    self._forward_to_leader(self._get_node_capacity),
                     MAX_PUT_BODY_BYTES,
                     self._check_write_allowed,
                 ),
@@ -285,7 +285,7 @@ class ControllerService:
         whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: ClusterPage | None = None
-        published: list[_TopologyFanout | StealEvictor] = [*readers]
+        published: list[_TopologyFanout | HostStealEvictor] = [*readers]
         if self.stolen is not None:
             published.append(self.stolen)
         if published:
@@ -412,7 +412,7 @@ class ControllerService:
         self.capacity.withdraw_source(PUT_SOURCE, node)
         return Response(204, b"")
 
-    def _get_capacity(self, request: HTTPRequest) -> Response:
+    def _get_node_capacity(self, request: HTTPRequest) -> Response:
         with _translate_api_errors():
             return _json_response(self.effective_capacity_document(request.segments[2]))
 
@@ -515,8 +515,8 @@ def _not_ready_error(problem: str) -> APIError:
 
 def _eviction_rules(
     section: DrainEviction | StuckEviction | StealEviction,
-) -> evictor.EvictionRules:
-    return evictor.EvictionRules(
+) -> evictor.EvictionPace:
+    return evictor.EvictionPace(
         delay_s=parse_duration(section.delay),
         per_minute=section.per_minute,
         dry_run=section.dry_run,

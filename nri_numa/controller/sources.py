@@ -36,7 +36,7 @@ QUERY_INTERVAL_S: Final = 30.0
 CapacityReportSink = Callable[[str, Sequence[CapacityReport]], list[str]]
 
 
-class CapacitySource:
+class ExternalCapacitySource:
     """Says what it reads again and again, and its problems once.
 
     Args:
@@ -85,7 +85,7 @@ class CapacitySource:
         self._said = frozenset(problems)
 
 
-class FileSource(CapacitySource):
+class FileSource(ExternalCapacitySource):
     """A YAML or JSON file with many nodes.
 
     What stands there counts as long as it can be read; one that is away is silent.
@@ -119,7 +119,7 @@ class FileSource(CapacitySource):
         return self._last
 
 
-class PrometheusSource(CapacitySource):
+class PrometheusSource(ExternalCapacitySource):
     """An instant query, asked again and again."""
 
     name = "prometheus"

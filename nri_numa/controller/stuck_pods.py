@@ -25,13 +25,13 @@ from msgspec import structs
 
 from nri_numa.controller.evictor import (
     EvictionCandidate,
-    EvictionRules,
+    EvictionPace,
     Evictor,
     workload_of,
     would_be_recreated,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
-from nri_numa.model.reasons import read_rejection
+from nri_numa.model.reasons import read_reason_and_detail
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
 from nri_numa.scheduler.node_resources import NodeResources
@@ -98,7 +98,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def __init__(
         self,
         prefix: str,
-        rules: EvictionRules,
+        rules: EvictionPace,
         nodes: SchedulerCache,
         candidates: VerdictCache,
         asks: Callable[[Mapping[str, Any]], PodRequest],
@@ -255,9 +255,9 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 break
             if name == pod.node or (there := self._facts.get(name)) is None:
                 continue
-            if not isinstance(self._nodes.free_resources(name), NodeResources) or not node_admits(
-                there, pod.spec
-            ):
+            if not isinstance(
+                self._nodes.free_resources(name), NodeResources
+            ) or not spec_allows_node(there, pod.spec):
                 continue
             verdict = self._candidates.evaluate_node(pod.pod_request, name, work)
             if isinstance(verdict, Fit) and not verdict.requires_moves and not verdict.by_sums:
@@ -314,7 +314,7 @@ def plugin_rejection(document: Mapping[str, Any]) -> str:
         if waiting.get("reason") != WAITING_REASON:
             continue
         pod = f"{metadata.get('namespace')}/{metadata.get('name')}"
-        found = read_rejection(str(waiting.get("message", "")), pod, str(one.get("name")))
+        found = read_reason_and_detail(str(waiting.get("message", "")), pod, str(one.get("name")))
         if found is not None:
             return ": ".join(found)
     return ""
@@ -385,7 +385,7 @@ def facts_of(name: str, document: Mapping[str, Any]) -> NodeFacts:
     return NodeFacts(name=name, labels=metadata.get("labels") or {}, taints=tuple(found))
 
 
-def node_admits(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
+def spec_allows_node(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
     """Whether a pod with this spec may be put there."""
     tolerations = spec.get("tolerations") or ()
     if not all(any(_tolerates_taint(one, taint) for one in tolerations) for taint in to.taints):

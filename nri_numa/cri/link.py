@@ -370,7 +370,7 @@ class CRIConnection:
             "Synchronize",
             lambda: self._handler.synchronize(_pod_table(pods, containers), containers),
         )
-        self._send_all(updates or ())
+        self._send_updates(updates or ())
         return len(pods), len(containers)
 
     async def follow_runtime_until_failure(self) -> None:
@@ -651,7 +651,7 @@ class CRIConnection:
                 own = self._enqueue_update(update, urgent=True)
             else:
                 one.last_update = update  # sent when its cgroup is right
-        self._send_all(updates)
+        self._send_updates(updates)
         if own is not None:
             failed = await own
             if failed is None:
@@ -665,7 +665,7 @@ class CRIConnection:
             updates = self._call_handler(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
-            self._send_all(updates or ())
+            self._send_updates(updates or ())
         if not known and self._pod_of.pop(container_id, ""):
             self._call_handler(
                 "RemoveContainer", lambda: self._handler.remove_container(container_id)
@@ -695,7 +695,7 @@ class CRIConnection:
         with contextlib.suppress(RequestRejected):
             self._handler.on_internal_error(name, error)
 
-    def _send_all(self, updates: Sequence[ContainerUpdate]) -> None:
+    def _send_updates(self, updates: Sequence[ContainerUpdate]) -> None:
         for update in updates:
             self.send_update(update).add_done_callback(
                 lambda done: self._log_failed_update(done.result())

@@ -23,7 +23,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.text import human_bytes
 
@@ -47,7 +47,9 @@ def examples_directory() -> Path:
 def read_example_pods(name: str) -> list[PodManifest]:
     """The pods of one example file."""
     text = (examples_directory() / name).read_text(encoding="utf-8")
-    return [pod for workload in read_text(text, name).workloads for pod in workload.pods]
+    return [
+        pod for workload in read_manifests_from_text(text, name).workloads for pod in workload.pods
+    ]
 
 
 class Stage:

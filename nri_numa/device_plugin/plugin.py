@@ -299,10 +299,10 @@ class DevicePlugin:
 
     async def _poll_agent(self) -> None:
         while True:
-            self._apply_counts(await self._query_agent())
+            self._apply_counts(await self._query_slot_counts())
             await asyncio.sleep(self._pace.agent_interval_s)
 
-    async def _query_agent(self) -> ExclusiveCPUSlotsDocument | str:
+    async def _query_slot_counts(self) -> ExclusiveCPUSlotsDocument | str:
         """What it counts, or why that is nothing."""
         try:
             found = msgspec.convert(await asyncio.to_thread(self._ask), ExclusiveCPUSlotsDocument)

@@ -81,7 +81,7 @@ class DeviceFinder:
                 for part in value.split(",")[:MAX_CONTAINER_DEVICES]:
                     yield from self._find_by_pci_variable(variable, part, missed)
             elif sources.nvidia and variable == NVIDIA_VARIABLE:
-                yield from self._find_nvidia_gpus(value, missed)
+                yield from self._gpus_of_nvidia_variable(value, missed)
         if sources.cdi:
             for name in mentions.cdi:
                 yield from self._find_by_cdi_name(name, missed)
@@ -115,7 +115,7 @@ class DeviceFinder:
                 "PCI address: no hint"
             )
 
-    def _find_nvidia_gpus(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
+    def _gpus_of_nvidia_variable(self, value: str, missed: MissedHints) -> Iterator[LocatedDevice]:
         """Of the variable of NVIDIA's device plugin: UUIDs or indices."""
         word = value.strip().lower()
         if word == ALL_DEVICES:
@@ -287,7 +287,7 @@ class GPUs(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def read_gpus(root: str) -> GPUs:
+def read_nvidia_gpus(root: str) -> GPUs:
     """Read what the driver says below ``proc/driver/nvidia``; without the driver there is none."""
     directory = os.path.join(root, "proc", "driver", "nvidia", "gpus")
     try:

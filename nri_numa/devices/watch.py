@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nri_numa.devices import interfaces
-from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_gpus
+from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_nvidia_gpus
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
     DeviceMentions,
-    KnownDevices,
+    KnownContainerDevices,
     PodSandbox,
 )
 from nri_numa.observe.logs import get_logger
@@ -187,7 +187,7 @@ class DeviceWatch:
 
     def known_container_devices(
         self, pod_id: str, name: str, mentions: DeviceMentions
-    ) -> KnownDevices:
+    ) -> KnownContainerDevices:
         """What is known at this moment of the devices of the container ``name``."""
         entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
@@ -213,7 +213,7 @@ class DeviceWatch:
         )
         for note in mine.notes:
             log.debug("device without hint", pod=entry.pod, container=name, why=note)
-        return KnownDevices(mine.requests, together, mine.notes)
+        return KnownContainerDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class DeviceWatch:
                 log.warning("CDI file", problem=problem)
 
     def _read_gpus(self) -> None:
-        self._lookup.gpus = read_gpus(self._root)
+        self._lookup.gpus = read_nvidia_gpus(self._root)
 
     def _find_network_devices(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:

@@ -53,7 +53,7 @@ from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
     IsolatedCPUs,
-    NamespaceQuota,
+    NamespacePatternQuota,
 )
 from nri_numa.model.workload import SMT, BusySchedule, PodSandbox
 
@@ -61,7 +61,7 @@ MANY_CPUS: Final = 2
 """The least number of CPUs of a container that isolated ones may not suit."""
 
 
-def count_free_exclusive(
+def count_free_exclusive_by_node(
     node: NodeSnapshot, free: CPUSet, smt: SMT, left: Mapping[int, int]
 ) -> dict[int, int]:
     """By NUMA node, how many CPUs one more container could own there.
@@ -74,7 +74,7 @@ def count_free_exclusive(
     sizes = _free_core_sizes_by_node(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     counts: dict[int, int] = {}
     milli_of_cpu = max(1, machine.shared_milli_of(1))
-    for i, cpus in machine.usable_cpus_by_node.items():
+    for i, cpus in machine.allowed_cpus_by_node.items():
         pool_count = (cpus.bits & pool).bit_count()
         promised = -(-node.state.shared_milli(i, cpus) // milli_of_cpu)
         isolated_count = (cpus.bits & free.bits & ~pool).bit_count()
@@ -193,7 +193,7 @@ def _take_within_node_limits(
         if numa_node is None:
             return chosen_cpus
         # Of that NUMA node leave what the allocator itself would take first.
-        node_cpus = machine.usable_cpus_by_node[numa_node]
+        node_cpus = machine.allowed_cpus_by_node[numa_node]
         current_here = request.current_cpus & node_cpus
         within_limit = take_cpus(
             topology,
@@ -220,7 +220,7 @@ def _first_exceeded_node(
 ) -> int | None:
     """The lowest NUMA node whose limit the choice exceeds."""
     for i in sorted(limits):
-        bits = machine.usable_cpus_by_node[i].bits
+        bits = machine.allowed_cpus_by_node[i].bits
         count = (chosen_cpus.cpus.bits & bits).bit_count()
         if count > max(limits[i], (request.current_cpus.bits & bits).bit_count()):
             return i
@@ -268,7 +268,7 @@ def exclusive_candidate_cpus(node: NodeSnapshot, count: int = 1) -> CPUSet:
     return CPUSet.from_bits(bits & ~never & ~machine.avoided_isolated_cpus(count).bits)
 
 
-def max_exclusive_total(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
+def max_exclusive_above_pool_floor(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
     """How many CPUs a container of ``count`` could own at all, so that the pool keeps its floor.
 
     Where cores differ in their threads, fewer are named for ``isolate`` than might be had.
@@ -286,14 +286,16 @@ def max_exclusive_total(node: NodeSnapshot, smt: SMT, count: int = 1) -> int:
 
 def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
-    machine, most = node.machine, max_exclusive_total(node, smt, count)
+    machine, most = node.machine, max_exclusive_above_pool_floor(node, smt, count)
     each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
     if not most < count <= len(exclusive_candidate_cpus(node, count)) // each:
         return ""
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
-def pool_floor_cpus(node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS) -> CPUSet:
+def cpus_withheld_for_pool_floor(
+    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS
+) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 
     Where isolated CPUs may be owned instead, CPUs are also kept for the floor of the machine and
@@ -313,7 +315,7 @@ def pool_floor_cpus(node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS) ->
         order = sorted(cpus, key=lambda i: (not in_use >> i & 1, -topology.cpus[i].core, -i))
         return sum(1 << i for i in order[: max(0, count)])
 
-    for i, cpus in machine.usable_cpus_by_node.items():
+    for i, cpus in machine.allowed_cpus_by_node.items():
         pool_here = pool & cpus
         floor_here = machine.node_pool_floors.get(i, 0)
         if machine.withheld_isolated_cpus:
@@ -334,8 +336,8 @@ def check_pool_floor(node: NodeSnapshot, who: str, withheld: CPUSet) -> Rejectio
         return None  # isolated CPUs are no part of it
     places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.pool_floor, None)]
     for i, keep in machine.node_pool_floors.items():
-        if withheld & machine.usable_cpus_by_node[i]:
-            places.append((pool & machine.usable_cpus_by_node[i], keep, NUMASet([i])))
+        if withheld & machine.allowed_cpus_by_node[i]:
+            places.append((pool & machine.allowed_cpus_by_node[i], keep, NUMASet([i])))
     for here, keep, numa_nodes in places:
         left = len(here - withheld)
         if left >= keep:
@@ -430,19 +432,19 @@ def check_listed_cpus_quota(case: PlacementRequest, who: str, cpus: CPUSet) -> R
         quotas.append((f"{entry.name}.listedCPUs", kind, entry.quota.listed, mine))
     for name, kind, amount, holders in quotas:
         used = union_cpus(a.cpus for a in holders) - reserved
-        limit, more = _listed_cpu_limit(machine, amount), len(cpus - reserved - used)
+        limit, more = _listed_quota_cpu_count(machine, amount), len(cpus - reserved - used)
         if len(used) + more > limit:
             return _quota_rejection(who, name, kind, limit, len(used), more, holders)
     return None
 
 
-def _listed_cpu_limit(machine: NodeModel, amount: CPUAmount) -> int:
+def _listed_quota_cpu_count(machine: NodeModel, amount: CPUAmount) -> int:
     """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
     count = amount.cpus_of_total(machine.cpu_count)
     return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
 
-def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespaceQuota | None:
+def _namespace_quota(machine: NodeModel, pod: PodSandbox) -> NamespacePatternQuota | None:
     return next(
         (
             entry
@@ -527,9 +529,9 @@ def slot_capacity(node: NodeSnapshot) -> SlotCapacity:
     holders = tuple(a for _, a in sorted(node.state.allocations.items()) if a.slots)
     allocated = {
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
-        for i, cpus in node.machine.usable_cpus_by_node.items()
+        for i, cpus in node.machine.allowed_cpus_by_node.items()
     }
-    free, total = _free_exclusive(node)
+    free, total = _free_exclusive_with_total(node)
     # What is too much for the machine as a whole is taken from where most is free, of equals from
     # the highest NUMA node.
     for _ in range(sum(free.values()) - max(0, total)):
@@ -543,7 +545,7 @@ def max_exclusive_by_node(node: NodeSnapshot) -> dict[int, int]:
     `slot_capacity` splits what the machine as a whole can give between its NUMA nodes, so that the
     sum is right; here each NUMA node is counted as if the container went to it.
     """
-    left, most = _free_exclusive(node)
+    left, most = _free_exclusive_with_total(node)
     return {i: max(0, min(count, most)) for i, count in left.items()}
 
 
@@ -553,25 +555,28 @@ def total_free_exclusive(node: NodeSnapshot) -> int:
     Less than `max_exclusive_by_node` adds up to where the floor of the shared pool, or a quota, is
     one of the whole machine.
     """
-    left, most = _free_exclusive(node)
+    left, most = _free_exclusive_with_total(node)
     return max(0, min(sum(left.values()), most))
 
 
-def _free_exclusive(node: NodeSnapshot) -> tuple[dict[int, int], int]:
+def _free_exclusive_with_total(node: NodeSnapshot) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give.
 
     To containers of any number of CPUs, so without isolated ones that several do not get.
     """
     smt = SMT(node.machine.settings.defaults.get("smt", SMT.ANY))
     free = exclusive_candidate_cpus(node, MANY_CPUS)
-    free = free - pool_floor_cpus(node, free)
+    free = free - cpus_withheld_for_pool_floor(node, free)
     free = free - group_floor_cpus(node, free, pair=smt is SMT.PAIR)
-    left = count_free_exclusive(node, free, smt, node.free_cpu_milli)
-    most = min(max_exclusive_total(node, smt, MANY_CPUS), _free_exclusive_quota(node, smt))
+    left = count_free_exclusive_by_node(node, free, smt, node.free_cpu_milli)
+    most = min(
+        max_exclusive_above_pool_floor(node, smt, MANY_CPUS),
+        _free_in_machine_exclusive_quota(node, smt),
+    )
     return left, most
 
 
-def _free_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
+def _free_in_machine_exclusive_quota(node: NodeSnapshot, smt: SMT) -> int:
     machine, state = node.machine, node.state
     limits, total = machine.settings.limits, machine.cpu_count
     count = limits.quota.exclusive.cpus_of_total(total) - len(state.exclusive | state.idle_siblings)

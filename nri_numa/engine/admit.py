@@ -24,8 +24,8 @@ from nri_numa.engine.decision import (
     Placement,
     PlacementRequest,
     Rejected,
+    RejectionWithAlignment,
     Released,
-    UnalignedRejection,
 )
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.foreign_pins import is_shared_pool_cpuset, parse_foreign_cpuset
@@ -56,6 +56,7 @@ from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     SMT,
     Bind,
+    ChangedStateIds,
     Container,
     ContainerAdjustment,
     MemoryPolicy,
@@ -65,10 +66,9 @@ from nri_numa.model.workload import (
     PodSandbox,
     Policy,
     QoSClass,
-    StateChange,
 )
 
-MOVABLE_LIST_WARNING: Final = (
+MOVABLE_WITHOUT_EFFECT_WARNING: Final = (
     "movable: true, which has no effect: a container with a list does not move"
 )
 
@@ -208,7 +208,7 @@ def _with_demand(
     if requested.is_unpinned or (grant is not None and not isinstance(grant, OverrideGrant)):
         return case, None
     compute = partial(
-        compute_demand, case.pod, case.container, requested, case.node.machine.memory_total
+        compute_demand, case.pod, case.container, requested, case.node.machine.total_memory_bytes
     )
     demand = compute(reservation.booked)
     if reservation.sharers:
@@ -271,8 +271,8 @@ def _place(
         return placement
     return replace(
         placement,
-        warnings=(*placement.warnings, MOVABLE_LIST_WARNING),
-        decision_steps=(*placement.decision_steps, MOVABLE_LIST_WARNING),
+        warnings=(*placement.warnings, MOVABLE_WITHOUT_EFFECT_WARNING),
+        decision_steps=(*placement.decision_steps, MOVABLE_WITHOUT_EFFECT_WARNING),
     )
 
 
@@ -283,7 +283,7 @@ def _place_unpinned_after(case: PlacementRequest, rejection: Rejection, pool: CP
         reason=unpinned_caption(rejection.reason),
         unpinned_for=rejection.reason,
         aligned=False,
-        alignment=UnalignedRejection.alignment_of(rejection),
+        alignment=RejectionWithAlignment.alignment_of(rejection),
         decision_steps=(
             f"{case.message_subject}: {rejection.detail}",
             "on-failure: unpinned, so it starts untouched",
@@ -384,7 +384,7 @@ def _build_trace(
         alignment, rule, ignored = placed.alignment, "", ignored + placed.ignored
         steps = ignored + placed.decision_steps
     else:
-        alignment, rule, steps = UnalignedRejection.alignment_of(placed), placed.rule, ignored
+        alignment, rule, steps = RejectionWithAlignment.alignment_of(placed), placed.rule, ignored
     return DecisionTrace(
         pod=case.pod,
         container=case.container,
@@ -403,15 +403,15 @@ def _build_trace(
 
 def pod_state_change(
     before: NodeState, after: NodeState, uid: str, container_id: str
-) -> StateChange:
+) -> ChangedStateIds:
     """A container, and those of its pod that have something else now, or nothing, or come later."""
     ids, old, new = after.pods[uid].containers, before.allocations, after.allocations
     if uid in before.pods:
         ids |= before.pods[uid].containers
     if len(ids) == 1:
-        return StateChange((container_id,), (uid,))
+        return ChangedStateIds((container_id,), (uid,))
     changed_ids = sorted(i for i in ids - {container_id} if old.get(i) is not new.get(i))
-    return StateChange((container_id, *changed_ids), (uid,))
+    return ChangedStateIds((container_id, *changed_ids), (uid,))
 
 
 def release_container(
@@ -426,7 +426,7 @@ def release_container(
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
     after = state_without_ended(node, allocation, ended)
-    change = StateChange((container_id,), (allocation.pod_uid,))
+    change = ChangedStateIds((container_id,), (allocation.pod_uid,))
     updates = updates_between(node, node.with_state(after), skip=container_id)
     return Released(state=after, change=change, updates=updates)
 
@@ -446,7 +446,7 @@ def release_reservations(node: NodeSnapshot, reserved: Iterable[Allocation]) -> 
     """Give back what was kept for pods."""
     uids = {a.container_id: a.pod_uid for a in reserved}
     after = node.state.without_allocation(*uids)
-    return _released(node, after, StateChange(tuple(uids), tuple({*uids.values()})))
+    return _released(node, after, ChangedStateIds(tuple(uids), tuple({*uids.values()})))
 
 
 def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
@@ -463,10 +463,10 @@ def forget_pod(node: NodeSnapshot, uid: str, sandbox: str = "") -> Released:
     after = state.without_allocation(*ids)
     if len(ids) == len(every):
         after = after.without_pod(uid)
-    return _released(node, after, StateChange(tuple(ids), (uid,)))
+    return _released(node, after, ChangedStateIds(tuple(ids), (uid,)))
 
 
-def _released(node: NodeSnapshot, after: NodeState, change: StateChange) -> Released:
+def _released(node: NodeSnapshot, after: NodeState, change: ChangedStateIds) -> Released:
     updates = updates_between(node, node.with_state(after))
     return Released(state=after, change=change, updates=updates)
 
@@ -585,7 +585,7 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
     }
     if placed.kind is ContainerKind.FOREIGN:
-        kept["foreign_cpus"] = _foreign_pinned_or_granted_cpus(case)
+        kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)
     if case.pod.qos is not QoSClass.BEST_EFFORT and not placed.mems:
         kept["unpinned_memory"] = _unpinned_memory(case)
     if placed.memory_policy is not None:
@@ -603,10 +603,10 @@ def _unpinned_memory(case: PlacementRequest) -> int:
     others = NO_CHARGE
     if pod.resources.memory_limit:
         others = state.requested_memory_of_pod(pod.uid, container.id)
-    return unpinned_memory_request(pod, container, case.node.machine.memory_total, others)
+    return unpinned_memory_request(pod, container, case.node.machine.total_memory_bytes, others)
 
 
-def _foreign_pinned_or_granted_cpus(case: PlacementRequest) -> CPUSet:
+def _container_foreign_or_granted_cpus(case: PlacementRequest) -> CPUSet:
     """What another program pinned it to, or is about to: a grant can come before the cpuset."""
     container, grants = case.container, case.node.state.kubelet
     cpus = parse_foreign_cpuset(container.resources.cpus)

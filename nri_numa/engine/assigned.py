@@ -25,7 +25,7 @@ from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
 from nri_numa.engine.node_model import NodeModel, uses_kubelet_rules
 from nri_numa.engine.place.explicit import is_yielding_list, may_be_exclusive
-from nri_numa.engine.place.memory import charge_nodes
+from nri_numa.engine.place.memory import cpu_and_memory_charges
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
 from nri_numa.engine.request.demand import (
     Demand,
@@ -44,7 +44,7 @@ from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
     container_identity,
-    find_contradiction,
+    find_allocation_contradiction,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_CFS_QUOTA, cpus_text, inflect_for_ids, numa_text
@@ -134,7 +134,7 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
 
 def sign_document(text: str, container_id: str, key: bytes) -> str:
     """Finish a JSON object, given without its closing brace, with the signature of its text."""
-    return f'{text}{_SIGNATURE_FIELD}{sign_assignment(key, container_id, text)}"}}'
+    return f'{text}{_SIGNATURE_FIELD}{assignment_signature(key, container_id, text)}"}}'
 
 
 def is_signed(text: str, container_id: str, key: bytes) -> bool:
@@ -142,10 +142,10 @@ def is_signed(text: str, container_id: str, key: bytes) -> bool:
     body, field, signature = text.rpartition(_SIGNATURE_FIELD)
     if not (key and field and len(signature) == _SIGNATURE_HEX_DIGITS + 2 and signature.isascii()):
         return False
-    return hmac.compare_digest(signature, sign_assignment(key, container_id, body) + '"}')
+    return hmac.compare_digest(signature, assignment_signature(key, container_id, body) + '"}')
 
 
-def sign_assignment(key: bytes, container_id: str, text: str) -> str:
+def assignment_signature(key: bytes, container_id: str, text: str) -> str:
     """The signature of a text on this very container, `_SIGNATURE_HEX_DIGITS` long."""
     # No id holds a zero byte, so no two pairs of id and text give the same message.
     message = f"{container_id}\0{text}".encode(errors="surrogatepass")
@@ -159,7 +159,7 @@ def adopt_assignment(
 
     Returns what the container has, or why the annotation is not believed, as the end of a sentence.
     """
-    decoded = _decode_assignment(machine, text, pod, container)
+    decoded = _decode_allocation(machine, text, pod, container)
     if isinstance(decoded, str):
         return decoded
     allocation, has_same_cpus = decoded
@@ -187,7 +187,7 @@ def adopt_assignment(
         bits = allocation.cpus.bits
         idle_siblings = CPUSet.from_bits(index.threads_of(index.cores_touched(bits)) & ~bits)
     allocation = replace(allocation, idle_siblings=idle_siblings)
-    return _contradiction_text(allocation) or allocation
+    return _self_contradiction_text(allocation) or allocation
 
 
 def _check_unsigned(
@@ -222,12 +222,12 @@ def _cpus_beyond_lists_text(
     return ""
 
 
-def _contradiction_text(allocation: Allocation) -> str:
-    contradiction = find_contradiction(allocation)
+def _self_contradiction_text(allocation: Allocation) -> str:
+    contradiction = find_allocation_contradiction(allocation)
     return f"contradicts itself: {contradiction}" if contradiction else ""
 
 
-def _decode_assignment(
+def _decode_allocation(
     machine: NodeModel, text: str, pod: PodSandbox, container: Container
 ) -> tuple[Allocation, bool] | str:
     """Read the allocation, and whether the runtime still has the CPUs it names."""
@@ -261,7 +261,7 @@ def _decode_assignment(
         allocation = allocation.with_migration_started(
             replace(allocation, mems=migrating_from, charges=charges)
         )
-    return _contradiction_text(allocation) or (allocation, has_same_cpus)
+    return _self_contradiction_text(allocation) or (allocation, has_same_cpus)
 
 
 def _allocation_from(
@@ -295,7 +295,7 @@ def _allocation_from(
     hugepages = hugepage_demand(resources, []) if mems else {}
     is_unpinned = not mems and kind is not ContainerKind.FOREIGN  # the kubelet may grant that one's
     unpinned_memory = (
-        unpinned_memory_request(pod, container, machine.memory_total, NO_CHARGE)
+        unpinned_memory_request(pod, container, machine.total_memory_bytes, NO_CHARGE)
         if is_unpinned
         else 0
     )
@@ -308,11 +308,11 @@ def _allocation_from(
         yields_to_exclusive=kind is ContainerKind.LISTED and bool(document.soft),
         numa_nodes=numa_nodes,
         mems=mems,
-        charges=charge_nodes(
+        charges=cpu_and_memory_charges(
             numa_nodes,
             milli_by_node,
             mems,
-            requested_memory(pod, container, machine.memory_total, memory_bytes),
+            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes),
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
@@ -361,7 +361,7 @@ def _implausible_text(
         )
     if not container.resources.cpus:
         return f"claims {cpus_text(claim.cpus)}, which the runtime did not give it"
-    demand = compute_demand(pod, container, requested, machine.memory_total)
+    demand = compute_demand(pod, container, requested, machine.total_memory_bytes)
     if claim.kind is ContainerKind.LISTED:
         return _implausible_list_text(requested, claim, demand)
     count = 0 if isinstance(demand, Rejection) else demand.exclusive_cpus

@@ -24,8 +24,9 @@ from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import CPUOrder
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
-    NO_CHANGE,
+    NO_CHANGED_IDS,
     SMT,
+    ChangedStateIds,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
@@ -34,7 +35,6 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
-    StateChange,
     container_subject,
 )
 
@@ -72,7 +72,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: NodeState
-    change: StateChange
+    change: ChangedStateIds
     allocation: Allocation
     adjustment: ContainerAdjustment = NO_ADJUSTMENT
     updates: tuple[ContainerUpdate, ...] = ()
@@ -112,7 +112,7 @@ class Rejected(msgspec.Struct, frozen=True):
         return f"{start}{subject}: {self.rejection.detail}{end}"
 
 
-class UnalignedRejection(Rejection, frozen=True, kw_only=True):
+class RejectionWithAlignment(Rejection, frozen=True, kw_only=True):
     """What a policy cannot place, with the alignment that was tried."""
 
     alignment: Alignment | None = None
@@ -135,7 +135,7 @@ class Released(msgspec.Struct, frozen=True, kw_only=True):
     """A container, or a whole pod, gave back what it had."""
 
     state: NodeState
-    change: StateChange = NO_CHANGE
+    change: ChangedStateIds = NO_CHANGED_IDS
     updates: tuple[ContainerUpdate, ...] = ()
 
 
@@ -148,7 +148,7 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: NodeState
-    change: StateChange = NO_CHANGE
+    change: ChangedStateIds = NO_CHANGED_IDS
     container_update: ContainerUpdate | None
     updates: tuple[ContainerUpdate, ...] = ()
     trace: DecisionTrace
@@ -163,7 +163,7 @@ class RunningAdmission(msgspec.Struct, frozen=True, kw_only=True):
 
     decision: Decision
     state: NodeState
-    change: StateChange
+    change: ChangedStateIds
     updates: tuple[ContainerUpdate, ...] = ()
 
 
@@ -179,7 +179,7 @@ class Resynced(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: NodeState
-    change: StateChange
+    change: ChangedStateIds
     updates: tuple[ContainerUpdate, ...] = ()
     adopted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()

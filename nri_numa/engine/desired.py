@@ -78,7 +78,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         }
         withdrawn = self.state.unavailable_bits
         if withdrawn:
-            for i, cpus in machine.usable_cpus_by_node.items():
+            for i, cpus in machine.allowed_cpus_by_node.items():
                 if cpus.bits & withdrawn:
                     left[i] = self._free_shared_on(i, left, self.exclusive_pool_bits)
         return left
@@ -90,7 +90,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         if not machine.withheld_isolated_cpus.bits:
             return left
         return {
-            i: self._free_shared_on(i, left, self.pool.bits) for i in machine.usable_cpus_by_node
+            i: self._free_shared_on(i, left, self.pool.bits) for i in machine.allowed_cpus_by_node
         }
 
     @cached_property
@@ -135,7 +135,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
 
     def _free_shared_on(self, i: int, left: dict[int, int], among: int) -> int:
         """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
-        cpus = self.machine.usable_cpus_by_node[i]
+        cpus = self.machine.allowed_cpus_by_node[i]
         serves = self.machine.shared_milli_of((cpus.bits & among).bit_count())
         return max(0, min(left[i], serves - self.state.shared_milli(i, cpus)))
 
@@ -151,12 +151,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         key = shared_group_key(a)
         if key is None:
             own = a.cpus.bits & self.machine.topology.online.bits
-            return self.pool if not own and self.is_displaced(a) else CPUSet.from_bits(own)
+            return self.pool if not own and self.has_all_cpus_offline(a) else CPUSet.from_bits(own)
         if key == UNPINNED_GROUP_KEY and self.is_pool_whole:
             return NO_CPUS
         return self.group_cpuset(key)
 
-    def cpuset_for(self, a: Allocation, *, has_cpuset: bool) -> CPUSet:
+    def cpuset_with_pool_restored(self, a: Allocation, *, has_cpuset: bool) -> CPUSet:
         """`cpuset_of`, and the pool for an unbound container whose cpuset we may have narrowed.
 
         Only one that has a cpuset (``has_cpuset``) can have been narrowed, while the pool was
@@ -181,7 +181,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         """CPUs of a group of containers that follow the pool."""
         return shared_group_cpus(key, self.pool, self.machine.topology, self.state.unavailable_bits)
 
-    def is_displaced(self, a: Allocation) -> bool:
+    def has_all_cpus_offline(self, a: Allocation) -> bool:
         """Whether a container is on the shared pool because all CPUs of its own are offline."""
         if shared_group_key(a) is not None or not a.cpus or a.reserved_at:
             return False
@@ -253,12 +253,17 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
                 texts.append(f"cpuset.cpus is {actual.cpus or 'empty'}, meant {desired}")
             else:
                 above = f" ({actual.above})" if actual.above else ""
-                texts.append(_cut_short_text("cpus", actual.cpus, actual.effective_cpus) + above)
+                texts.append(
+                    _limited_by_parent_cgroup_text("cpus", actual.cpus, actual.effective_cpus)
+                    + above
+                )
         if mems := self.desired_mems:
             if self.mems or self.blocked_mems:
                 texts.append(f"cpuset.mems is {actual.mems or 'empty'}, meant {mems}")
             else:
-                texts.append(_cut_short_text("mems", actual.mems, actual.effective_mems))
+                texts.append(
+                    _limited_by_parent_cgroup_text("mems", actual.mems, actual.effective_mems)
+                )
         if self.quota:
             texts.append(f"the CFS quota is {actual.quota} µs, meant none")
         return "; ".join((*texts, *self._blocked_texts))
@@ -288,12 +293,14 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _cut_short_text(name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet) -> str:
+def _limited_by_parent_cgroup_text(
+    name: str, written: CPUSet | NUMASet, effective: CPUSet | NUMASet
+) -> str:
     left = f"but a cgroup above leaves {effective or 'none'} of it"
     return f"cpuset.{name} is {written} as meant, {left}"
 
 
-def find_drift(
+def drift_of_container(
     desired: NodeSnapshot, a: Allocation, actual: ActualCgroup, *, online_only: bool = True
 ) -> Drift | None:
     """What of a container is not as it should be; None where all is, and for foreign ones.
@@ -305,7 +312,7 @@ def find_drift(
     if a.kind is ContainerKind.FOREIGN:
         return None
     topology, mems = desired.machine.topology, a.mems
-    cpus = desired.cpuset_for(a, has_cpuset=actual.cpus.bits != 0)
+    cpus = desired.cpuset_with_pool_restored(a, has_cpuset=actual.cpus.bits != 0)
     written_cpus, written_mems = actual.cpus, actual.mems
     if online_only:
         mems, written_mems = mems & topology.memory_nodes, written_mems & topology.memory_nodes
@@ -349,7 +356,9 @@ def plan_corrections(
     not observed, and ids that the state does not know are passed over: both come and go meanwhile.
     """
     known = desired.state.allocations
-    found = (find_drift(desired, known[i], real) for i, real in observed.items() if i in known)
+    found = (
+        drift_of_container(desired, known[i], real) for i, real in observed.items() if i in known
+    )
     return tuple(sorted((d for d in found if d is not None), key=lambda d: d.sort_key))
 
 
@@ -387,10 +396,12 @@ def answer_to_update(
         return None
     record, by_systemd = container.resources, ":" in container.cgroups_path
     cpus, mems = update.cpus or record.cpus, update.mems or record.mems
-    drift = find_drift(after, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False)
+    drift = drift_of_container(
+        after, a, recorded_actual(cpus, mems, update.cpu_quota), online_only=False
+    )
     cpus_meant = mems_meant = ""  # memory nodes stay for life
     if a.cpus != had.cpus or a.kind is not had.kind:
-        cpus_meant = str(after.cpuset_for(a, has_cpuset=bool(cpus)))
+        cpus_meant = str(after.cpuset_with_pool_restored(a, has_cpuset=bool(cpus)))
     elif drift is not None and (cpus or by_systemd):
         cpus_meant = str(drift.cpus)
     if drift is not None and (mems or by_systemd):
@@ -456,7 +467,11 @@ def _group_updates(
             continue
         ids = sorted(members)
         if key == UNPINNED_GROUP_KEY and is_whole:
-            ids = [i for i in ids if after.cpuset_for(allocations[i], has_cpuset=is_larger)]
+            ids = [
+                i
+                for i in ids
+                if after.cpuset_with_pool_restored(allocations[i], has_cpuset=is_larger)
+            ]
         if skip in members:
             ids.remove(skip)
         # A container that exits meanwhile must not fail another one's creation.

@@ -25,12 +25,12 @@ from nri_numa.model.workload import (
     Bind,
     Container,
     CPUMode,
+    HeldCPUSlots,
+    KubeletGrantOverriders,
     KubeletGrants,
-    KubeletOverride,
     OnFailure,
     PlacementOptions,
     PodSandbox,
-    Slots,
 )
 
 
@@ -73,7 +73,7 @@ class _Grant(msgspec.Struct, frozen=True):
         return " and ".join(parts)
 
     @property
-    def reason(self) -> str:
+    def granted_by_kubelet_text(self) -> str:
         """The reason of a container that is the kubelet's, one clause."""
         return f"the kubelet granted it {self.text} by its static policy"
 
@@ -98,7 +98,7 @@ def keep_or_override_grant(
     if not grant.cpus and not grant.mems:
         return None
     if requested.is_unpinned:
-        return KeepGrant(reason=grant.reason) if grant.cpus else None
+        return KeepGrant(reason=grant.granted_by_kubelet_text) if grant.cpus else None
     if grant.cpus and requested.slots is not None and CLAIM_SLOT_MARK in requested.slots.ids:
         return _resolve_claim_grant(topology, settings, requested, requested.slots, grant)
     if requested.numacpu is None and requested.numamem is None:
@@ -125,17 +125,20 @@ def _resolve_list_conflict(
     """The lists of these keys name other CPUs or memory nodes than the kubelet granted."""
     key = keys[0]
     by_pod = all(requested.is_from_annotation(key) for key in keys)
-    if by_pod and settings.kubelet_override is KubeletOverride.ANNOTATED:
+    if by_pod and settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         lists = " and ".join(f"{key} {getattr(requested, key)}" for key in keys)
         warning = (
             f"{lists} overrides the kubelet: the kubelet granted it {grant.text} and goes on "
             "believing so"
         )
-        return OverrideGrant(requested=_list_granted_cpus(requested, grant), warnings=(warning,))
+        return OverrideGrant(
+            requested=_with_granted_cpus_listed(requested, grant), warnings=(warning,)
+        )
     expected = "kubelet.override: annotated" if by_pod else f"annotation {key} of the pod itself"
     text = (
         f"{key} is {quote_value(getattr(requested, key))} ({requested.source_text(key)}), "
-        f"but {grant.reason}, and kubelet.override is {settings.kubelet_override}; expected {key} "
+        f"but {grant.granted_by_kubelet_text}, and kubelet.override is "
+        f"{settings.kubelet_override}; expected {key} "
         f"{grant.mems if key == 'numamem' else grant.cpus}, {expected}, or a container that the "
         "kubelet grants nothing to"
     )
@@ -145,25 +148,26 @@ def _resolve_list_conflict(
             detail=text,
             rule="what the kubelet granted stays the kubelet's",
         )
-    return KeepGrant(reason=grant.reason, warnings=(text,))
+    return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
 
 
 def _resolve_claim_grant(
     topology: Topology,
     settings: Settings,
     requested: PlacementOptions,
-    slots: Slots,
+    slots: HeldCPUSlots,
     grant: _Grant,
 ) -> KeepGrant | OverrideGrant | Rejection:
     """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
     if topology.cpu_count_by_node(grant.cpus) == slots.by_node:
         return OverrideGrant(requested=requested, cpus=grant.cpus)
     counts = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
-    text = f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {counts}, but {grant.reason}"
-    if settings.kubelet_override is KubeletOverride.ANNOTATED:
+    text = f"its ResourceClaim has {count_text(slots.count, 'CPU')}, {counts}, but "
+    text += grant.granted_by_kubelet_text
+    if settings.kubelet_override is KubeletGrantOverriders.ANNOTATED:
         return OverrideGrant(requested=requested, warnings=(f"{text} and goes on believing so",))
     if requested.on_failure is OnFailure.UNPINNED:
-        return KeepGrant(reason=grant.reason, warnings=(text,))
+        return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     return Rejection(
         reason=RejectionReason.KUBELET_PINNED,
         detail=f"{text}, and kubelet.override is "
@@ -181,7 +185,7 @@ def _resolve_grant_without_list(
     keys = keys or "what is asked for"
     if grant.cpus:
         text = f"{keys}: not followed, since the kubelet granted it {grant.text}"
-        return KeepGrant(reason=grant.reason, warnings=(text,))
+        return KeepGrant(reason=grant.granted_by_kubelet_text, warnings=(text,))
     if requested.bind is Bind.CPU:
         return OverrideGrant(requested=requested)
     text = f"{keys}: for CPUs only, since the kubelet granted it {grant.text}"
@@ -193,11 +197,11 @@ def _resolve_grant_with_matching_list(
 ) -> KeepGrant | OverrideGrant:
     """No list contradicts the kubelet, for the resources that it granted."""
     if grant.cpus and (requested.numamem is None or grant.mems):
-        return KeepGrant(reason=f"{grant.reason}, as listed")
-    return OverrideGrant(requested=_list_granted_cpus(requested, grant))
+        return KeepGrant(reason=f"{grant.granted_by_kubelet_text}, as listed")
+    return OverrideGrant(requested=_with_granted_cpus_listed(requested, grant))
 
 
-def _list_granted_cpus(requested: PlacementOptions, grant: _Grant) -> PlacementOptions:
+def _with_granted_cpus_listed(requested: PlacementOptions, grant: _Grant) -> PlacementOptions:
     """List the granted CPUs if memory alone is listed."""
     if requested.numacpu is not None or not grant.cpus:
         return requested

@@ -173,7 +173,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return longest_list_chars(max([0, *self.topology.possible, *self.topology.numa_ids]) + 1)
 
     @cached_property
-    def memory_total(self) -> int:
+    def total_memory_bytes(self) -> int:
         """MemTotal of the machine in bytes."""
         return sum(n.memory_bytes for n in self.topology.numa_nodes.values())
 
@@ -201,7 +201,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.assignable_numa_nodes - NUMASet(self.memory_only_nodes.attached)
 
     @cached_property
-    def usable_cpus_by_node(self) -> Mapping[int, CPUSet]:
+    def allowed_cpus_by_node(self) -> Mapping[int, CPUSet]:
         """By NUMA node, the CPUs that containers may use there."""
         allowed = self.topology.allowed
         return {i: self.topology.numa_nodes[i].cpus & allowed for i in self.assignable_numa_nodes}
@@ -219,14 +219,14 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         shared = {
             i: self.shared_milli_of(len(cpus - self.withheld_isolated_cpus))
-            for i, cpus in self.usable_cpus_by_node.items()
+            for i, cpus in self.allowed_cpus_by_node.items()
         }
         return {i: n for i, n in shared.items() if n}
 
     @cached_property
     def usable_cpu_count_by_node(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that containers may use there."""
-        return {i: len(cpus) for i, cpus in self.usable_cpus_by_node.items()}
+        return {i: len(cpus) for i, cpus in self.allowed_cpus_by_node.items()}
 
     @cached_property
     def cpu_count(self) -> int:
@@ -252,7 +252,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def node_pool_floors(self) -> Mapping[int, int]:
         """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
         of, isolated = self.settings.limits.numa_pool.cpus_of_total, self.withheld_isolated_cpus
-        floors = {i: of(len(cpus - isolated)) for i, cpus in self.usable_cpus_by_node.items()}
+        floors = {i: of(len(cpus - isolated)) for i, cpus in self.allowed_cpus_by_node.items()}
         return {i: count for i, count in floors.items() if count}
 
     def avoided_isolated_cpus(self, count: int) -> CPUSet:
@@ -270,7 +270,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         isolated = self.settings.isolated is IsolatedCPUs.ONLY and self.withheld_isolated_cpus
         counts = {
             i: len(cpus & isolated if isolated else cpus)
-            for i, cpus in self.usable_cpus_by_node.items()
+            for i, cpus in self.allowed_cpus_by_node.items()
         }
         return {i: count for i, count in counts.items() if count}
 
@@ -279,7 +279,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         avoided = self.avoided_isolated_cpus(count)
         if not avoided:
             return self.exclusive_capacity
-        counts = {i: len(cpus - avoided) for i, cpus in self.usable_cpus_by_node.items()}
+        counts = {i: len(cpus - avoided) for i, cpus in self.allowed_cpus_by_node.items()}
         return {i: count for i, count in counts.items() if count}
 
     def shared_milli_of(self, cpus: int) -> int:
@@ -312,7 +312,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 * settings.cpu_overcommit
                 * settings.capacity_factor.get(i, 1.0)
             )
-            for i, cpus in self.usable_cpus_by_node.items()
+            for i, cpus in self.allowed_cpus_by_node.items()
         }
 
     @cached_property

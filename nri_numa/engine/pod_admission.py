@@ -69,7 +69,7 @@ class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
     is_init: bool = False
 
 
-def guaranteed_resources(milli: int, memory: int) -> Resources:
+def resources_of_guaranteed_limits(milli: int, memory: int) -> Resources:
     """Resources that the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
@@ -215,7 +215,7 @@ def _reserve_expected_containers(
     for name, one in expected.items():
         if name == first.name:
             continue
-        resources = guaranteed_resources(one.milli, one.memory)
+        resources = resources_of_guaranteed_limits(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
         found = state_with_expected(plan, pod, made)
         if isinstance(found, Rejected):
@@ -270,7 +270,9 @@ def _reserve_pod_sum(
     if requested.scope is Scope.CONTAINER:
         # How many containers share it, and each has its own place: any place will do.
         requested = replace(requested, policy=Policy.BEST_EFFORT)
-    resources = guaranteed_resources(milli, max(0, memory - decided.allocation.memory_bytes))
+    resources = resources_of_guaranteed_limits(
+        milli, max(0, memory - decided.allocation.memory_bytes)
+    )
     container = _pending_containers(pod, resources)
     rest = node.with_state(state)
     decision = admit(rest, pod, container, resolved=requested)

@@ -67,7 +67,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
             if not has_own_cpus and case.requested.numacpu is None:
                 if is_first and reserved[0].container == POD_RESERVATION_NAME:
                     reserved = ()
-                cpus_alone = [_cpu_reservation(a) for a in reserved if a.exclusive]
+                cpus_alone = [_reservation_without_memory(a) for a in reserved if a.exclusive]
                 state = state.with_allocation(*cpus_alone)
         if not has_own_cpus:
             sharers = ()
@@ -152,7 +152,7 @@ def with_pod_pool(
     return state.with_allocation(*resized)
 
 
-def _cpu_reservation(reserved: Allocation) -> Allocation:
+def _reservation_without_memory(reserved: Allocation) -> Allocation:
     """What a container that shares leaves to its pod; memory that is kept is for it, too."""
     charges = {i: Charge(c.cpu_milli) for i, c in reserved.charges.items() if c.cpu_milli}
     return replace(reserved, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})

@@ -25,7 +25,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import exclusive_candidate_cpus, max_exclusive_total
+from nri_numa.engine.accounting import exclusive_candidate_cpus, max_exclusive_above_pool_floor
 from nri_numa.engine.admit import (
     admit,
     build_adjustment,
@@ -36,7 +36,11 @@ from nri_numa.engine.captions import moved_caption
 from nri_numa.engine.decision import Admitted, ContainerMove, PlacementRequest, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
-from nri_numa.engine.pod_admission import admit_pod, count_expected_containers, guaranteed_resources
+from nri_numa.engine.pod_admission import (
+    admit_pod,
+    count_expected_containers,
+    resources_of_guaranteed_limits,
+)
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
@@ -44,15 +48,16 @@ from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
     NodeState,
-    charges_without_cpus,
+    charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
-    NO_CHANGE,
+    NO_CHANGED_IDS,
     SMT,
     Bind,
+    ChangedStateIds,
     Container,
     ContainerUpdate,
     CPUMode,
@@ -62,7 +67,6 @@ from nri_numa.model.workload import (
     Policy,
     QoSClass,
     Scope,
-    StateChange,
 )
 from nri_numa.text import human_bytes
 
@@ -171,13 +175,13 @@ def admit_by_moving(
     """The container that was refused, once movable ones make room; refused where they cannot.
 
     None of the containers in ``still`` moves. Where `MAX_SEARCH_WORK` does not suffice, it is
-    refused and `rebalance_search` may go on.
+    refused and `continued_move_search` may go on.
     """
-    decision = StepwiseSearch(_rebalance(node, refused, still)).run_steps(MAX_SEARCH_WORK)
+    decision = StepwiseSearch(_make_room_by_moving(node, refused, still)).run_steps(MAX_SEARCH_WORK)
     return replace(refused, is_search_spent=True) if decision is None else decision
 
 
-def rebalance_search(
+def continued_move_search(
     node: NodeSnapshot, refused: Rejected, still: Collection[str] = (), *, is_deferred: bool
 ) -> StepwiseSearch[Admitted | Rejected]:
     """Go on after a refusal whose search spent its budget; `MAX_DEFERRED_SEARCH_WORK` at most.
@@ -185,10 +189,12 @@ def rebalance_search(
     Where the container ``is_deferred``, which comes again later, the state is without it. Where no
     moves let it in, the refusal says what is in the way only if those moves would be made.
     """
-    return StepwiseSearch(_rebalance(node, refused, still, is_deferred=is_deferred, must_move=True))
+    return StepwiseSearch(
+        _make_room_by_moving(node, refused, still, is_deferred=is_deferred, must_move=True)
+    )
 
 
-def _rebalance(
+def _make_room_by_moving(
     node: NodeSnapshot,
     refused: Rejected,
     still: Collection[str] = (),
@@ -240,7 +246,7 @@ def _with_moves(
     if ahead or is_deferred:
         base = node.state.without_allocation(*(m.before.container_id for m in moves))
         after = _state_with_moves(node.state, base, moves)
-        change = NO_CHANGE
+        change = NO_CHANGED_IDS
     else:
         after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
     moved_ids = {m.after.container_id for m in moves}
@@ -263,7 +269,7 @@ def _with_moves(
             node_after, decision.allocation, decision.adjustment.memory_policy
         ),
         trace=replace(decision.trace, pool_after=node_after.pool),
-        change=StateChange(
+        change=ChangedStateIds(
             (*change.containers, *sorted(moved_ids)),
             tuple(dict.fromkeys((*change.pods, *(m.after.pod_uid for m in moves)))),
         ),
@@ -299,7 +305,7 @@ def state_after_migration(decision: Admitted) -> NodeState:
     return state
 
 
-def restore_headroom(node: NodeSnapshot, still: Collection[str], most: int) -> Admitted | None:
+def plan_headroom_moves(node: NodeSnapshot, still: Collection[str], most: int) -> Admitted | None:
     """Moves, ``most`` of them, after which a request of ``room_keep`` would fit on one NUMA node.
 
     None where it fits as it is, or in no way. The state is the one without it.
@@ -307,7 +313,7 @@ def restore_headroom(node: NodeSnapshot, still: Collection[str], most: int) -> A
     cpus, memory = node.machine.settings.rebalance_headroom
     pod = PodSandbox(id="", uid="", namespace="", name="", qos=QoSClass.GUARANTEED)
     container = Container(
-        id="", pod_id="", name="", resources=guaranteed_resources(1000 * cpus, memory)
+        id="", pod_id="", name="", resources=resources_of_guaranteed_limits(1000 * cpus, memory)
     )
     requested = PlacementOptions(
         policy=Policy.SINGLE_NUMA_NODE,
@@ -320,7 +326,7 @@ def restore_headroom(node: NodeSnapshot, still: Collection[str], most: int) -> A
         return None
     amounts = [count_text(cpus, "CPU")] if cpus else []
     headroom = f"keep room for {', '.join(amounts + ([human_bytes(memory)] if memory else []))}"
-    steps = _rebalance(node, decision, still, headroom=headroom, max_moves=most)
+    steps = _make_room_by_moving(node, decision, still, headroom=headroom, max_moves=most)
     outcome = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
     return outcome if isinstance(outcome, Admitted) else None
 
@@ -553,7 +559,7 @@ class _PlanSearch:
         newcomer = self._newcomer_item(demand)
         # Moves make no CPUs, whatever they free on a NUMA node.
         total = tuple(map(sum, zip(*self._free.values(), strict=True)))[:2]
-        max_exclusive = max_exclusive_total(node, SMT.ANY, demand.exclusive_cpus)
+        max_exclusive = max_exclusive_above_pool_floor(node, SMT.ANY, demand.exclusive_cpus)
         if demand.exclusive_cpus <= max_exclusive and _covers_needs(newcomer.charge[:2], total):
             self._push_children(_single_child((0, 0, ()), _PartialPlan((newcomer,), self._free)))
 
@@ -564,7 +570,7 @@ class _PlanSearch:
         return {
             i: (
                 cpus[i],
-                len(candidates & machine.usable_cpus_by_node[i]),
+                len(candidates & machine.allowed_cpus_by_node[i]),
                 memory[i],
                 *(p[i] for p in pages),
             )
@@ -803,7 +809,7 @@ def _verify_plan(
     )
     for a, i in movers:
         if running and i not in a.numa_nodes:
-            base = base.with_allocation(_migrating_memory_allocation(a))
+            base = base.with_allocation(_allocation_without_cpus(a))
         elif reading is not None:
             reading = reading.with_own_charges_added(a)
     trace = refused.trace
@@ -834,9 +840,9 @@ def _has_same_place(a: Allocation, b: Allocation) -> bool:
     return (a.cpus, a.idle_siblings, a.numa_nodes) == (b.cpus, b.idle_siblings, b.numa_nodes)
 
 
-def _migrating_memory_allocation(a: Allocation) -> Allocation:
+def _allocation_without_cpus(a: Allocation) -> Allocation:
     """Its memory, which is where it was until it has moved."""
-    charges = charges_without_cpus(a.charges)
+    charges = charges_with_cpu_removed(a.charges)
     return replace(
         a,
         kind=ContainerKind.UNPINNED,

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
     check_exclusive_limits,
-    count_free_exclusive,
+    count_free_exclusive_by_node,
+    cpus_withheld_for_pool_floor,
     exclusive_candidate_cpus,
     group_floor_cpus,
-    pool_floor_cpus,
     split_cpu_milli,
     take_avoiding_contended,
 )
@@ -46,9 +46,13 @@ from nri_numa.engine.place.explicit import (
     exclusive_list_sharers,
     is_yielding_list,
     may_be_exclusive,
-    unrequested_rejection,
+    unpaid_cpus_rejection,
 )
-from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name, interleaved_charges
+from nri_numa.engine.place.memory import (
+    cpu_and_memory_charges,
+    hugepages_resource_name,
+    interleaved_charges,
+)
 from nri_numa.engine.place.needs import (
     cpu_shortage_text,
     exclusive_cpu_count_text,
@@ -70,15 +74,15 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.workload import (
-    NO_CHANGE,
+    NO_CHANGED_IDS,
     SMT,
+    ChangedStateIds,
     Container,
     ContainerUpdate,
     OnFailure,
     PlacementOptions,
     PodSandbox,
     Resources,
-    StateChange,
     container_subject,
 )
 
@@ -135,13 +139,13 @@ class _Resize:
                 requested_milli = min(requested_milli, case.demand.pod_requested_milli)
             case = replace(case, demand=replace(case.demand, pod_requested_milli=requested_milli))
             if not may_be_exclusive(case.requested, prior.cpus, case.demand):
-                return unrequested_rejection(case, prior.cpus)
+                return unpaid_cpus_rejection(case, prior.cpus)
             _, milli = self._exclusive_by_node(prior.cpus)
         else:
             counts = case.node.machine.topology.cpu_count_by_node(prior.cpus) or dict.fromkeys(
                 prior.numa_nodes, 1
             )
-            allocated_milli, count = self._allocated_milli(), sum(counts.values())
+            allocated_milli, count = self._milli_to_allocate(), sum(counts.values())
             milli = {i: allocated_milli * n // count for i, n in counts.items()}
         return self._build_placement(prior.kind, prior.reason, prior.numa_nodes, milli, prior.cpus)
 
@@ -162,7 +166,7 @@ class _Resize:
             shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
             if not self._accepts_shortage(shortage, grows=wanted_milli > prior_milli):
                 return shortage
-        milli = split_cpu_milli(self._allocated_milli(), numa_nodes, free_by_node)
+        milli = split_cpu_milli(self._milli_to_allocate(), numa_nodes, free_by_node)
         caption = f"shared CPUs on {nodes_text}"
         return self._build_placement(ContainerKind.SHARED, caption, numa_nodes, milli)
 
@@ -239,10 +243,10 @@ class _Resize:
         case, node = self.case, self.case.node
         free = exclusive_candidate_cpus(node, count)
         avoided = held & node.machine.avoided_isolated_cpus(count)
-        free = free - pool_floor_cpus(node, free - held, held)
+        free = free - cpus_withheld_for_pool_floor(node, free - held, held)
         free = free - group_floor_cpus(node, free, held)
         home, smt = self._own_nodes(), self._effective_smt()
-        limits = count_free_exclusive(node, free | held, smt, node.free_cpu_milli)
+        limits = count_free_exclusive_by_node(node, free | held, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
         chosen: ChosenCPUs | NotEnoughCPUs | SMTMisaligned | None = None
         if room >= count and not avoided:
@@ -264,7 +268,7 @@ class _Resize:
             return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
         return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
 
-    def _allocated_milli(self) -> int:
+    def _milli_to_allocate(self) -> int:
         """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
         return min(self.case.demand.cpu_milli, self.case.demand.cpu_requested_milli)
 
@@ -321,7 +325,7 @@ class _Resize:
         is_listed = kind in (ContainerKind.LISTED, ContainerKind.UNPINNED)
         is_exclusive = kind is ContainerKind.EXCLUSIVE or (kind is prior.kind and prior.exclusive)
         is_misaligned = self.is_misaligned and not is_listed
-        charges = charge_nodes(
+        charges = cpu_and_memory_charges(
             numa_nodes, milli, prior.mems,
             case.demand.memory_requested, case.node.free_memory, case.demand.hugepages, pages_left,
             kubelet_memory=case.node.machine.settings.kubelet_memory,
@@ -394,7 +398,7 @@ def resize_container(
         outcome = _apply_other_cpuset(node, pod, container, update, trace)
         if outcome is not None:
             return outcome
-    after, change = state, NO_CHANGE
+    after, change = state, NO_CHANGED_IDS
     sharers: tuple[str, ...] = ()
     has_amounts = update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages
     if allocation.is_pinned and has_amounts:
@@ -403,8 +407,8 @@ def resize_container(
         if isinstance(resized, Rejected):
             return resized
         allocation, trace = resized
-        after, sharers = with_size(node, allocation)
-        change = StateChange((container.id, *sharers), (pod.uid,))
+        after, sharers = state_with_resized_container(node, allocation)
+        change = ChangedStateIds((container.id, *sharers), (pod.uid,))
     elif not allocation.is_pinned:
         after, change = _with_unpinned_memory(node, pod, container, update)
     node_after = node.with_state(after)
@@ -419,20 +423,22 @@ def resize_container(
 
 def _with_unpinned_memory(
     node: NodeSnapshot, pod: PodSandbox, container: Container, update: Resources
-) -> tuple[NodeState, StateChange]:
+) -> tuple[NodeState, ChangedStateIds]:
     """The state once a container that nothing pins requests another amount of memory."""
     state, prior = node.state, node.state.allocations[container.id]
     others = state.requested_memory_of_pod(pod.uid, container.id)
     merged = _apply_update(container, prior, update)
-    amount = unpinned_memory_request(pod, merged, node.machine.memory_total, others)
+    amount = unpinned_memory_request(pod, merged, node.machine.total_memory_bytes, others)
     if not prior.unpinned_memory or amount == prior.unpinned_memory:
-        return state, NO_CHANGE
+        return state, NO_CHANGED_IDS
     after = state.without_allocation(container.id)
     after = after.with_allocation(replace(prior, unpinned_memory=amount))
-    return after, StateChange((container.id,), (pod.uid,))
+    return after, ChangedStateIds((container.id,), (pod.uid,))
 
 
-def with_size(node: NodeSnapshot, allocation: Allocation) -> tuple[NodeState, tuple[str, ...]]:
+def state_with_resized_container(
+    node: NodeSnapshot, allocation: Allocation
+) -> tuple[NodeState, tuple[str, ...]]:
     """The state once a container has its new size, and who else has other CPUs of its pod then."""
     after = node.state
     had, sharers = after.allocations[allocation.container_id], tuple[Allocation, ...]()
@@ -450,7 +456,7 @@ def _pool_sharers(state: NodeState, allocation: Allocation) -> tuple[Allocation,
     return state.cpu_sharers(allocation) if is_computed else ()
 
 
-def changed_resources(allocation: Allocation, resources: Resources) -> Resources | None:
+def resources_if_resized(allocation: Allocation, resources: Resources) -> Resources | None:
     """Read a container's new size from what the runtime has; None when it is as remembered."""
     if not allocation.is_pinned:
         return None
@@ -525,7 +531,7 @@ def _overrides_grant(
 ) -> bool:
     """True if what the container requests is stronger than the kubelet's grant."""
     machine = node.machine
-    requested = _with_current_slots(
+    requested = _options_with_held_slots(
         machine, pod, container, allocation, machine.options_resolver(pod, container)
     )
     return not isinstance(requested, Rejection) and isinstance(
@@ -536,7 +542,7 @@ def _overrides_grant(
     )
 
 
-def _with_current_slots(
+def _options_with_held_slots(
     machine: NodeModel,
     pod: PodSandbox,
     container: Container,
@@ -584,10 +590,10 @@ def _foreign_cpuset_outcome(
     step_text: str,
 ) -> Resized:
     """The answer once a container counts as what another program's cpuset makes of it."""
-    container_id, after, change = allocation.container_id, node.state, NO_CHANGE
+    container_id, after, change = allocation.container_id, node.state, NO_CHANGED_IDS
     if allocation is not after.allocations[container_id]:
         after = after.without_allocation(container_id).with_allocation(allocation)
-        change = StateChange((container_id,), (allocation.pod_uid,))
+        change = ChangedStateIds((container_id,), (allocation.pod_uid,))
     return Resized(
         state=after,
         change=change,
@@ -621,14 +627,19 @@ def resize_to_current_resources(
         # It was readable at creation; a rule changed under it. What it has stays valid.
         step = f"{container_subject(pod, container)}: {requested.detail}"
         return had, replace(trace, decision_steps=(step,))
-    requested = _with_current_slots(machine, pod, container, allocation, requested)
+    requested = _options_with_held_slots(machine, pod, container, allocation, requested)
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
     trace = replace(trace, requested=requested)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     others = rest.charge_of_pod(pod.uid, container.id, pods_list)
     demand = compute_demand(
-        pod, container, requested, machine.memory_total, others, is_exclusive=allocation.exclusive
+        pod,
+        container,
+        requested,
+        machine.total_memory_bytes,
+        others,
+        is_exclusive=allocation.exclusive,
     )
     if isinstance(demand, Rejection):
         return Rejected(demand, replace(trace, rule=demand.rule))

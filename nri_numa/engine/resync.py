@@ -19,7 +19,7 @@ from nri_numa.engine.captions import UNDECIDED_CAPTION, rejected_running_caption
 from nri_numa.engine.decision import Decision, DecisionTrace, Rejected, Resynced, RunningAdmission
 from nri_numa.engine.desired import (
     NodeSnapshot,
-    find_drift,
+    drift_of_container,
     recorded_actual,
     updates_between,
 )
@@ -28,7 +28,11 @@ from nri_numa.engine.foreign_pins import (
     parse_foreign_cpuset,
     reclassify_cpuset,
 )
-from nri_numa.engine.resize import changed_resources, resize_to_current_resources, with_size
+from nri_numa.engine.resize import (
+    resize_to_current_resources,
+    resources_if_resized,
+    state_with_resized_container,
+)
 from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
@@ -41,12 +45,12 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import cpus_text
 from nri_numa.model.reasons import RejectionReason
 from nri_numa.model.workload import (
-    NO_CHANGE,
+    NO_CHANGED_IDS,
+    ChangedStateIds,
     Container,
     ContainerUpdate,
     PodSandbox,
     PodTable,
-    StateChange,
 )
 
 
@@ -142,7 +146,8 @@ class _Rebuild:
             if (
                 allocation.yields_to_exclusive
                 or not (claimed_bits or allocation.exclusive)  # a shared one is in no other's way
-                or (own_list := allocation.exclusive_list) in lists  # its pod's containers share it
+                or (own_list := allocation.exclusive_owners_key)
+                in lists  # its pod's containers share it
             ):
                 allocations.append(allocation)
                 continue
@@ -207,7 +212,7 @@ class _Rebuild:
             if allocation.container_id not in self.prior.allocations:
                 continue
             container = self.live[allocation.container_id]
-            size = changed_resources(allocation, container.resources)
+            size = resources_if_resized(allocation, container.resources)
             if size is None:
                 continue
             pod, container = self.pods[container.pod_id], replace(container, resources=size)
@@ -217,7 +222,9 @@ class _Rebuild:
                     f"resized while we were away and keeps what it has: {resized.message}"
                 )
             else:
-                self.node = self.node.with_state(with_size(self.node, resized[0])[0])
+                self.node = self.node.with_state(
+                    state_with_resized_container(self.node, resized[0])[0]
+                )
                 self.resized.append(resized)
 
     def admit_strangers(self, strangers: Iterable[Container], in_time: Callable[[], bool]) -> None:
@@ -248,7 +255,7 @@ class _Rebuild:
         self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
     ) -> None:
         node = self.node
-        container, held = _running_request(node, before.pool, stranger)
+        container, held = _container_and_keepable_cpus(node, before.pool, stranger)
         resolved = self.machine.options_resolver(pod, container)
         if is_single:
             unpinned = unpinned_allocation(node, pod, container, resolved)
@@ -295,7 +302,7 @@ class _Rebuild:
         updates, repaired = _resync_updates(desired, self.live, frozenset(adopted))
         return Resynced(
             state=state,
-            change=StateChange(
+            change=ChangedStateIds(
                 tuple({**prior.allocations, **state.allocations}),
                 tuple({**prior.pods, **state.pods}),
             ),
@@ -314,7 +321,7 @@ class _Rebuild:
         )
 
 
-def reclassify_unanswered_containers(outcome: Resynced, unsure: Collection[str]) -> Resynced:
+def reclassify_repaired_as_missed_starts(outcome: Resynced, unsure: Collection[str]) -> Resynced:
     """Tell containers that our answer never reached from those that another program changed.
 
     ``unsure`` were decided and not seen to start before the link was lost; those of them that the
@@ -338,26 +345,26 @@ def admit_running(node: NodeSnapshot, pod: PodSandbox, container: Container) -> 
     a synchronisation, it cannot be refused any more.
     """
     state = node.state
-    seen, held = _running_request(node, node.pool, container)
+    seen, held = _container_and_keepable_cpus(node, node.pool, container)
     decision = admit(node, pod, seen, held, running=True)
     if not isinstance(decision, Rejected):
         after, change = decision.state, decision.change
     elif container.id in state.allocations:
-        return RunningAdmission(decision=decision, state=state, change=NO_CHANGE)
+        return RunningAdmission(decision=decision, state=state, change=NO_CHANGED_IDS)
     else:
         rejected = _unpinned_allocation(pod, container, decision.reason, node.now)
         after = state.with_allocation(rejected)
-        change = StateChange((container.id,), (pod.uid,))
+        change = ChangedStateIds((container.id,), (pod.uid,))
     desired = node.with_state(after)
     allocation, has = after.allocations[container.id], container.resources
     actual = recorded_actual(has.cpus, has.mems, has.cpu_quota)
-    drift = find_drift(desired, allocation, actual, online_only=False)
+    drift = drift_of_container(desired, allocation, actual, online_only=False)
     others = updates_between(node, desired, skip=container.id)
     updates = others if drift is None else (drift.to_update, *others)
     return RunningAdmission(decision=decision, state=after, change=change, updates=updates)
 
 
-def _running_request(
+def _container_and_keepable_cpus(
     node: NodeSnapshot, pool: CPUSet, container: Container
 ) -> tuple[Container, CPUSet]:
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
@@ -416,7 +423,7 @@ def _resync_updates(
             ):
                 continue
         actual = recorded_actual(record.cpus, record.mems, record.cpu_quota)
-        drift = find_drift(desired, allocation, actual, online_only=False)
+        drift = drift_of_container(desired, allocation, actual, online_only=False)
         if drift is not None:
             updates.append(drift.to_update)
             if container_id in adopted:

@@ -219,7 +219,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.pod}/{self.container}"
 
     @property
-    def exclusive_list(self) -> tuple[str, CPUSet] | None:
+    def exclusive_owners_key(self) -> tuple[str, CPUSet] | None:
         """Its pod and the CPUs that it owns: containers that agree in both own them together."""
         return (self.pod_uid, self.cpus) if self.exclusive else None
 
@@ -364,7 +364,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             charges = a.charges
             if a.exclusive:
-                charges = charges_without_cpus(charges) if a.cpus.bits in lists else charges
+                charges = charges_with_cpu_removed(charges) if a.cpus.bits in lists else charges
                 lists.add(a.cpus.bits)
             for charge in charges.values():
                 total = total.add(charge)
@@ -378,9 +378,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""
-        mine, id = allocation.exclusive_list, allocation.container_id
+        mine, id = allocation.exclusive_owners_key, allocation.container_id
         members = self.allocations_of_pod(allocation.pod_uid) if mine else ()
-        return tuple(a for a in members if a.exclusive_list == mine and a.container_id != id)
+        return tuple(a for a in members if a.exclusive_owners_key == mine and a.container_id != id)
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
         """Add allocations; their containers must not have one."""
@@ -499,12 +499,12 @@ class StateBuilder:
         may_be_counted = a.exclusive and (sign < 0 or a.cpus <= self._owned)
         is_list_counted = may_be_counted and _is_list_shared_in_pod(self._allocations, record, a)
         if a.exclusive or a.kind is ContainerKind.LISTED:
-            self._update_cpus(a, sign, is_list_counted=is_list_counted)
+            self._update_owned_and_listed_cpus(a, sign, is_list_counted=is_list_counted)
         if a.foreign_cpus:
             _add_amount(self._foreign, a.foreign_cpus.bits, sign)
         if a.unpinned_memory:
             _add_amount(self._unpinned_memory, a.numa_nodes.bits, sign * a.unpinned_memory)
-        charges = charges_without_cpus(a.charges) if is_list_counted else a.charges
+        charges = charges_with_cpu_removed(a.charges) if is_list_counted else a.charges
         for numa_node, charge in charges.items():
             total = self._charges.get(numa_node, NO_CHARGE).add(charge, sign)
             self._charges[numa_node] = total
@@ -525,7 +525,9 @@ class StateBuilder:
             if key >= 0 and not a.charges:
                 _add_amount(self._uncharged, key, sign)
 
-    def _update_cpus(self, a: Allocation, sign: int, *, is_list_counted: bool) -> None:
+    def _update_owned_and_listed_cpus(
+        self, a: Allocation, sign: int, *, is_list_counted: bool
+    ) -> None:
         """Exclusive CPUs with their idle siblings, and CPUs of lists.
 
         With ``is_list_counted`` another container of its pod owns the same list.
@@ -555,7 +557,7 @@ def _is_list_shared_in_pod(
 ) -> bool:
     """True if another container of the pod owns the same CPUs."""
     return any(
-        i in allocations and allocations[i].exclusive_list == allocation.exclusive_list
+        i in allocations and allocations[i].exclusive_owners_key == allocation.exclusive_owners_key
         for i in record.containers
         if i != allocation.container_id
     )
@@ -584,7 +586,7 @@ def union_cpus(sets: Iterable[CPUSet]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def charges_without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
+def charges_with_cpu_removed(charges: Mapping[int, Charge]) -> dict[int, Charge]:
     """Charges of a container whose list of CPUs is counted already."""
     return {i: replace(charge, cpu_milli=0) for i, charge in charges.items()}
 
@@ -637,7 +639,7 @@ def build_node_state(
     return builder.build_state()
 
 
-def find_contradiction(a: Allocation) -> str:
+def find_allocation_contradiction(a: Allocation) -> str:
     """Say what cannot be true of any allocation; empty when nothing is wrong.
 
     For allocations that were read back from somewhere: everything else relies on none of these.
@@ -659,7 +661,7 @@ def find_contradiction(a: Allocation) -> str:
     return ""
 
 
-def check_step_invariants(
+def step_invariant_violations(
     before: NodeState, after: NodeState, topology: Topology, settings: Settings
 ) -> list[str]:
     """Check what one step can break, at a cost that does not grow with the number of containers."""
@@ -680,9 +682,11 @@ def check_step_invariants(
     return violations
 
 
-def check_invariants(state: NodeState, topology: Topology, settings: Settings) -> list[str]:
+def state_invariant_violations(
+    state: NodeState, topology: Topology, settings: Settings
+) -> list[str]:
     """Check every invariant, over all containers; one sentence for each that does not hold."""
-    violations = check_step_invariants(state, state, topology, settings)
+    violations = step_invariant_violations(state, state, topology, settings)
     violations += [*_check_allocations(state), *_check_sums(state)]
     for uid, record in state.pods.items():
         missing = [i for i in record.containers if i not in state.allocations]
@@ -698,9 +702,9 @@ def _check_allocations(state: NodeState) -> Iterator[str]:
     for container_id, allocation in sorted(state.allocations.items()):
         if allocation.container_id != container_id:
             yield f"{container_id} is filed under another id: {allocation.container_id}"
-        if contradiction := find_contradiction(allocation):
+        if contradiction := find_allocation_contradiction(allocation):
             yield f"{allocation.full_name}: {contradiction}"
-        exclusive_list = allocation.exclusive_list
+        exclusive_list = allocation.exclusive_owners_key
         if exclusive_list is not None and exclusive_list not in lists:
             if allocation.cpus & owned:
                 yield f"owned twice: {cpus_text(allocation.cpus & owned)} of {allocation.full_name}"

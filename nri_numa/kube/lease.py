@@ -152,23 +152,23 @@ class Lease:
         spec = {**_lease_spec(self._there), "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEASE_RELEASE_TIMEOUT_S):
-                await self._ask(self._new_request(Verb.UPDATE, {**self._there, "spec": spec}))
+                await self._ask(self._lease_request(Verb.UPDATE, {**self._there, "spec": spec}))
 
     def _next_request(self, now: float) -> APIRequest:
         """Look at it, make it, renew it or take it over."""
         if self._absent:
             if self._known is not None and not self.is_leader and now < self._expires_at():
-                return self._new_request(Verb.GET)  # it was deleted: its holder makes it again
+                return self._lease_request(Verb.GET)  # it was deleted: its holder makes it again
             return self._new_write_request(Verb.CREATE, {}, 0)
         if self._there is None:
-            return self._new_request(Verb.GET)
+            return self._lease_request(Verb.GET)
         spec = _lease_spec(self._there)
         transitions = spec.get("leaseTransitions") or 0
         if spec.get("holderIdentity") == self._identity:
             return self._new_write_request(Verb.UPDATE, self._there, transitions)
         if not spec.get("holderIdentity") or now >= self._expires_at():
             return self._new_write_request(Verb.UPDATE, self._there, transitions + 1)
-        return self._new_request(Verb.GET)
+        return self._lease_request(Verb.GET)
 
     def _on_outcome(self, request: APIRequest, outcome: Outcome, began: float) -> None:
         now = self._clock()
@@ -231,9 +231,9 @@ class Lease:
                 "leaseTransitions": transitions,
             },
         }
-        return self._new_request(verb, body)
+        return self._lease_request(verb, body)
 
-    def _new_request(self, verb: Verb, body: dict[str, Any] | None = None) -> APIRequest:
+    def _lease_request(self, verb: Verb, body: dict[str, Any] | None = None) -> APIRequest:
         return APIRequest(
             output="lease",
             verb=verb,

@@ -21,7 +21,12 @@ from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.model.workload import MAX_SHARED_CPUSETS, NO_GRANTS, GrantHolder, KubeletGrants
+from nri_numa.model.workload import (
+    MAX_REMEMBERED_SHARED_CPUSETS,
+    NO_GRANTS,
+    GrantHolder,
+    KubeletGrants,
+)
 from nri_numa.text import BadQuantity, page_bytes_of_resource
 
 # --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------
@@ -293,7 +298,9 @@ def combine_manager_grants(
         problems.append(f"memory_manager_state names {text}, which this machine does not have")
     now &= cpus
     shared = (
-        (now, *(one for one in before.shared if one != now))[:MAX_SHARED_CPUSETS] if now else ()
+        (now, *(one for one in before.shared if one != now))[:MAX_REMEMBERED_SHARED_CPUSETS]
+        if now
+        else ()
     )
     made = replace(
         memory,

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from nri_numa.machine.tree import Tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.model.machine import Partition, PartitionKind, cpus_text
+from nri_numa.model.machine import CgroupPartitionKind, Partition, cpus_text
 
 _IdSetT = TypeVar("_IdSetT", CPUSet, NUMASet)
 
@@ -214,7 +214,7 @@ def _find_exclusive_cgroups(tree: Tree, mount: str) -> list[Partition]:
             name = directory.removeprefix(f"{mount}/")
             if name not in apart and tree.read_file(f"{directory}/{prefix}cpu_exclusive") == "1":
                 cpus = _parse_ids(CPUSet, tree.read_file(f"{directory}/{prefix}cpus")) or NO_CPUS
-                found.append(Partition(cgroup=name, kind=PartitionKind.EXCLUSIVE, cpus=cpus))
+                found.append(Partition(cgroup=name, kind=CgroupPartitionKind.EXCLUSIVE, cpus=cpus))
     return found
 
 
@@ -238,7 +238,7 @@ def partition_sentence(partition: Partition) -> str:
             partition.problem
         )
     whose = cpus_text(partition.cpus, "belongs", "belong")
-    what = "cpu_exclusive" if kind is PartitionKind.EXCLUSIVE else kind.value
+    what = "cpu_exclusive" if kind is CgroupPartitionKind.EXCLUSIVE else kind.value
     return f"{whose} to the cpuset partition {name} ({what}), containers cannot have them"
 
 
@@ -266,7 +266,7 @@ def _search_partitions(
             found.append(
                 Partition(
                     cgroup=directory.removeprefix(f"{mount}/"),
-                    kind=PartitionKind(match[1]),
+                    kind=CgroupPartitionKind(match[1]),
                     cpus=next(filter(None, lists), NO_CPUS),
                     problem="" if valid else match[2] or "the kernel does not say why",
                 )

@@ -96,17 +96,17 @@ def narrowing_cgroup_text(hierarchy: str, directory: str, missing: CPUSet) -> st
         if culprit and machine is not None and missing - machine:
             return ""
     if not culprit:
-        return _partition_text(directory, "it")
+        return _partition_sentence(directory, "it")
     name = os.path.relpath(culprit, hierarchy)
     said = f"{name} has {leaves or 'none'}"
     given = _read_cpus_or_none(f"{culprit}/cpuset.cpus")
     if given and not missing - given:
         said += f" of its {given}; the rest belongs to a partition"
-    own = _partition_text(culprit, name)
+    own = _partition_sentence(culprit, name)
     return f"{said}, {own}" if own else said
 
 
-def _partition_text(directory: str, name: str) -> str:
+def _partition_sentence(directory: str, name: str) -> str:
     state = read_text_or_empty(f"{directory}/cpuset.cpus.partition")
     return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
@@ -419,7 +419,7 @@ class CgroupWriter:
         self._write_file = _write_text if reader.unified else _new_v1_cpuset_writer()
 
     @property
-    def is_blocked(self) -> bool:
+    def is_write_held_up(self) -> bool:
         """Whether the kernel still holds up the last write."""
         return self._last is not None and not self._last.done()
 
@@ -447,7 +447,7 @@ class CgroupWriter:
                     return  # something else may be meant by now
                 done[container_id] = self.write_cgroup(one)
 
-        if not self.is_blocked:
+        if not self.is_write_held_up:
             self._last = self._thread.submit(write_all)
             with contextlib.suppress(TimeoutError):
                 self._last.result(MAX_WRITE_WAIT_S)
@@ -589,7 +589,7 @@ def read_actual_cgroups(
 
 SYSTEMD_ANSWER_TIMEOUT_S: Final = 5.0
 """How long systemd may take for one answer."""
-_SYSTEMD_MANAGER_OBJECT: Final = (
+_SYSTEMD_MANAGER_ADDRESS: Final = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1",
     "org.freedesktop.systemd1.Manager",
@@ -667,7 +667,7 @@ class SystemdScopes:
             for name, bits in wanted.items()
         ]
         call = new_method_call(
-            DBusAddress(*_SYSTEMD_MANAGER_OBJECT),
+            DBusAddress(*_SYSTEMD_MANAGER_ADDRESS),
             "SetUnitProperties",
             "sba(sv)",
             (unit, True, masks),

@@ -310,7 +310,7 @@ class SmoothedStealFactors:
 # no cpufreq.
 
 
-MAX_FREQUENCY_SAMPLES: Final = 16
+MAX_FREQUENCY_CPUS_PER_NODE: Final = 16
 """CPUs of a NUMA node that are read, evenly apart; a mean of more costs more and says the same."""
 
 
@@ -322,7 +322,7 @@ def read_frequency_by_node(tree: Tree, topology: Topology) -> dict[int, float]:
     found: dict[int, float] = {}
     for i, numa_node in topology.numa_nodes.items():
         cpus = list(numa_node.cpus)
-        step = max(1, -(-len(cpus) // MAX_FREQUENCY_SAMPLES))
+        step = max(1, -(-len(cpus) // MAX_FREQUENCY_CPUS_PER_NODE))
         known = [hertz for cpu in cpus[::step] if (hertz := _read_cpu_hertz(tree, cpu))]
         if known:
             found[i] = sum(known) / len(known)

@@ -19,7 +19,7 @@ from nri_numa.model.machine import (
     CoreKind,
     L3Group,
     MachineMemoryReading,
-    NUMAMemory,
+    NUMAMemoryReading,
     NUMANode,
     Socket,
     Topology,
@@ -242,7 +242,7 @@ def synthetic_sysfs_files(
         reading = None if memory is None else memory.numa_nodes.get(i)
         if reading is None:
             pages_bytes = sum(numa_node.hugepages.values())
-            reading = NUMAMemory(
+            reading = NUMAMemoryReading(
                 total_bytes=numa_node.memory_bytes,
                 free_bytes=max(numa_node.memory_bytes - pages_bytes, 0),
                 reclaimable_bytes=0,
@@ -282,7 +282,7 @@ def _cpu_files(topology: Topology) -> dict[str, str]:
 
 
 def _numa_node_files(
-    topology: Topology, numa_node: NUMANode, reading: NUMAMemory
+    topology: Topology, numa_node: NUMANode, reading: NUMAMemoryReading
 ) -> dict[str, str]:
     directory = f"{_NODE_DIR}/node{numa_node.id}"
     distances = " ".join(str(numa_node.distances[other]) for other in topology.numa_ids)

@@ -27,7 +27,7 @@ from nri_numa.model.machine import (
     CoreKind,
     L3Group,
     MachineMemoryReading,
-    NUMAMemory,
+    NUMAMemoryReading,
     NUMANode,
     Topology,
     cpus_text,
@@ -83,10 +83,10 @@ def read_memory(root: Path | str, topology: Topology) -> MachineMemoryReading:
     tree = open_tree(root)
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
     low = _machine_low_watermark_bytes(tree, total)
-    readings: dict[int, NUMAMemory] = {}
+    readings: dict[int, NUMAMemoryReading] = {}
     for i, info, directory in _meminfo_by_numa_node(tree, topology):
         share = low * topology.numa_nodes[i].memory_bytes // max(total, 1)
-        readings[i] = NUMAMemory(
+        readings[i] = NUMAMemoryReading(
             total_bytes=info.get("MemTotal", 0),
             free_bytes=info.get("MemFree", 0),
             reclaimable_bytes=_reclaimable_bytes(info, share),

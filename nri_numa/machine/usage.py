@@ -21,7 +21,7 @@ import msgspec
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, read_text, read_text_or_empty
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
-from nri_numa.model.machine import NUMAMemory, Topology
+from nri_numa.model.machine import NUMAMemoryReading, Topology
 
 _CPU_LINE_PATTERN: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
 _NUMASTAT_LINE_PATTERN: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)
@@ -43,7 +43,7 @@ class MachineUsage(msgspec.Struct, frozen=True):
     """
 
     cpus: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
-    memory: Mapping[int, NUMAMemory] = msgspec.field(default_factory=dict)
+    memory: Mapping[int, NUMAMemoryReading] = msgspec.field(default_factory=dict)
     pages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 

@@ -32,7 +32,7 @@ class MeasuredComparison(msgspec.Struct, frozen=True):
         return max(self.good_values) < min(self.bad) or max(self.bad) < min(self.good_values)
 
 
-ComparisonOutcome = MeasuredComparison | ImpossibleComparison
+MeasuredOrImpossibleComparison = MeasuredComparison | ImpossibleComparison
 
 
 def spread_percent(figures: Sequence[float]) -> float:
@@ -42,7 +42,7 @@ def spread_percent(figures: Sequence[float]) -> float:
 
 
 def results_document(
-    outcomes: Sequence[ComparisonOutcome], noise: Sequence[str], at: str
+    outcomes: Sequence[MeasuredOrImpossibleComparison], noise: Sequence[str], at: str
 ) -> dict[str, Any]:
     """All of it as a document, with `noise_sentences` and the time of the measurement."""
     return {
@@ -89,7 +89,7 @@ def noise_sentences(
     load: float,
     cpus: int,
     steal: float | None,
-    outcomes: Sequence[ComparisonOutcome],
+    outcomes: Sequence[MeasuredOrImpossibleComparison],
     busy: float | None,
 ) -> tuple[str, ...]:
     """What makes the figures doubtful, as sentences; nothing when the machine was quiet.

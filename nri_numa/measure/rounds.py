@@ -20,7 +20,7 @@ import msgspec
 from nri_numa.machine import cpu_wait
 from nri_numa.machine.usage import parse_busy_ticks
 from nri_numa.measure.plan import Comparison, ImpossibleComparison, LoopWorker
-from nri_numa.measure.results import ComparisonOutcome, MeasuredComparison
+from nri_numa.measure.results import MeasuredComparison, MeasuredOrImpossibleComparison
 from nri_numa.model.cpuset import CPUSet
 
 WORKER_READY_TIMEOUT_S: Final = 300.0
@@ -34,7 +34,9 @@ class WorkerFailed(Exception):
     """A process could not do its work; the message says why."""
 
 
-def run_comparison(comparison: Comparison, *, rounds: int, seconds: float) -> ComparisonOutcome:
+def run_comparison(
+    comparison: Comparison, *, rounds: int, seconds: float
+) -> MeasuredOrImpossibleComparison:
     """Measure one comparison: so many rounds of each side, of so many seconds each."""
     try:
         return asyncio.run(_run_rounds(comparison, rounds, seconds))

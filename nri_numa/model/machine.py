@@ -110,7 +110,7 @@ class NUMANode(msgspec.Struct, frozen=True, kw_only=True):
     tier: int | None = None
 
 
-class PartitionKind(StrEnum):
+class CgroupPartitionKind(StrEnum):
     """What a cgroup is that has CPUs for itself.
 
     ROOT and ISOLATED as ``cpuset.cpus.partition`` says (version 2), ISOLATED without load
@@ -132,7 +132,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     cgroup: str
-    kind: PartitionKind
+    kind: CgroupPartitionKind
     cpus: CPUSet
     problem: str = ""
 
@@ -241,7 +241,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"cpus {self.present} numa {nodes} cores {cores}"
 
 
-class NUMAMemory(msgspec.Struct, frozen=True, kw_only=True):
+class NUMAMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel says about the memory of one NUMA node right now.
 
     Attributes:
@@ -266,7 +266,7 @@ class NUMAMemory(msgspec.Struct, frozen=True, kw_only=True):
 class MachineMemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the memory of all NUMA nodes, by NUMA node id."""
 
-    numa_nodes: Mapping[int, NUMAMemory]
+    numa_nodes: Mapping[int, NUMAMemoryReading]
 
 
 # --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
@@ -309,14 +309,14 @@ def join_words(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
-def human_cpus(milli: int) -> str:
+def human_cpu_number(milli: int) -> str:
     """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def human_milli(milli: int) -> str:
     """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
-    text = human_cpus(milli)
+    text = human_cpu_number(milli)
     return f"{text} CPU" if text == "1" else f"{text} CPUs"
 
 
@@ -340,10 +340,10 @@ class Unit(StrEnum):
             return human_milli(_MILLI_BY_UNIT[self] * amount)
         return human_bytes(amount, free=free) if self is Unit.BYTES else str(amount)
 
-    def number_text(self, amount: int, *, free: bool = False) -> str:
+    def amount_text_without_cpu_noun(self, amount: int, *, free: bool = False) -> str:
         """The same without the word for CPUs: ``1.5 GiB``, ``0.5``, ``3``."""
         if self in _MILLI_BY_UNIT:
-            return human_cpus(_MILLI_BY_UNIT[self] * amount)
+            return human_cpu_number(_MILLI_BY_UNIT[self] * amount)
         return self.amount_text(amount, free=free)
 
     @property
@@ -421,7 +421,7 @@ def topology_document(
             "cpus": len(topology.online),
             "threadsPerCore": topology.threads_per_core,
         },
-        "sockets": _documents_by_id(topology.sockets),
+        "sockets": _documents_sorted_by_id(topology.sockets),
         "numaNodes": [
             {
                 "id": n.id,
@@ -436,15 +436,15 @@ def topology_document(
             }
             for _, n in sorted(topology.numa_nodes.items())
         ],
-        "l3Groups": _documents_by_id(topology.l3_groups),
-        "cores": _documents_by_id(topology.cores),
+        "l3Groups": _documents_sorted_by_id(topology.l3_groups),
+        "cores": _documents_sorted_by_id(topology.cores),
         "partitions": msgspec.to_builtins([*topology.partitions], enc_hook=str),
         "warnings": list(topology.warnings),
         **({} if devices is None else {"devices": msgspec.to_builtins([*devices])}),
     }
 
 
-def _documents_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
+def _documents_sorted_by_id(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = msgspec.to_builtins(
         [one for _, one in sorted(by_id.items())], enc_hook=str
     )

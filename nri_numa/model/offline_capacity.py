@@ -25,7 +25,7 @@ from nri_numa.model.cpuset import CPUSet
 
 OFFLINE_CAPACITY_KEY: Final = "offline-capacity"
 DRAINED_ANNOTATION: Final = "drained"
-NUMA_IDS_ANNOTATION: Final = "numa-ids"
+NODE_EXISTING_NUMA_IDS_ANNOTATION: Final = "numa-ids"
 """Keys of annotations on the Node, below the prefix. The last one says which NUMA nodes there are,
 and that this node honours the other two."""
 

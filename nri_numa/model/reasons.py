@@ -1,7 +1,8 @@
 """Why a container is rejected, as values; the sentences about it are made from them.
 
 The kubelet repeats a rejection as ``Reason: message``, and that word is all that reaches those who
-read the cluster and not the node: `read_rejection` is the one place where a text is read back.
+read the cluster and not the node: `read_reason_and_detail` is the one place where a text is read
+back.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     allows_best_effort: bool = False
 
 
-def read_rejection(text: str, pod: str, container: str) -> tuple[str, str] | None:
+def read_reason_and_detail(text: str, pod: str, container: str) -> tuple[str, str] | None:
     """Read a rejection's reason and detail out of what runtime and kubelet wrap around it.
 
     ``pod`` is ``namespace/name``. The reason is that of whatever version runs on the node.

@@ -12,7 +12,12 @@ from typing import Final
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.workload import BUILT_IN_PERMISSION_NAME, KubeletOverride, QoSClass, Strategy
+from nri_numa.model.workload import (
+    BUILT_IN_PERMISSION_NAME,
+    KubeletGrantOverriders,
+    QoSClass,
+    Strategy,
+)
 
 ANY_ANNOTATION_KEY: Final = "*"
 
@@ -24,7 +29,7 @@ class OnDenied(StrEnum):
     IGNORE = "ignore"
 
 
-class Permission(msgspec.Struct, frozen=True, kw_only=True):
+class AnnotationPermission(msgspec.Struct, frozen=True, kw_only=True):
     """What the pods that it matches may ask for by annotation.
 
     Attributes:
@@ -46,7 +51,7 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     on_denied: OnDenied = OnDenied.REFUSE
 
 
-DEFAULT_PERMISSION: Final = Permission(name=BUILT_IN_PERMISSION_NAME)
+DEFAULT_PERMISSION: Final = AnnotationPermission(name=BUILT_IN_PERMISSION_NAME)
 """For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
 
 
@@ -71,7 +76,7 @@ class CPUAmount(msgspec.Struct, frozen=True):
 ALL_CPUS_AMOUNT: Final = CPUAmount(percent=100)
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True):
+class CPUWithholdingQuota(msgspec.Struct, frozen=True, kw_only=True):
     """How many CPUs may be withheld from others.
 
     Attributes:
@@ -83,12 +88,12 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     listed: CPUAmount = ALL_CPUS_AMOUNT
 
 
-class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
+class NamespacePatternQuota(msgspec.Struct, frozen=True, kw_only=True):
     """A quota for each namespace by itself that one of the patterns matches."""
 
     name: str
     namespaces: tuple[str, ...]
-    quota: Quota
+    quota: CPUWithholdingQuota
 
 
 class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +107,9 @@ class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
             `nri_numa.engine.node_model.NodeModel.pool_floor` works out.
     """
 
-    quota: Quota = Quota(listed=CPUAmount(percent=50))
+    quota: CPUWithholdingQuota = CPUWithholdingQuota(listed=CPUAmount(percent=50))
     idle_siblings: CPUAmount = CPUAmount(percent=25)
-    namespaces: tuple[NamespaceQuota, ...] = ()
+    namespaces: tuple[NamespacePatternQuota, ...] = ()
     pool: CPUAmount | None = None
     numa_pool: CPUAmount = CPUAmount(0)
 
@@ -225,9 +230,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory_tiers: frozenset[int] = frozenset()
     disable_cfs_quota: bool = True
     set_environment: bool = True
-    permissions: tuple[Permission, ...] = ()
+    permissions: tuple[AnnotationPermission, ...] = ()
     limits: QuotasAndPoolFloor = msgspec.field(default_factory=QuotasAndPoolFloor)
-    kubelet_override: KubeletOverride = KubeletOverride.NEVER
+    kubelet_override: KubeletGrantOverriders = KubeletGrantOverriders.NEVER
     reservation_seconds: float = 0.0
     rebalance_moves: int = 0
     rebalance_headroom: tuple[int, int] = (0, 0)

@@ -155,7 +155,7 @@ class OnFailure(StrEnum):
     UNPINNED = "unpinned"
 
 
-class DeviceAlignment(StrEnum):
+class DeviceAlignmentMode(StrEnum):
     """Whether the devices that a container has say where its CPUs and memory should be."""
 
     ALIGN = "align"
@@ -378,7 +378,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...]
 
 
-class KnownDevices(msgspec.Struct, frozen=True):
+class KnownContainerDevices(msgspec.Struct, frozen=True):
     """What is known of the devices of a container at some moment."""
 
     devices: tuple[DeviceRequest, ...] = ()
@@ -395,7 +395,7 @@ class KnownDevices(msgspec.Struct, frozen=True):
         )
 
 
-class Slots(msgspec.Struct, frozen=True, kw_only=True):
+class HeldCPUSlots(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler counted; see `nri_numa.engine.request.demand`.
 
     Attributes:
@@ -441,7 +441,7 @@ class OptionSource(msgspec.Struct, frozen=True):
 
 DEFAULT_SOURCE: Final = OptionSource(SourceKind.DEFAULT)
 KUBELET_GRANT_SOURCE: Final = OptionSource(SourceKind.KUBELET_GRANT, "the kubelet's grant")
-STATIC_CPUS_SETTING_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "staticCPUs")
+STATIC_CPUS_SETTING_AS_SOURCE: Final = OptionSource(SourceKind.STATIC_CPUS, "staticCPUs")
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -473,7 +473,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     smt: SMT = SMT.SPREAD
     load: BusySchedule | None = None
     on_failure: OnFailure | None = None
-    devices: DeviceAlignment = DeviceAlignment.ALIGN
+    devices: DeviceAlignmentMode = DeviceAlignmentMode.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     movable: bool = False
     explicit_keys: frozenset[str] = frozenset()
@@ -486,7 +486,7 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     listed_cpus: CPUSet = NO_CPUS
     listed_mems: NUMASet = NO_NUMA_NODES
     list_is_pods: bool = False
-    slots: Slots | None = None
+    slots: HeldCPUSlots | None = None
     scheduled_nodes: NUMASet = NO_NUMA_NODES
 
     def source_text(self, key: str) -> str:
@@ -529,11 +529,11 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
 GrantHolder = tuple[str, str]
 """Pod UID and container name; of kubelets before 1.18 the empty text and the container's id."""
 
-MAX_SHARED_CPUSETS = 8
+MAX_REMEMBERED_SHARED_CPUSETS = 8
 """Shared sets of the kubelet that are remembered: what it sends may be a few changes old."""
 
 
-class KubeletOverride(StrEnum):
+class KubeletGrantOverriders(StrEnum):
     """Who may take a container away from the kubelet's static managers.
 
     ``never``: no pod. ``annotated``: its pod, by the annotation ``numacpu`` or ``numamem``.
@@ -686,11 +686,11 @@ class ContainerUpdate(NamedTuple):
 NO_ADJUSTMENT: Final = ContainerAdjustment()
 
 
-class StateChange(msgspec.Struct, frozen=True):
+class ChangedStateIds(msgspec.Struct, frozen=True):
     """What a step may have changed of the state; the store writes what really differs."""
 
     containers: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
 
 
-NO_CHANGE: Final = StateChange()
+NO_CHANGED_IDS: Final = ChangedStateIds()

@@ -364,7 +364,7 @@ class NRILink(RuntimeLink):
             detail = (
                 "the runtime had closed the connection before our answer, as it does with a plugin "
                 "that takes longer than plugin_request_timeout, "
-                f"{self._runtime_answer_timeout:g} s ({ending.error.strerror})"
+                f"{self._runtime_timeout_for_our_answers:g} s ({ending.error.strerror})"
             )
             ending = replace(ending, detail=detail)
         if self._fatal is not None:
@@ -372,7 +372,7 @@ class NRILink(RuntimeLink):
         return ending
 
     @property
-    def _runtime_answer_timeout(self) -> float:
+    def _runtime_timeout_for_our_answers(self) -> float:
         """Seconds that the runtime waits for an answer."""
         given = self.runtime.request_timeout if self.runtime is not None else 0.0
         return given or DEFAULT_REQUEST_TIMEOUT_S
@@ -504,11 +504,11 @@ class NRILink(RuntimeLink):
             self._close_connection(f"synchronisation refused: {refusal.message}")
             return
         seconds = time.perf_counter() - started
-        if seconds > self._runtime_answer_timeout:
+        if seconds > self._runtime_timeout_for_our_answers:
             # The runtime has given up; before NRI 0.7 it does so without hanging up.
             self._close_connection(
                 f"synchronisation took {seconds:.1f} s, the runtime waits "
-                f"{self._runtime_answer_timeout:g} s"
+                f"{self._runtime_timeout_for_our_answers:g} s"
             )
             return
         self._active_since = asyncio.get_running_loop().time()

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from nri_numa.errors import RemoteProtocolError
-from nri_numa.nri.wire.session import Session
+from nri_numa.nri.wire.session import SessionBase
 from nri_numa.observe.logs import get_logger
 
 logger = get_logger("nri")
@@ -47,7 +47,7 @@ class SessionTransport(asyncio.BufferedProtocol, Generic[EventT]):
         ended: resolves once, with the `ConnectionEnding`, when the socket is closed.
     """
 
-    def __init__(self, session: Session[EventT], on_event: Callable[[EventT], None]) -> None:
+    def __init__(self, session: SessionBase[EventT], on_event: Callable[[EventT], None]) -> None:
         """Make the protocol object of one connection; needs a running loop.
 
         ``on_event`` must answer an event before it returns if it can.

@@ -379,25 +379,25 @@ def setup_logging(
     runtime launched, they go to the journal where there is one. Under systemd each line is
     prefixed with its priority (sd-daemon(3)) and carries no time, since the journal has its own.
     """
-    _sink.flush()
+    _log_handler.flush()
     set_level(level)
     opened = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115  # kept open
-    _sink.close_target()
+    _log_handler.close_target()
     if opened is not None:
-        _sink.write = _sink.open_stream_writer(opened, journal=False)
-        _sink.close_target = opened.close
+        _log_handler.write = _log_handler.open_stream_writer(opened, journal=False)
+        _log_handler.close_target = opened.close
         journal = False
     elif stream is None and _is_null(sys.stderr) and os.path.exists(_JOURNAL_SOCKET):
-        _sink.write, _sink.close_target = _open_journal_writer(_JOURNAL_SOCKET)
+        _log_handler.write, _log_handler.close_target = _open_journal_writer(_JOURNAL_SOCKET)
         journal = True
     else:
-        target, _sink.close_target = stream or sys.stderr, lambda: None
+        target, _log_handler.close_target = stream or sys.stderr, lambda: None
         journal = _is_journal(target)
-        _sink.write = _sink.open_stream_writer(target, journal=journal)
+        _log_handler.write = _log_handler.open_stream_writer(target, journal=journal)
     if format == "json":
-        _sink.render = render_json
+        _log_handler.render = render_json
     else:
-        _sink.render = _render_logfmt_untimed if journal else render_logfmt
+        _log_handler.render = _render_logfmt_untimed if journal else render_logfmt
 
 
 def defer_formatting(loop: AbstractEventLoop | None) -> None:
@@ -405,21 +405,21 @@ def defer_formatting(loop: AbstractEventLoop | None) -> None:
 
     From here on nothing waits for the reader.
     """
-    if _sink.outlet is not None:
-        _sink.outlet.patient = False
-    _sink.flush()
-    _sink.loop, _sink.thread = loop, threading.get_ident()
+    if _log_handler.outlet is not None:
+        _log_handler.outlet.patient = False
+    _log_handler.flush()
+    _log_handler.loop, _log_handler.thread = loop, threading.get_ident()
 
 
 def flush_lines() -> None:
     """Write what waits; called before the process ends. Takes half a second at most."""
-    _sink.flush()
-    _sink.drain_lines(_FINAL_DRAIN_S)
+    _log_handler.flush()
+    _log_handler.drain_lines(_FINAL_DRAIN_S)
 
 
 def count_dropped_lines() -> int:
     """Lines that could not be written, since the start."""
-    return _sink.dropped_lines
+    return _log_handler.dropped_lines
 
 
 # --- destinations -------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ def _timestamp_text(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_sink = _LogHandler()
-_package_logger.addHandler(_sink)
+_log_handler = _LogHandler()
+_package_logger.addHandler(_log_handler)
 _package_logger.propagate = False
-logging.getLogger().addHandler(_sink)  # what other libraries have to say, from warnings on
+logging.getLogger().addHandler(_log_handler)  # what other libraries have to say, from warnings on

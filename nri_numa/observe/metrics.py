@@ -430,7 +430,7 @@ class LatePinningMetrics:
         )
 
 
-class StealGauges:
+class CPUWaitGauges:
     """What the host takes from each NUMA node, where that is measured and known."""
 
     def __init__(self, metrics: Metrics) -> None:

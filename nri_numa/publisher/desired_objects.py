@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
-    NUMA_IDS_ANNOTATION,
+    NODE_EXISTING_NUMA_IDS_ANNOTATION,
     format_id_list,
     parse_id_list,
 )
@@ -57,7 +57,7 @@ def node_annotations(prefix: str, info: MachineNUMAInfo) -> dict[str, str]:
 def numa_ids_annotation(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
     return {
-        f"{prefix}/{NUMA_IDS_ANNOTATION}": format_id_list(
+        f"{prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}": format_id_list(
             {one["id"] for one in topology["numaNodes"]}
         )
     }
@@ -79,7 +79,7 @@ def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NUMA_IDS_ANNOTATION)
+NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NODE_EXISTING_NUMA_IDS_ANNOTATION)
 NODE_LABELS: Final = (
     "sockets",
     "numa-nodes",

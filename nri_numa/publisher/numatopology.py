@@ -17,7 +17,7 @@ from nri_numa.web.responses import Assignment, TopologyDocument, Zones
 
 Object = dict[str, Any]
 
-NUMATOPOLOGY_API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
+VOLCANO_NUMATOPOLOGY_API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
 NUMATOPOLOGY_KIND: Final = "Numatopology"
 STATIC_POLICY: Final = "static"
 """The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
@@ -152,7 +152,7 @@ class NumatopologyOutput(AppliedObjectOutput):
             "ownerReferences": [node_owner_reference(self._node, self._owner_uid)],
         }
         return {
-            "apiVersion": NUMATOPOLOGY_API_VERSION,
+            "apiVersion": VOLCANO_NUMATOPOLOGY_API_VERSION,
             "kind": NUMATOPOLOGY_KIND,
             "metadata": metadata,
             "spec": self._wanted,

@@ -64,7 +64,7 @@ class TokenBucket:
 
 
 @dataclass(slots=True)
-class VersionedItem:
+class DesiredAndSentItem:
     """A thing that is wanted in one version, and was sent in one; None for never."""
 
     desired: Any
@@ -87,7 +87,7 @@ class VersionedItem:
         self.retry_at = now + backoff_seconds(self.failures, jitter)
 
 
-class VersionedQueue(dict[K, VersionedItem]):
+class VersionedQueue(dict[K, DesiredAndSentItem]):
     """Things by key, of which only the newest version is ever sent.
 
     When there are more things than places, one that was sent makes room first; when none was, the
@@ -108,7 +108,7 @@ class VersionedQueue(dict[K, VersionedItem]):
             if done is None:
                 return False
             del self[done]
-        self[key] = VersionedItem(version)
+        self[key] = DesiredAndSentItem(version)
         return True
 
     def pending_count(self) -> int:

@@ -30,7 +30,7 @@ from nri_numa.web.responses import Assignment
 
 MAX_ITEMS_PER_OUTPUT: Final = 1024
 """Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""
-EVENT_TTL_S: Final = 3600.0
+API_SERVER_EVENT_TTL_S: Final = 3600.0
 """Seconds after which the API server forgets an Event. A notice that is older was published by an
 earlier process, or comes too late to be news."""
 EVENT_UPDATE_INTERVALS_S: Final = (0.0, 10.0, 60.0)
@@ -311,7 +311,7 @@ class EventOutput(Output):
     def add_notices(self, notices: Iterable[Notice], at: float) -> None:
         """These are new, or changed, at this Unix time."""
         for notice in notices:
-            if notice.id not in self._shelf and at - notice.last_time > EVENT_TTL_S:
+            if notice.id not in self._shelf and at - notice.last_time > API_SERVER_EVENT_TTL_S:
                 self.expired_count += 1
             elif self._shelf.set_desired(notice.id, notice.count):
                 self._known.setdefault(notice.id, _EventProgress(notice)).notice = notice

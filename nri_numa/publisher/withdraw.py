@@ -21,13 +21,13 @@ from nri_numa.kube.requests import (
     annotations_of,
     mapping_or_empty,
 )
-from nri_numa.model.offline_capacity import NUMA_IDS_ANNOTATION
+from nri_numa.model.offline_capacity import NODE_EXISTING_NUMA_IDS_ANNOTATION
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("publish")
 
 WITHDRAW_CAPACITY: Final = "capacity"
-WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NUMA_IDS_ANNOTATION)
+WITHDRAWABLE_KINDS: Final = (WITHDRAW_CAPACITY, NODE_EXISTING_NUMA_IDS_ANNOTATION)
 """What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
 
 
@@ -61,7 +61,7 @@ def _withdrawal_requests(
     """What takes it off one Node; nothing where it is not there."""
     resource, key = (
         config.device_plugin.resource_name,
-        f"{config.annotation_prefix}/{NUMA_IDS_ANNOTATION}",
+        f"{config.annotation_prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}",
     )
     parts = {
         part: {resource: None}
@@ -70,7 +70,7 @@ def _withdrawal_requests(
     }
     if WITHDRAW_CAPACITY in kinds and parts:
         yield _patch_request(Resource.NODE_STATUS, node, {"status": parts})
-    if NUMA_IDS_ANNOTATION in kinds and key in annotations_of(node):
+    if NODE_EXISTING_NUMA_IDS_ANNOTATION in kinds and key in annotations_of(node):
         yield _patch_request(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
 
 

@@ -158,7 +158,7 @@ class Unfit(Struct, frozen=True, gc=False):
         if unit is None:
             return self.need
         label = "most there is" if self.unresolvable else f"most free{unit.use_text}"
-        return f"{self.need}; {label}: {unit.number_text(most)}"
+        return f"{self.need}; {label}: {unit.amount_text_without_cpu_noun(most)}"
 
 
 Verdict = Fit | Unfit

@@ -38,7 +38,7 @@ from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
-    DeviceAlignment,
+    DeviceAlignmentMode,
     OnFailure,
     PlacementOptions,
     PodSandbox,
@@ -187,7 +187,7 @@ class PodReader:
             scopes.add(requested.scope)
             amounts = _required_and_charged_memory(sandbox.qos, memory, found)
             asks = _container_request(container, ends, requested, found, amounts)
-            if one.devices and requested.devices is DeviceAlignment.ALIGN:
+            if one.devices and requested.devices is DeviceAlignmentMode.ALIGN:
                 devices = _device_amounts(one.devices)
                 asks = replace(
                     asks,

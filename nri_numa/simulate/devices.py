@@ -29,11 +29,11 @@ from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
-from nri_numa.model.workload import Device, KnownDevices
+from nri_numa.model.workload import Device, KnownContainerDevices
 from nri_numa.simulate.manifests import (
-    DocumentNode,
     ManifestError,
-    parse_documents,
+    ManifestValue,
+    load_yaml_documents,
     read_input_text,
 )
 from nri_numa.simulate.pods import ContainerRole, PodManifest
@@ -67,7 +67,7 @@ def read_inventory(
         ManifestError: with every mistake.
     """
     problems: list[str] = []
-    top = DocumentNode(path, "", _read_inventory_document(path), problems)
+    top = ManifestValue(path, "", _read_inventory_document(path), problems)
     numa_nodes, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
     inventory: dict[str, tuple[Device, ...]] = {}
     for name, node in top.as_mapping(required=True).items():
@@ -100,7 +100,7 @@ def _read_inventory_document(path: str) -> object:
     text = ""
     try:
         text = read_input_text(path, MAX_INVENTORY_BYTES)
-        documents = [one for one in parse_documents(text) if one is not None]
+        documents = [one for one in load_yaml_documents(text) if one is not None]
     except OSError as error:
         raise _inventory_file_error(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
@@ -122,7 +122,7 @@ def _inventory_file_error(path: str, what: str) -> ManifestError:
 
 
 def _parse_inventory_entry(
-    place: DocumentNode, there: NUMASet, pci: Mapping[str, PCIDevice]
+    place: ManifestValue, there: NUMASet, pci: Mapping[str, PCIDevice]
 ) -> Iterator[Device]:
     """The devices of one entry; none after a complaint."""
     value = place.value
@@ -157,7 +157,7 @@ def _parse_inventory_entry(
 
 
 def _devices_with_pci_ids(
-    place: DocumentNode, value: object, pci: Mapping[str, PCIDevice]
+    place: ManifestValue, value: object, pci: Mapping[str, PCIDevice]
 ) -> list[PCIDevice]:
     """Devices of a vendor, or of a vendor and device."""
     number = _scalar_text(value, "04d").lower()  # YAML takes 8086 for a number
@@ -180,7 +180,7 @@ def _scalar_text(value: object, form: str = "") -> str:
     return value if isinstance(value, str) else ""
 
 
-def _device_from_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
+def _device_from_pci(place: ManifestValue, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
     if one.numa_node is None:
         place.add_problem(
             f"is {one.address}, whose NUMA node this machine does not report, expected "
@@ -195,7 +195,7 @@ def _device_from_pci(place: DocumentNode, one: PCIDevice, there: NUMASet) -> Ite
         yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
 
 
-def _parse_numa_nodes(at: DocumentNode, there: NUMASet) -> NUMASet | None:
+def _parse_numa_nodes(at: ManifestValue, there: NUMASet) -> NUMASet | None:
     text = _scalar_text(at.value)
     if text == NO_NUMA_NODE_WORD:
         return NUMASet()
@@ -244,12 +244,12 @@ class KubeletDevices:
         self._places = places
         self._by_pod: dict[str, dict[str, DevicesByResource]] = {}
 
-    def allocate_or_find_shortage(self, pod: PodManifest) -> DeviceShortageFinding | None:
+    def allocate_pod_or_find_shortage(self, pod: PodManifest) -> DeviceShortageFinding | None:
         """Give a pod's containers their devices, or none of them any.
 
         What an init container had is taken first for those after it, as it has ended by then.
         """
-        free = self._free_devices()
+        free = self._free_devices_by_resource()
         ended: dict[str, list[Device]] = {resource: [] for resource in free}
         given: dict[str, DevicesByResource] = {}
         for container in pod.containers:
@@ -272,7 +272,7 @@ class KubeletDevices:
             self._by_pod[pod.uid] = given
         return None
 
-    def release_devices(self, pod: PodManifest) -> None:
+    def release_pod_devices(self, pod: PodManifest) -> None:
         """The pod was removed."""
         self._by_pod.pop(pod.uid, None)
 
@@ -280,11 +280,11 @@ class KubeletDevices:
         """What a container was given."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
-    def known_container_devices(self, pod: PodManifest, container: str) -> KnownDevices:
+    def known_devices_of_container(self, pod: PodManifest, container: str) -> KnownContainerDevices:
         """What the agent would know of a container's devices."""
         own = self._hints_of_given_devices([self.devices_of(pod, container)])
         together = self._hints_of_given_devices(self._by_pod.get(pod.uid, {}).values())
-        return KnownDevices(own.requests, together.requests, own.notes)
+        return KnownContainerDevices(own.requests, together.requests, own.notes)
 
     def _hints_of_given_devices(self, of: Iterable[DevicesByResource]) -> DeviceHints:
         found = (
@@ -295,12 +295,12 @@ class KubeletDevices:
         )
         return build_hints(found, self._places)
 
-    def free_by_node(self) -> dict[int, int]:
+    def total_free_by_numa_node(self) -> dict[int, int]:
         """By NUMA node, how many devices of all kinds are free."""
-        free = [one for devices in self._free_devices().values() for one in devices]
+        free = [one for devices in self._free_devices_by_resource().values() for one in devices]
         return Counter(i for one in free for i in one.numa_nodes)
 
-    def _free_devices(self) -> dict[str, list[Device]]:
+    def _free_devices_by_resource(self) -> dict[str, list[Device]]:
         used = {
             (resource, one.id)
             for pod in self._by_pod.values()

@@ -96,7 +96,7 @@ for _tag, _pattern, _first, _construct in (
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
 
 
-def parse_documents(text: str) -> Iterator[object]:
+def load_yaml_documents(text: str) -> Iterator[object]:
     """The documents of a text, one after another; empty ones are left out.
 
     Raises:
@@ -141,7 +141,7 @@ def value_text(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
-class DocumentNode(msgspec.Struct, frozen=True):
+class ManifestValue(msgspec.Struct, frozen=True):
     """A place in a document: what stands there, or None, and where complaints are gathered.
 
     It is named by file and document, and by the path from the document's top, such as
@@ -161,13 +161,13 @@ class DocumentNode(msgspec.Struct, frozen=True):
         """Note that the value is not what was expected."""
         self.add_problem(f"is {value_text(self.value)}, expected {expectation}")
 
-    def __getitem__(self, key: str) -> DocumentNode:
+    def __getitem__(self, key: str) -> ManifestValue:
         """The place below; without a value when this is no mapping or has no such key."""
         below = self.value.get(key) if isinstance(self.value, Mapping) else None
         path = f"{self.path}.{key}" if "." not in key and "/" not in key else f"{self.path}[{key}]"
-        return DocumentNode(self.location, path.removeprefix("."), below, self.problems)
+        return ManifestValue(self.location, path.removeprefix("."), below, self.problems)
 
-    def as_mapping(self, *, required: bool = False) -> dict[str, DocumentNode]:
+    def as_mapping(self, *, required: bool = False) -> dict[str, ManifestValue]:
         """The places below by key; empty, after a complaint, when this is no mapping."""
         if self.value is None and not required:
             return {}
@@ -179,7 +179,7 @@ class DocumentNode(msgspec.Struct, frozen=True):
             self.add_problem(f"has the key {value_text(key)}, expected text: quote it")
         return {key: self[key] for key in self.value if isinstance(key, str)}
 
-    def as_list(self, what: str, *, required: bool = False) -> list[DocumentNode]:
+    def as_list(self, what: str, *, required: bool = False) -> list[ManifestValue]:
         """The places below in a list of ``what``; empty, after a complaint, when it is none."""
         if self.value is None and not required:
             return []
@@ -187,7 +187,7 @@ class DocumentNode(msgspec.Struct, frozen=True):
             self.add_expectation_problem(f"a list of at least {what}" if required else "a list")
             return []
         return [
-            DocumentNode(self.location, f"{self.path}[{number}]", item, self.problems)
+            ManifestValue(self.location, f"{self.path}[{number}]", item, self.problems)
             for number, item in enumerate(self.value)
         ]
 
@@ -258,7 +258,7 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def read_files(
+def read_manifests(
     paths: Iterable[str | Path],
     counted: str = "",
     devices: Collection[str] | None = None,
@@ -285,28 +285,30 @@ def read_files(
             except ManifestError as error:
                 reading.problems += error.problems
             else:
-                reading.read_file_text("standard input" if str(file) == "-" else str(file), text)
+                reading.add_workloads_of_text(
+                    "standard input" if str(file) == "-" else str(file), text
+                )
     return reading.build_manifests()
 
 
-def read_text(
+def read_manifests_from_text(
     text: str,
     source: str = "manifest",
     counted: str = "",
     devices: Collection[str] | None = None,
 ) -> Manifests:
-    """Read manifests from a text, which messages call ``source``; else as `read_files`."""
+    """Read manifests from a text, which messages call ``source``; else as `read_manifests`."""
     reading = _ManifestReader(counted, devices)
-    reading.read_file_text(source, text)
+    reading.add_workloads_of_text(source, text)
     return reading.build_manifests()
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
     """Read one Pod as the API server gives it, with its own uid and all devices that it asks for.
 
-    Else as `read_files`.
+    Else as `read_manifests`.
     """
-    place = DocumentNode(source, "", document, [])
+    place = ManifestValue(source, "", document, [])
     meta = place["metadata"]
     meta.as_mapping(required=True)
     name = meta["name"].as_text() or meta["generateName"].as_text()
@@ -344,14 +346,14 @@ class _ManifestReader:
         self.notes: list[str] = []
         self.problems: list[str] = []
 
-    def read_file_text(self, source: str, text: str) -> None:
+    def add_workloads_of_text(self, source: str, text: str) -> None:
         """Read the text of one file."""
         empty = True
         try:
-            for number, document in enumerate(parse_documents(text), 1):
+            for number, document in enumerate(load_yaml_documents(text), 1):
                 if document is not None:
                     empty = False
-                    place = DocumentNode(
+                    place = ManifestValue(
                         f"{source}, document {number}", "", document, self.problems
                     )
                     self._read_document(place)
@@ -371,7 +373,7 @@ class _ManifestReader:
             notes.append(f"{count_text(self.ended_pods, 'pod')} with phase {phases}: left out")
         return Manifests(workloads=tuple(self.workloads), notes=tuple(notes))
 
-    def _read_document(self, place: DocumentNode) -> None:
+    def _read_document(self, place: ManifestValue) -> None:
         if not isinstance(place.value, Mapping):
             place.add_expectation_problem("a mapping with kind: Pod or the like")
             return
@@ -395,7 +397,7 @@ class _ManifestReader:
             for item in place["items"].as_list("one manifest"):
                 # An item is a document of its own, named by its place in the list.
                 self._read_document(
-                    DocumentNode(f"{place.location}, {item.path}", "", item.value, self.problems)
+                    ManifestValue(f"{place.location}, {item.path}", "", item.value, self.problems)
                 )
             return
         if kind == "Pod" and str(place["status"]["phase"].value) in ENDED_POD_PHASES:
@@ -406,7 +408,7 @@ class _ManifestReader:
         if len(self.problems) == before:
             self.workloads.append(workload)
 
-    def _read_workload(self, place: DocumentNode, kind: str) -> Workload:
+    def _read_workload(self, place: ManifestValue, kind: str) -> Workload:
         meta = place["metadata"]
         meta.as_mapping(required=True)
         namespace = _read_name(meta["namespace"], _DNS_LABEL_PATTERN) or "default"
@@ -421,7 +423,7 @@ class _ManifestReader:
         if name_at.value in nothing:
             name_at.add_expectation_problem("a name")
         where = f"{place.location} ({kind} {name})" if name else place.location
-        place = DocumentNode(where, "", place.value, place.problems)
+        place = ManifestValue(where, "", place.value, place.problems)
         spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
         template = place if kind == "Pod" else spec["template"]
         if kind != "Pod":
@@ -444,7 +446,7 @@ class _ManifestReader:
             annotations=outside,
         )
 
-    def read_pod(self, place: DocumentNode, namespace: str) -> PodManifest:
+    def read_pod(self, place: ManifestValue, namespace: str) -> PodManifest:
         """A pod that still wants a name and a uid."""
         meta, spec = place["metadata"], place["spec"]
         spec.as_mapping(required=True)
@@ -473,9 +475,9 @@ class _ManifestReader:
             runtime_handler=spec["runtimeClassName"].as_text(),
         )
 
-    def _read_containers(self, spec: DocumentNode) -> tuple[ContainerManifest, ...]:
+    def _read_containers(self, spec: ManifestValue) -> tuple[ContainerManifest, ...]:
         claims = {item["name"].as_text() for item in spec["resourceClaims"].as_list("one claim")}
-        roles: list[tuple[DocumentNode, ContainerRole]] = []
+        roles: list[tuple[ManifestValue, ContainerRole]] = []
         for item in spec["initContainers"].as_list("one container"):
             policy = item["restartPolicy"].as_text()
             if policy not in ("", "Always", "Never", "OnFailure"):
@@ -499,7 +501,11 @@ class _ManifestReader:
         )
 
     def _read_container(
-        self, place: DocumentNode, role: ContainerRole, names: set[str], pod_claims: Collection[str]
+        self,
+        place: ManifestValue,
+        role: ContainerRole,
+        names: set[str],
+        pod_claims: Collection[str],
     ) -> ContainerManifest:
         place.as_mapping(required=True)
         at = place["name"]
@@ -512,7 +518,7 @@ class _ManifestReader:
         requests, limits = self._read_resources(place["resources"], f"container {name}")
         counts = {
             resource: self._read_resource_count(place["resources"], resource, unit)
-            for resource, unit in self._counted_resources(place["resources"])
+            for resource, unit in self._extended_resources_with_units(place["resources"])
         }
         return ContainerManifest(
             name=name,
@@ -525,7 +531,7 @@ class _ManifestReader:
         )
 
     def _read_claim_names(
-        self, place: DocumentNode, container: str, pod_claims: Collection[str]
+        self, place: ManifestValue, container: str, pod_claims: Collection[str]
     ) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
@@ -544,7 +550,7 @@ class _ManifestReader:
             )
         return tuple(names)
 
-    def _counted_resources(self, place: DocumentNode) -> Iterator[tuple[str, str]]:
+    def _extended_resources_with_units(self, place: ManifestValue) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
         if self.counted:
             yield self.counted, "CPUs"
@@ -553,7 +559,7 @@ class _ManifestReader:
             if name in (self.devices or ()) or (self.every_device and _is_extended_resource(name)):
                 yield name, "devices"
 
-    def _read_resource_count(self, place: DocumentNode, resource: str, unit: str) -> int:
+    def _read_resource_count(self, place: ManifestValue, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
         at, request = place["limits"][resource], place["requests"][resource]
         try:
@@ -573,7 +579,7 @@ class _ManifestReader:
         return int(found[0])
 
     def _read_resources(
-        self, place: DocumentNode, whose: str
+        self, place: ManifestValue, whose: str
     ) -> tuple[ResourceQuantities, ResourceQuantities]:
         place.as_mapping()
         limits = self._read_quantities(place["limits"], whose)
@@ -596,7 +602,7 @@ class _ManifestReader:
         requests = given.with_defaults(limits)
         return replace(requests, hugepages={**limits.hugepages, **given.hugepages}), limits
 
-    def _read_quantities(self, place: DocumentNode, whose: str) -> ResourceQuantities:
+    def _read_quantities(self, place: ManifestValue, whose: str) -> ResourceQuantities:
         cpu: int | None = None
         memory: int | None = None
         hugepages: dict[int, int] = {}
@@ -617,7 +623,7 @@ class _ManifestReader:
                 at.add_expectation_problem(str(error))
         return ResourceQuantities(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
-    def _check_resource_name(self, name: str, place: DocumentNode, whose: str) -> None:
+    def _check_resource_name(self, name: str, place: ManifestValue, whose: str) -> None:
         if name in _BUILT_IN_RESOURCES or (name == self.counted and name):
             return
         if "/" not in name:
@@ -642,7 +648,7 @@ class _ManifestReader:
             self.notes.append(note)
 
 
-def _unread_kind_text(place: DocumentNode, kind: str) -> str:
+def _unread_kind_text(place: ManifestValue, kind: str) -> str:
     """Why a document of another kind is no workload; a custom resource may become pods."""
     group, slash, _ = str(place["apiVersion"].value).partition("/")
     if kind in _VIRTUAL_MACHINE_KINDS:
@@ -657,7 +663,7 @@ def _is_extended_resource(name: str) -> bool:
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
-def _read_name(place: DocumentNode, pattern: re.Pattern[str]) -> str:
+def _read_name(place: ManifestValue, pattern: re.Pattern[str]) -> str:
     text = place.as_text()
     if text and (len(text) > 253 or not pattern.fullmatch(text)):
         place.add_expectation_problem("lower case letters, digits and dashes")
@@ -665,7 +671,7 @@ def _read_name(place: DocumentNode, pattern: re.Pattern[str]) -> str:
 
 
 def _pod_names(
-    place: DocumentNode, spec: DocumentNode, kind: str, name: str, *, generated: bool
+    place: ManifestValue, spec: ManifestValue, kind: str, name: str, *, generated: bool
 ) -> Iterator[str]:
     """Names of the pods, such as their controller would give them.
 
@@ -711,6 +717,6 @@ def _pod_uid(path: str) -> str:
     return str(uuid.uuid5(_UID_NAMESPACE, path))
 
 
-def _read_string_map(place: DocumentNode) -> dict[str, str]:
+def _read_string_map(place: ManifestValue) -> dict[str, str]:
     """Labels or annotations; a number in them is the commonest slip."""
     return {key: at.as_text() for key, at in place.as_mapping().items()}

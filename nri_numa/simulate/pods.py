@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import (
     UnknownContainerName,
-    agent_annotation_names,
     annotated_container_names,
     misspelt_prefix_sentences,
+    request_annotation_names,
 )
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US as PERIOD
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER_CPU
@@ -150,7 +150,7 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
         outside = [
             f"annotation {name} is ignored, because it stands on the {workload.kind} and not on "
             f"its pods; expected in spec.{below}template.metadata.annotations"
-            for name in agent_annotation_names(workload.annotations, prefix)
+            for name in request_annotation_names(workload.annotations, prefix)
             if name not in templates
         ]
         sentences = [*outside, *misspelt_prefix_sentences(workload.annotations, prefix)]
@@ -243,7 +243,7 @@ def pod_sandbox(pod: PodManifest) -> PodSandbox:
         uid=pod.uid,
         namespace=pod.namespace,
         name=pod.name,
-        labels={**pod.labels, **_pod_labels(pod)},
+        labels={**pod.labels, **_kubelet_pod_labels(pod)},
         annotations=pod.annotations,
         qos=pod.qos,
         runtime_handler=pod.runtime_handler,
@@ -269,7 +269,7 @@ def container_of(
         id=container_id(pod, container.name),
         pod_id=_runtime_id(pod.uid),
         name=container.name,
-        labels={"io.kubernetes.container.name": container.name, **_pod_labels(pod)},
+        labels={"io.kubernetes.container.name": container.name, **_kubelet_pod_labels(pod)},
         annotations={slots_key: held} if slots_key and held else {},
         resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
@@ -313,7 +313,7 @@ def _burstable_oom_score(request: int | None, memory_total: int) -> int:
     return 1000 - 1000 * (request or 0) // max(memory_total, 1)
 
 
-def _pod_labels(pod: PodManifest) -> dict[str, str]:
+def _kubelet_pod_labels(pod: PodManifest) -> dict[str, str]:
     return {
         "io.kubernetes.pod.name": pod.name,
         "io.kubernetes.pod.namespace": pod.namespace,

@@ -26,7 +26,7 @@ from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
     admit_by_moving,
-    rebalance_search,
+    continued_move_search,
     state_after_migration,
 )
 from nri_numa.engine.resize import resize_container
@@ -173,7 +173,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 # --- planning -------------------------------------------------------------------------------------
 
 
-_COMPARED_POD_FIELDS: Final = (
+_POD_CHANGE_FIELDS: Final = (
     "containers",
     "annotations",
     "pod_requests",
@@ -214,7 +214,7 @@ def plan_actions(workloads: Iterable[Workload]) -> tuple[PlannedAction, ...]:
                 )
             elif name not in had:
                 planned.append(PlannedAction(action=PodAction.CREATE, pod=pod))
-            elif any(getattr(had[name], key) != getattr(pod, key) for key in _COMPARED_POD_FIELDS):
+            elif any(getattr(had[name], key) != getattr(pod, key) for key in _POD_CHANGE_FIELDS):
                 problems += [
                     f"{workload.source}: {why}" for why in _resize_obstacles(had[name], pod)
                 ]
@@ -370,13 +370,15 @@ class _Simulator:
     def _create_pod(self, pod: PodManifest) -> list[ContainerOutcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
-        too_few = self._devices.allocate_or_find_shortage(pod)
-        reading, free = self._reading, self._devices.free_by_node()
+        too_few = self._devices.allocate_pod_or_find_shortage(pod)
+        reading, free = self._reading, self._devices.total_free_by_numa_node()
         if free:
             reading = replace(reading or MeasuredFree(), devices=free)
         machine = self._machine
         for manifest in pod.containers:
-            made = container_of(pod, manifest, machine.memory_total, machine.slots_annotation_key)
+            made = container_of(
+                pod, manifest, machine.total_memory_bytes, machine.slots_annotation_key
+            )
             if too_few is not None:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
@@ -388,7 +390,7 @@ class _Simulator:
                 self._remove_pod(pod)
                 break
             given = self._devices.devices_of(pod, manifest.name)
-            made = self._devices.known_container_devices(pod, manifest.name).apply_to(made)
+            made = self._devices.known_devices_of_container(pod, manifest.name).apply_to(made)
             node = NodeSnapshot(machine, self.state, reading, SIMULATED_UNIX_TIME)
             decision = admit_pod(node, sandbox, made)
             if isinstance(decision, Rejected):
@@ -415,7 +417,7 @@ class _Simulator:
         sandbox = pod_sandbox(pod)
         outcomes: list[ContainerOutcome] = []
         for manifest in pod.containers:
-            made = container_of(pod, manifest, self._machine.memory_total)
+            made = container_of(pod, manifest, self._machine.total_memory_bytes)
             live = self._live.get(made.id)
             if live is None:
                 continue  # an init container, or one of a pod that was refused
@@ -444,7 +446,7 @@ class _Simulator:
         for manifest in reversed(pod.containers):
             self._release_container(container_id(pod, manifest.name))
         self.state = admit.forget_pod(self._snapshot(), pod.uid).state
-        self._devices.release_devices(pod)
+        self._devices.release_pod_devices(pod)
 
     def _release_container(self, id: str, ended: float | None = None) -> None:
         self._live.pop(id, None)
@@ -516,5 +518,5 @@ def _admit_by_moving(node: NodeSnapshot, refused: Rejected) -> Admitted | Reject
     found = admit_by_moving(node, refused)
     if isinstance(found, Admitted) or not found.is_search_spent:
         return found
-    search = rebalance_search(node, refused, is_deferred=False)
+    search = continued_move_search(node, refused, is_deferred=False)
     return search.run_steps(MAX_DEFERRED_SEARCH_WORK) or found

@@ -26,7 +26,7 @@ from nri_numa.errors import (
     CheckpointTooNew,
     StateDirectoryBusy,
 )
-from nri_numa.model.workload import StateChange
+from nri_numa.model.workload import ChangedStateIds
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.files import directory_problem, file_obstacle, read_file, replace_file
@@ -236,7 +236,7 @@ class CheckpointStore:
             )
         return found
 
-    def write_change(self, before: NodeState, after: NodeState, change: StateChange) -> None:
+    def write_change(self, before: NodeState, after: NodeState, change: ChangedStateIds) -> None:
         """Write what one step changed, before it is answered; said once when it cannot be."""
         changes = changed_documents(before, after, change)
         if changes or self.error is not None:
@@ -336,7 +336,7 @@ class CheckpointStore:
             self.trusted = not problem
             if problem:
                 remedy = f"chown and chmod it, or {_STATE_DIR_HINT}"
-                raise self._record_error(self.directory, problem, remedy)
+                raise self._build_and_remember_error(self.directory, problem, remedy)
             fd = os.open(path, flags, 0o600)
         except OSError as error:
             self.error = _checkpoint_error(self.directory, "use as state directory", error)
@@ -344,7 +344,9 @@ class CheckpointStore:
         problem = file_obstacle(os.fstat(fd))
         if problem:
             os.close(fd)
-            raise self._record_error(path, problem, f"take it away, or {_STATE_DIR_HINT}")
+            raise self._build_and_remember_error(
+                path, problem, f"take it away, or {_STATE_DIR_HINT}"
+            )
         try:
             # The kernel lets go of it when we die, however we die.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -364,7 +366,7 @@ class CheckpointStore:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n{named}".encode(), 0)
 
-    def _record_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
+    def _build_and_remember_error(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 

@@ -35,7 +35,7 @@ def file_obstacle(status: os.stat_result, *, ours: bool = True, secret: bool = F
     """
     if not stat.S_ISREG(status.st_mode):
         return f"is {_file_type(status.st_mode)}, expected a regular file"
-    problem = _check_ownership(status) if ours else ""
+    problem = _ownership_problem(status) if ours else ""
     if not problem and secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         mode = stat.S_IMODE(status.st_mode)
         problem = f"has mode {mode:04o}, expected one that is for its owner only, such as 0600"
@@ -46,10 +46,10 @@ def directory_problem(status: os.stat_result) -> str:
     """Say why a directory is not used for the state, as `file_obstacle`."""
     if not stat.S_ISDIR(status.st_mode):
         return f"is {_file_type(status.st_mode)}, expected a directory"
-    return _check_ownership(status)
+    return _ownership_problem(status)
 
 
-def _check_ownership(status: os.stat_result) -> str:
+def _ownership_problem(status: os.stat_result) -> str:
     me = os.geteuid()
     if status.st_uid not in (0, me):
         whom = "root" if me == 0 else f"user {me} or root"
@@ -114,7 +114,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
     return fd
 
 
-def remove_directory(path: str) -> None:
+def remove_flat_directory(path: str) -> None:
     """Remove a directory that holds nothing but files; `OSError` where that cannot be."""
     for name in os.listdir(path):
         os.unlink(os.path.join(path, name))
@@ -123,15 +123,15 @@ def remove_directory(path: str) -> None:
 
 # --- The key that signs what is written on containers ---
 
-KEY_FILE_NAME: Final = "key"
-_KEY_BYTES: Final = 32
+SIGNING_KEY_FILE_NAME: Final = "key"
+_SIGNING_KEY_BYTES: Final = 32
 """As long as the hash, what RFC 2104 recommends."""
 
 
 def read_key(directory: str) -> bytes:
     """The key of a state directory; empty where there is none that can be used."""
     with contextlib.suppress(OSError):
-        return _read_signing_key(os.path.join(directory, KEY_FILE_NAME))
+        return _read_signing_key_or_raise(os.path.join(directory, SIGNING_KEY_FILE_NAME))
     return b""
 
 
@@ -143,15 +143,15 @@ def load_or_create_signing_key(
     Where the directory is not trusted nothing is read nor written; where it is not ours to write, a
     new key lasts as long as this process.
     """
-    path, problems = os.path.join(directory, KEY_FILE_NAME), []
+    path, problems = os.path.join(directory, SIGNING_KEY_FILE_NAME), []
     if trusted:
         try:
-            return _read_signing_key(path), []
+            return _read_signing_key_or_raise(path), []
         except FileNotFoundError:
             pass
         except OSError as error:
             problems.append(f"{path}: {error.strerror}; another key is made")
-    key = os.urandom(_KEY_BYTES)
+    key = os.urandom(_SIGNING_KEY_BYTES)
     if trusted and writable:
         try:
             os.close(replace_file(path, key.hex().encode() + b"\n"))
@@ -162,13 +162,13 @@ def load_or_create_signing_key(
     return key, problems
 
 
-def _read_signing_key(path: str) -> bytes:
+def _read_signing_key_or_raise(path: str) -> bytes:
     try:
-        key = bytes.fromhex(read_file(path, 4 * _KEY_BYTES, secret=True).strip().decode())
+        key = bytes.fromhex(read_file(path, 4 * _SIGNING_KEY_BYTES, secret=True).strip().decode())
     except ValueError:
         key = b""
-    if len(key) != _KEY_BYTES:
+    if len(key) != _SIGNING_KEY_BYTES:
         raise OSError(
-            errno.EINVAL, f"is no key, expected {2 * _KEY_BYTES} hexadecimal digits", path
+            errno.EINVAL, f"is no key, expected {2 * _SIGNING_KEY_BYTES} hexadecimal digits", path
         )
     return key

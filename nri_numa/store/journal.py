@@ -30,13 +30,13 @@ from nri_numa.engine.state import (
     PodRecord,
     PreviousCPUs,
     build_node_state,
-    find_contradiction,
+    find_allocation_contradiction,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import StateChange
+from nri_numa.model.workload import ChangedStateIds
 
 JOURNAL_FORMAT: Final = 1
-_MAX_LISTED_DAMAGE: Final = 1000
+_MAX_PROBLEMS_BEFORE_STOPPING: Final = 1000
 """A failing device damages a few lines; a list of millions would take more memory than the file."""
 MAX_JSON_INTEGER: Final = 1 << 53
 """Bytes, thousandths of a CPU and the like; JSON knows no larger whole numbers for sure."""
@@ -112,7 +112,7 @@ def parse_journal(data: bytes) -> JournalContents:
         line = data[start:end]
         if (is_last and not line) or (number == 2 and not contents.head):
             break
-        if len(contents.problems) >= _MAX_LISTED_DAMAGE:
+        if len(contents.problems) >= _MAX_PROBLEMS_BEFORE_STOPPING:
             contents.problems.append(f"everything from line {number} on is not read")
             break
         version = FORMAT_VERSION_PATTERN.match(line) if number == 1 else None
@@ -141,7 +141,7 @@ def parse_journal(data: bytes) -> JournalContents:
         contents.raw |= record.updates
         for key in record.delete:
             contents.raw.pop(key, None)
-    _decode_entries(contents)
+    _decode_raw_documents(contents)
     return contents
 
 
@@ -157,7 +157,7 @@ def _check_frame(line: bytes) -> tuple[int, bytes] | None:
     return (int(match[2]), payload) if checksum == int(match[4], 16) else None
 
 
-def _decode_entries(contents: JournalContents) -> None:
+def _decode_raw_documents(contents: JournalContents) -> None:
     for key, raw in contents.raw.items():
         try:
             contents.entries[key] = _decode_document(raw)
@@ -167,14 +167,14 @@ def _decode_entries(contents: JournalContents) -> None:
 
 # --- Documents of containers and pods ---
 
-_REQUIRED_KEYS: Final = frozenset(("kind", "qos", "since", "reason"))
+_REQUIRED_ALLOCATION_KEYS: Final = frozenset(("kind", "qos", "since", "reason"))
 _OMITTED_EMPTY_TYPES: Final = (CPUSet, NUMASet, dict)
 """Types of which nothing is left out too."""
 _ALLOCATION_FIELDS: Final = [
     f for f in msgspec.structs.fields(Allocation) if f.name != "container_id"
 ]
 _DEFAULT_BY_KEY: Final = {
-    f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_KEYS else f.default
+    f.encode_name: msgspec.NODEFAULT if f.encode_name in _REQUIRED_ALLOCATION_KEYS else f.default
     for f in _ALLOCATION_FIELDS
 }
 _KEY_BY_FIELD: Final = {f.name: f.encode_name for f in _ALLOCATION_FIELDS}
@@ -203,7 +203,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     found = {key: document[key] for key in _DEFAULT_BY_KEY if key in document}
     if found.get("load") is not None:
         found["load"] = {"busy_intervals": found["load"]}
-    missing = _REQUIRED_KEYS - found.keys()
+    missing = _REQUIRED_ALLOCATION_KEYS - found.keys()
     if missing:
         raise KeyError(min(missing))
     found["container_id"] = container_id
@@ -212,7 +212,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     for amount in _amounts_to_check(a):
         if not 0 <= amount <= MAX_JSON_INTEGER:
             raise ValueError(f"expected 0 to {MAX_JSON_INTEGER}, not {str(amount)[:40]}")
-    if problem := find_contradiction(a):
+    if problem := find_allocation_contradiction(a):
         raise ValueError(problem)
     return a
 
@@ -272,7 +272,7 @@ def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
 
 
 def changed_documents(
-    before: NodeState, after: NodeState, change: StateChange
+    before: NodeState, after: NodeState, change: ChangedStateIds
 ) -> dict[str, Document | None]:
     """By key, what to write for one step that may have changed these; None where it goes away."""
     documents: dict[str, Document | None] = {}

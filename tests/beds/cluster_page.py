@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nri_numa.config import AgentConfig
+from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
-from nri_numa.config.sections import PageSection as Section
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import ClusterPage as ServedPage
 from nri_numa.controller.service import TOPOLOGIES_PATH

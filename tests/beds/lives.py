@@ -20,15 +20,15 @@ from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
+    AnnotationPermission,
     CPUAmount,
     CPUOrder,
+    CPUWithholdingQuota,
     IsolatedCPUs,
-    NamespaceQuota,
+    NamespacePatternQuota,
     NohzFullCPUs,
     OnDenied,
-    Permission,
     PreferredCores,
-    Quota,
     QuotasAndPoolFloor,
     Rule,
     Settings,
@@ -122,11 +122,11 @@ class Life:
             memory_only_nodes=memory_only,
             disable_cfs_quota=random.random() < 0.8,
             set_environment=random.random() < 0.8,
-            permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
+            permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),)
             if random.random() < 0.3
             else (),
             limits=QuotasAndPoolFloor(
-                quota=Quota(exclusive=CPUAmount(percent=75)),
+                quota=CPUWithholdingQuota(exclusive=CPUAmount(percent=75)),
                 idle_siblings=CPUAmount(percent=random.choice((25, 50))),
                 numa_pool=CPUAmount(random.choice((0, 0, 1))),
             )
@@ -372,24 +372,32 @@ class OddLife(Life):
             reserved_memory={i: random.choice((0, 3, GIB + 1)) for i in nodes},
             reserved_hugepages={nodes[-1]: dict.fromkeys(sizes, GIB)} if sizes else {},
             permissions=(
-                Permission(
+                AnnotationPermission(
                     name="permissions[0]",
                     namespaces=("team-a",),
                     keys=("policy", "cpus", "smt", "scope", "on-failure"),
                     values={"smt": ("any", "full-core", "isolate")},
                     on_denied=random.choice(list(OnDenied)),
                 ),
-                Permission(name="permissions[1]", labels={"kind": "odd"}, unpaid_cpus=True),
-                Permission(name="permissions[2]", reserved_cpus=True, qos=(QoSClass.GUARANTEED,)),
+                AnnotationPermission(
+                    name="permissions[1]", labels={"kind": "odd"}, unpaid_cpus=True
+                ),
+                AnnotationPermission(
+                    name="permissions[2]", reserved_cpus=True, qos=(QoSClass.GUARANTEED,)
+                ),
             )[random.choice((0, 0, 1, 3)) :],
             limits=QuotasAndPoolFloor(
-                quota=Quota(exclusive=random.choice(amounts), listed=random.choice(amounts)),
+                quota=CPUWithholdingQuota(
+                    exclusive=random.choice(amounts), listed=random.choice(amounts)
+                ),
                 idle_siblings=random.choice(amounts),
                 namespaces=(
-                    NamespaceQuota(
+                    NamespacePatternQuota(
                         name="limits.namespaces[0]",
                         namespaces=("team-b",),
-                        quota=Quota(exclusive=random.choice(amounts), listed=CPUAmount(2)),
+                        quota=CPUWithholdingQuota(
+                            exclusive=random.choice(amounts), listed=CPUAmount(2)
+                        ),
                     ),
                 ),
                 pool=random.choice((None, CPUAmount(2))),

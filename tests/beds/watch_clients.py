@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, PageSection, Scheduling, StuckEviction
+from nri_numa.config.sections import ClusterPageSection, Controller, Scheduling, StuckEviction
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.publisher.publisher import BoundPods
@@ -33,7 +33,7 @@ def watch_of(name: str, credentials: str) -> Watch:
         return extender.topologies if kind != "pods" else extender.pods
     section = Controller(
         credentials=credentials,
-        page=PageSection(enabled=True),
+        page=ClusterPageSection(enabled=True),
         stuck=StuckEviction(evict=True, partly_running=True),
     )
     watches = ControllerService(AgentConfig(controller=section))._watches

@@ -19,7 +19,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
-from nri_numa.engine.state import Allocation, ContainerKind, check_invariants
+from nri_numa.engine.state import Allocation, ContainerKind, state_invariant_violations
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -507,7 +507,7 @@ class World:
     def check(self) -> None:
         """What must hold after every step, judged by the runtime's books."""
         state = self.agent.state
-        broken = check_invariants(state, self.topology, self.agent.machine.settings)
+        broken = state_invariant_violations(state, self.topology, self.agent.machine.settings)
         assert broken == [], broken
         value = self.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
@@ -526,8 +526,8 @@ class World:
                     assert NUMASet.parse(made.resources.mems) == allocation.mems
             for other_id, other in state.allocations.items():
                 if (
-                    other.exclusive_list is not None
-                    and other.exclusive_list == allocation.exclusive_list
+                    other.exclusive_owners_key is not None
+                    and other.exclusive_owners_key == allocation.exclusive_owners_key
                 ):
                     continue  # its pod's
                 if other.exclusive and other_id != container_id and not self._observe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Partition, PartitionKind, PCIDevice
+from nri_numa.model.machine import CgroupPartitionKind, Partition, PCIDevice
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.browser.test_page import label, visit
@@ -51,7 +51,7 @@ def test_a_partition_is_seen_to_begin_and_to_end(page: Page) -> None:
     with page_bed(machines.dual_smt_16()) as bed:
         visit(page, bed)
         assert page.run(label(6)).endswith("shared pool")
-        one = Partition(cgroup="rt.slice", kind=PartitionKind.ISOLATED, cpus=CPUSet([6, 7]))
+        one = Partition(cgroup="rt.slice", kind=CgroupPartitionKind.ISOLATED, cpus=CPUSet([6, 7]))
         _with(bed, (one,))
         told = "not used: of the cpuset partition rt.slice"
         page.wait(f"({label(6)}).includes('{told}') && ({label(7)}).includes('{told}')")

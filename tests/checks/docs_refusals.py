@@ -18,7 +18,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.reasons import RejectionReason as R
-from nri_numa.model.settings import CPUAmount, Permission, QuotasAndPoolFloor, Settings
+from nri_numa.model.settings import AnnotationPermission, CPUAmount, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
@@ -99,8 +99,8 @@ def _listed(world: World) -> object:
 
 
 _KEEPING = Settings(limits=QuotasAndPoolFloor(pool=CPUAmount(4)))
-_UNPAID = Permission(name="permissions[0]", unpaid_cpus=True)
-_SHARED_ONLY = Permission(
+_UNPAID = AnnotationPermission(name="permissions[0]", unpaid_cpus=True)
+_SHARED_ONLY = AnnotationPermission(
     name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
 )
 

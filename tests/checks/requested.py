@@ -14,7 +14,7 @@ from typing import Final
 from nri_numa.engine.request.annotations import OPTION_KEYS, resolve_placement_options
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, compute_demand, with_slots
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.settings import OnDenied, Permission, Rule, Settings
+from nri_numa.model.settings import AnnotationPermission, OnDenied, Rule, Settings
 from nri_numa.model.workload import (
     Container,
     PlacementOptions,
@@ -86,7 +86,7 @@ def _settings(random: Random, kind: str) -> Settings:
         Rule(runtime_handlers=("kata",), values=_levels(random, 1, 1.0)),
     )
     permissions = (
-        Permission(
+        AnnotationPermission(
             name="permissions[0]",
             namespaces=("shop",),
             keys=tuple(random.sample(OPTION_KEYS, 6)),
@@ -94,7 +94,9 @@ def _settings(random: Random, kind: str) -> Settings:
             on_denied=random.choice(list(OnDenied)),
             unpaid_cpus=random.random() < 0.5,
         ),
-        Permission(name="permissions[1]", labels={"a": "b"}, unpaid_cpus=True, reserved_cpus=True),
+        AnnotationPermission(
+            name="permissions[1]", labels={"a": "b"}, unpaid_cpus=True, reserved_cpus=True
+        ),
     )
     return Settings(
         defaults=_levels(random, random.choice((0, 1, 2)), 1.0) if kind == "levels" else {},

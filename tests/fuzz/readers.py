@@ -32,7 +32,7 @@ from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import NO_GRANTS
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
-from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
 from nri_numa.store.notices import NoticeFile
 from nri_numa.web.api import AgentServer
 from nri_numa.web.protocol import JSON_CONTENT_TYPE, HTTPConnection
@@ -163,7 +163,7 @@ class Manifests(Target):
     def feed(self, data: bytes) -> str:
         problems: tuple[str, ...] = ()
         try:
-            found = read_text(data.decode(errors="replace"), "f.yaml")
+            found = read_manifests_from_text(data.decode(errors="replace"), "f.yaml")
         except ManifestError as error:
             problems = error.problems
             found = None

@@ -35,7 +35,7 @@ from nri_numa.machine.cgroups import cgroup_relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.workload import PlacementOptions, QoSClass, Resources, StateChange
+from nri_numa.model.workload import ChangedStateIds, PlacementOptions, QoSClass, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
@@ -328,7 +328,7 @@ class Checkpoint(Stored):
             for container_id in list(world.live):
                 world.stop(container_id)
             assert not world.agent.state.exclusive
-            whole = StateChange(containers=tuple(state.allocations), pods=tuple(state.pods))
+            whole = ChangedStateIds(containers=tuple(state.allocations), pods=tuple(state.pods))
             store.append_documents(journal.changed_documents(NodeState(), state, whole))
         finally:
             store.close()

@@ -9,7 +9,7 @@ from typing import Any
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.simulate.manifests import read_text
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import ContainerOutcome, Simulation, plan_actions, simulate_plan
 
 PREFIX = "numa.kubernetes.io/"
@@ -70,7 +70,7 @@ def run(
     reading: MeasuredFree | None = None,
     keep_going: bool = False,
 ) -> Simulation:
-    manifests = read_text("\n---\n".join(documents), "pods.yaml")
+    manifests = read_manifests_from_text("\n---\n".join(documents), "pods.yaml")
     machine = NodeModel(topology=topology, settings=settings or Settings())
     return simulate_plan(
         machine, plan_actions(manifests.workloads), reading=reading, keep_going=keep_going

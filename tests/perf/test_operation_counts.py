@@ -236,7 +236,9 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
         return followed
 
     with monkeypatch.context() as patch:
-        patch.setattr(logging.getLogger("nri_numa"), "handlers", [logs._sink])  # not pytest's
+        patch.setattr(
+            logging.getLogger("nri_numa"), "handlers", [logs._log_handler]
+        )  # not pytest's
         life("first")  # it imports something
         assert life("second") <= AFTERWARDS_CALLS
 

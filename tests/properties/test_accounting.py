@@ -110,7 +110,7 @@ def _drained_but(world: World, numa_node: int) -> NodeModel:
 def never_overcommitted(machine: NodeModel, state: NodeState) -> None:
     """Nobody was let in by force here, so all promises can be kept."""
     pool = NodeSnapshot(machine, state).pool
-    for i, cpus in machine.usable_cpus_by_node.items():
+    for i, cpus in machine.allowed_cpus_by_node.items():
         shared = state.allocated_on(i).cpu_milli - 1000 * len(cpus & state.exclusive)
         assert shared <= machine.shared_milli_of(len(cpus & pool)), i
 
@@ -273,7 +273,7 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
             continue
         decision = admit(NodeSnapshot(machine, state), *_one("one-more", count, i))
         assert isinstance(decision, Admitted), (i, count)
-        assert decision.allocation.cpus <= machine.usable_cpus_by_node[i]
+        assert decision.allocation.cpus <= machine.allowed_cpus_by_node[i]
         assert len(decision.allocation.cpus) == count
 
 
@@ -294,7 +294,7 @@ def test_containers_that_request_nothing_are_as_many_for_each_cpu_of_a_numa_node
     desired = NodeSnapshot(world.agent.machine, world.agent.state)
     usable = {
         i: len(cpus & desired.pool)
-        for i, cpus in desired.machine.usable_cpus_by_node.items()
+        for i, cpus in desired.machine.allowed_cpus_by_node.items()
         if desired.free_shared_milli[i]
     }
     counts = dict.fromkeys(usable, 0)

@@ -23,18 +23,18 @@ from nri_numa.engine.explain.explanation import (
 )
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import admit_running, rebuild_node_state
-from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
+from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
+    ChangedStateIds,
     Container,
     ContainerUpdate,
     PodSandbox,
     PodTable,
     QoSClass,
     Resources,
-    StateChange,
 )
 from nri_numa.store.journal import changed_documents, encode
 from tests.beds.world import container, pod, resources
@@ -88,7 +88,7 @@ def _full(node: Node) -> tuple[list[PodSandbox], list[Container]]:
 
 
 def _journal(before: NodeState, after: NodeState, ids: Iterable[str], uids: Iterable[str]) -> bytes:
-    change = StateChange(tuple(sorted(ids)), tuple(sorted(uids)))
+    change = ChangedStateIds(tuple(sorted(ids)), tuple(sorted(uids)))
     return encode(changed_documents(before, after, change))
 
 
@@ -147,7 +147,7 @@ def test_strangers_are_decided_as_if_they_came_one_after_the_other(
     ids, uids = [c.id for c in live], [p.uid for p in sandboxes]
     assert _journal(NodeState(), told.state, ids, uids) == _journal(NodeState(), state, ids, uids)
     assert replace(told.state, serial=state.serial) == state
-    assert check_invariants(told.state, topology, machine.settings) == []
+    assert state_invariant_violations(told.state, topology, machine.settings) == []
     # Those that nothing asks to pin are told by their allocation alone.
     calm = {a.container_id for a in told.unpinned}
     assert [_said(d, calm) for d in told.decisions] == [
@@ -179,7 +179,7 @@ def test_states_that_somebody_has_are_never_changed(
     for decision in told.decisions:
         if not isinstance(decision, Admitted):
             continue
-        assert check_invariants(decision.state, topology, machine.settings) == []
+        assert state_invariant_violations(decision.state, topology, machine.settings) == []
         mine = decision.allocation.container_id
         if decision.updates:
             assert decision.state.allocations[mine] is decision.allocation

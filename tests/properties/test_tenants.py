@@ -91,7 +91,7 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
         if state.exclusive:
             assert len(pool) >= machine.pool_floor
             assert len(state.idle_siblings) <= limits.idle_siblings.cpus_of_total(24)
-        for cpus in machine.usable_cpus_by_node.values():
+        for cpus in machine.allowed_cpus_by_node.values():
             keep = limits.numa_pool.cpus_of_total(len(cpus))
             assert len(pool & cpus) >= keep
         world.check()

@@ -14,7 +14,13 @@ from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import Container, Device, DeviceAlignment, DeviceRequest, PodSandbox
+from nri_numa.model.workload import (
+    Container,
+    Device,
+    DeviceAlignmentMode,
+    DeviceRequest,
+    PodSandbox,
+)
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
@@ -130,7 +136,7 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
     refused = world.refused("b", {"devices": "alined"})
     assert "expected one of align, ignore (did you mean align?)" in refused.message
-    assert DeviceAlignment("align") is DeviceAlignment.ALIGN
+    assert DeviceAlignmentMode("align") is DeviceAlignmentMode.ALIGN
 
 
 def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None:

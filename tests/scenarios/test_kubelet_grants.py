@@ -18,12 +18,18 @@ from nri_numa.engine.foreign_pins import shown_kind
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
-from nri_numa.model.workload import KubeletGrants, KubeletOverride, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import (
+    KubeletGrantOverriders,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
 from tests.beds.world import World, container, pod, resources, says
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
-ANNOTATED = Settings(kubelet_override=KubeletOverride.ANNOTATED)
+ANNOTATED = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
 APP = "app"
 
 usual = partial(World, machines.single_no_smt())
@@ -93,7 +99,9 @@ def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are(world
     assert "container app of pod UID uid-soon (by the kubelet)" in refused.message
 
 
-RULED = Settings(kubelet_override=KubeletOverride.ANNOTATED, rules=(Rule(values={"numacpu": "1"}),))
+RULED = Settings(
+    kubelet_override=KubeletGrantOverriders.ANNOTATED, rules=(Rule(values={"numacpu": "1"}),)
+)
 
 
 @pytest.mark.parametrize(

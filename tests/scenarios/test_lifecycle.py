@@ -17,8 +17,8 @@ from nri_numa.engine.state import (
     NodeState,
     PodRecord,
     build_node_state,
-    check_invariants,
-    check_step_invariants,
+    state_invariant_violations,
+    step_invariant_violations,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
@@ -304,7 +304,7 @@ def test_every_invariant_has_a_sentence() -> None:
     good = build_node_state(
         [allocation("a", ContainerKind.EXCLUSIVE, cpus=CPUSet([1]), exclusive=True)]
     )
-    assert check_invariants(good, topology, settings) == []
+    assert state_invariant_violations(good, topology, settings) == []
     own = {"exclusive": True}
     twice = build_node_state(
         [
@@ -316,7 +316,7 @@ def test_every_invariant_has_a_sentence() -> None:
             allocation("f", ContainerKind.LISTED, cpus=CPUSet([1])),
         ]
     )
-    text = " / ".join(check_invariants(twice, topology, settings))
+    text = " / ".join(state_invariant_violations(twice, topology, settings))
     for words in (
         "owned twice",
         "must own CPUs",
@@ -336,7 +336,7 @@ def test_every_invariant_has_a_sentence() -> None:
         shared_groups={3: {"q": None}},
         foreign={3: 1},
     )
-    text = " / ".join(check_invariants(wrong, topology, settings))
+    text = " / ".join(state_invariant_violations(wrong, topology, settings))
     for words in (
         "filed under another id",
         "missing from its pod",
@@ -352,7 +352,7 @@ def test_every_invariant_has_a_sentence() -> None:
         "does not exist",
     ):
         assert words in text, words
-    step = check_step_invariants(
+    step = step_invariant_violations(
         NodeState(), replace(good, exclusive=CPUSet([0])), topology, settings
     )
     assert "reserved CPU 0 was given exclusively" in step

@@ -18,8 +18,8 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
-    NamespaceQuota,
-    Quota,
+    CPUWithholdingQuota,
+    NamespacePatternQuota,
     QuotasAndPoolFloor,
     Settings,
 )
@@ -399,8 +399,10 @@ def test_a_resize_keeps_the_list_while_the_pod_pays_for_it(world: World) -> None
 
 
 def test_a_quota_counts_the_list_once() -> None:
-    quota = NamespaceQuota(
-        name="quotas.namespaces[0]", namespaces=("default",), quota=Quota(exclusive=CPUAmount(6))
+    quota = NamespacePatternQuota(
+        name="quotas.namespaces[0]",
+        namespaces=("default",),
+        quota=CPUWithholdingQuota(exclusive=CPUAmount(6)),
     )
     world = usual(replace(KEEP, limits=QuotasAndPoolFloor(namespaces=(quota,))))
     two(world)

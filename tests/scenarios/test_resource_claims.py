@@ -14,7 +14,7 @@ from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import claim_result_text, parse_slots
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
+from nri_numa.model.workload import Container, KubeletGrantOverriders, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RequestRejected
@@ -177,7 +177,7 @@ def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
     world = two_nodes()
     of, made = claiming("a", text, asks={"on-failure": "unpinned"})
     assert world.place(of, granted(world, of, made, "2-3")) == ("2-3", "")
-    world = World(two_by_four(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
+    world = World(two_by_four(), Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED))
     of, made = claiming("a", text)
     cpus, mems = world.place(of, granted(world, of, made, "2-3"))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[1].cpus

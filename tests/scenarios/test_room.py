@@ -22,8 +22,8 @@ from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree
-from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves, restore_headroom
-from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
+from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_headroom_moves, plan_moves
+from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -257,7 +257,7 @@ def test_after_a_plan_everything_holds(
             for i, most in node.usable_memory.items():
                 charged = plan.state.allocated_on(i).memory
                 assert charged <= max(most, state.allocated_on(i).memory)
-        assert check_invariants(plan.state, topology, node.settings) == []
+        assert state_invariant_violations(plan.state, topology, node.settings) == []
         assert 1 <= len(plan.moves) <= MAX_MOVES
         moved = {move.before.container_id: move for move in plan.moves}
         assert not stays & set(moved)
@@ -283,14 +283,14 @@ def test_after_a_plan_everything_holds(
     node = replace(
         node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
     )
-    if (kept := restore_headroom(NodeSnapshot(node, state), (), 2)) is None:
+    if (kept := plan_headroom_moves(NodeSnapshot(node, state), (), 2)) is None:
         return
-    assert check_invariants(kept.state, topology, node.settings) == []
+    assert state_invariant_violations(kept.state, topology, node.settings) == []
     after = dict(kept.state.allocations)
     moved = {move.before.container_id for move in kept.moves if move.before.movable}
     assert {i for i, a in state.allocations.items() if after.pop(i) != a} == moved
     assert (len(kept.moves) <= 2, after, set(kept.state.pods)) == (True, {}, set(state.pods))
-    assert restore_headroom(NodeSnapshot(node, kept.state), (), 2) is None
+    assert plan_headroom_moves(NodeSnapshot(node, kept.state), (), 2) is None
 
 
 # --- it happens -----------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
     wanted = world.agent.finish_migration("b-app")
     # Not its CPUs: those of one that shares may be another's before the kernel is through.
     assert (wanted.cpus, wanted.mems, booked(world)) == ("", "0", {0: 4, 1: 1})
-    assert check_invariants(world.agent.state, world.topology, world.settings) == []
+    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
 
 
 def test_only_cpus_move_on_one_numa_node() -> None:
@@ -518,7 +518,7 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
         world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Admitted)
-    assert check_invariants(world.agent.state, world.topology, world.settings) == []
+    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
 
 
 def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:

@@ -13,11 +13,11 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
+    AnnotationPermission,
     CPUAmount,
     CPUOrder,
+    CPUWithholdingQuota,
     OnDenied,
-    Permission,
-    Quota,
     QuotasAndPoolFloor,
     Rule,
     Settings,
@@ -87,7 +87,7 @@ def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> Non
         refused = world.refuse(of, each)
         assert refused.reason == "InvalidAnnotation"
         assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
-    lenient = Permission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
+    lenient = AnnotationPermission(name="permissions[1]", keys=(), on_denied=OnDenied.IGNORE)
     assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
 
 
@@ -135,7 +135,7 @@ def test_as_many_cpus_as_slots(cpus: float) -> None:
 
 def test_a_permission_lets_the_request_be_smaller() -> None:
     """Where the operator took exclusive CPUs out of what the scheduler counts as cpu."""
-    carved = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True),))
+    carved = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
     for cpus in (0, 0.5):
         world = usual(carved)
         assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2
@@ -250,7 +250,7 @@ def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> N
 
 
 def test_quotas_and_the_default_for_siblings_count() -> None:
-    quota = QuotasAndPoolFloor(quota=Quota(exclusive=CPUAmount(2)))
+    quota = QuotasAndPoolFloor(quota=CPUWithholdingQuota(exclusive=CPUAmount(2)))
     assert sum(counts(usual(Settings(limits=quota)))[1].values()) == 2
     isolate = Settings(defaults={"smt": SMT.ISOLATE.value})
     assert sum(counts(usual(isolate, threads=2))[1].values()) == 4  # a quarter may be idle

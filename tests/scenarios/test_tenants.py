@@ -15,12 +15,12 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
+    AnnotationPermission,
     CPUAmount,
+    CPUWithholdingQuota,
     IsolatedCPUs,
-    NamespaceQuota,
+    NamespacePatternQuota,
     OnDenied,
-    Permission,
-    Quota,
     QuotasAndPoolFloor,
     Rule,
     Settings,
@@ -109,7 +109,9 @@ def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
 
 
 def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
-    permission = Permission(name="permissions[0]", namespaces=("lab-*",), unpaid_cpus=True)
+    permission = AnnotationPermission(
+        name="permissions[0]", namespaces=("lab-*",), unpaid_cpus=True
+    )
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     given = want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT, namespace="lab-1")
     assert world.place(*given)[0] == "2-3"
@@ -118,7 +120,7 @@ def test_a_permission_lets_unpaid_cpus_be_owned() -> None:
 
 
 def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
-    permission = Permission(name="permissions[0]", on_denied=OnDenied.IGNORE)
+    permission = AnnotationPermission(name="permissions[0]", on_denied=OnDenied.IGNORE)
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
@@ -129,12 +131,12 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
 
 # --- permissions ----------------------------------------------------------------------------------
 
-STRICT = Permission(
+STRICT = AnnotationPermission(
     name="permissions[1]",
     keys=("policy", "cpus", "numacpu", "load"),
     values={"cpus": ("shared",), "numacpu": ("0-7", "16-23")},
 )
-TRUSTED = Permission(
+TRUSTED = AnnotationPermission(
     name="permissions[0]", namespaces=("db-*",), labels={"tier": "gold"}, qos=(GUARANTEED,)
 )
 
@@ -179,7 +181,7 @@ def test_what_is_permitted_works_as_ever() -> None:
 
 
 def test_nothing_at_all_may_be_permitted() -> None:
-    nothing = Permission(name="permissions[0]", keys=())
+    nothing = AnnotationPermission(name="permissions[0]", keys=())
     world = World(machines.dual_smt(), Settings(permissions=(nothing,)))
     refused = world.refuse(*want("a", SINGLE, resources(2)))
     assert "expected no annotation of ours, which is all that permissions[0] allows" in (
@@ -210,7 +212,8 @@ def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
 
 def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> None:
     world = World(
-        machines.snc_smt(), Settings(permissions=(Permission(name="p", unpaid_cpus=True),))
+        machines.snc_smt(),
+        Settings(permissions=(AnnotationPermission(name="p", unpaid_cpus=True),)),
     )
     world.place(*want("old", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     world.settings = Settings(permissions=(STRICT,))
@@ -229,7 +232,7 @@ def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
     refused = world.refuse(*want("a", {"numacpu": "1-3"}))
     assert refused.reason == "CPUReserved"
     assert "CPU 1 is reserved for the system; expected CPUs among 2-31" in refused.message
-    allowed = Permission(name="permissions[0]", reserved_cpus=True)
+    allowed = AnnotationPermission(name="permissions[0]", reserved_cpus=True)
     for strict in (False, True):
         settings = replace(reserved, permissions=(allowed,), strict_reserved=strict)
         world = World(machines.snc_smt(), settings)
@@ -394,7 +397,7 @@ def test_a_list_of_isolated_cpus_stands_on_them_until_they_are_owned() -> None:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-KEEPS = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True),))
+KEEPS = Settings(permissions=(AnnotationPermission(name="permissions[0]", unpaid_cpus=True),))
 """Lists that nothing pays for keep their CPUs."""
 
 
@@ -416,7 +419,9 @@ def test_a_part_of_a_small_machine_lets_lists_have_a_core_and_two_cpus(
 ) -> None:
     limits = QuotasAndPoolFloor()
     if quota is not None:
-        limits = QuotasAndPoolFloor(quota=Quota(listed=parse_cpu_count_or_percent(quota)))
+        limits = QuotasAndPoolFloor(
+            quota=CPUWithholdingQuota(listed=parse_cpu_count_or_percent(quota))
+        )
     small = build_synthetic_topology(
         sockets=1, numa_per_socket=1, cores_per_numa=cores, threads=threads
     )
@@ -444,14 +449,14 @@ def test_a_list_of_everything_does_not_keep_others_from_owning() -> None:
 
 
 def test_reserved_cpus_do_not_count_for_the_quota_of_lists() -> None:
-    permission = Permission(name="permissions[0]", reserved_cpus=True, unpaid_cpus=True)
+    permission = AnnotationPermission(name="permissions[0]", reserved_cpus=True, unpaid_cpus=True)
     settings = Settings(reserved_cpus=CPUSet.parse("0-3"), permissions=(permission,))
     world = World(machines.snc_smt(), settings)
     assert world.place(*want("a", {"numacpu": "0-19"}, qos=BEST_EFFORT))[0] == "0-19"
 
 
 def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
-    limits = QuotasAndPoolFloor(quota=Quota())
+    limits = QuotasAndPoolFloor(quota=CPUWithholdingQuota())
     for asked, reason in (
         (OWN, "NotEnoughCPUs"),
         (SINGLE, "TopologyAffinityError"),
@@ -463,7 +468,7 @@ def test_who_lists_the_cpus_that_are_missing_is_named() -> None:
 
 
 def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
-    limits = QuotasAndPoolFloor(quota=Quota(), pool=CPUAmount(1))
+    limits = QuotasAndPoolFloor(quota=CPUWithholdingQuota(), pool=CPUAmount(1))
     world = World(machines.dual_smt(), replace(KEEPS, limits=limits))
     odd = ",".join(str(i) for i in range(1, 63, 2))
     world.place(*want("odd", {"numacpu": odd}))
@@ -478,11 +483,15 @@ def test_only_the_largest_holders_are_named_and_long_lists_are_cut() -> None:
 
 
 def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
-    team = NamespaceQuota(
-        name="quotas.namespaces[0]", namespaces=("team-*",), quota=Quota(exclusive=CPUAmount(6))
+    team = NamespacePatternQuota(
+        name="quotas.namespaces[0]",
+        namespaces=("team-*",),
+        quota=CPUWithholdingQuota(exclusive=CPUAmount(6)),
     )
     world = limited(
-        machines.dual_smt(), quota=Quota(exclusive=CPUAmount(percent=25)), namespaces=(team,)
+        machines.dual_smt(),
+        quota=CPUWithholdingQuota(exclusive=CPUAmount(percent=25)),
+        namespaces=(team,),
     )  # 64 CPUs
     world.place(*want("a", ISOLATED, resources(2), namespace="team-1"))
     says(
@@ -502,8 +511,10 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
 
 
 def test_quotas_of_a_namespaces_lists() -> None:
-    team = NamespaceQuota(
-        name="quotas.namespaces[0]", namespaces=("team",), quota=Quota(listed=CPUAmount(4))
+    team = NamespacePatternQuota(
+        name="quotas.namespaces[0]",
+        namespaces=("team",),
+        quota=CPUWithholdingQuota(listed=CPUAmount(4)),
     )
     world = World(
         machines.dual_smt(), replace(KEEPS, limits=QuotasAndPoolFloor(namespaces=(team,)))
@@ -526,7 +537,7 @@ def test_idle_siblings_are_bounded_for_everybody_together() -> None:
 
 
 def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
-    world = limited(machines.dual_smt(), quota=Quota(exclusive=CPUAmount(4)))
+    world = limited(machines.dual_smt(), quota=CPUWithholdingQuota(exclusive=CPUAmount(4)))
     world.place(*want("a", OWN, resources(3)))
     had = world.has("a-app")
     says(world.update_refused("a-app", resources(5)), "QuotaExceeded")
@@ -661,7 +672,7 @@ def test_a_resize_and_a_list_book_what_is_paid_for() -> None:
     shared = want("shared", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990)
     numa_node = int(world.place(*shared)[1])
     world.place(*want("list", {"numacpu": "0-1", "numamem": "1"}, wants, qos=BURSTABLE, score=990))
-    paid = world.agent.machine.memory_total * 10 // 1000
+    paid = world.agent.machine.total_memory_bytes * 10 // 1000
     allocated = [world.allocation(f"{name}-app").charges for name in ("shared", "list")]
     assert [sum(c.cpu_milli for c in one.values()) for one in allocated] == [1000, 1000]
     assert [sum(c.memory for c in one.values()) for one in allocated] == [paid, paid]

@@ -66,7 +66,9 @@ def all_numa_masks(machine: int) -> list[int]:
     return masks
 
 
-def sum_by_cpu_node(attached: Mapping[int, NUMASet], amounts: AmountsByNode) -> AmountsByNode:
+def add_attached_to_cpu_nodes(
+    attached: Mapping[int, NUMASet], amounts: AmountsByNode
+) -> AmountsByNode:
     """Amounts by NUMA node with CPUs, each with what is attached to it."""
     if not attached:
         return amounts
@@ -668,7 +670,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def max_amount_on(self, numa_ids: NUMASet, width: int, *, empty: bool) -> int:
         """Sum of the richest NUMA nodes, each with the memory that serves it."""
         amounts = self.capacity if empty else self.free_amounts
-        by_node = sum_by_cpu_node(self.attached, amounts)
+        by_node = add_attached_to_cpu_nodes(self.attached, amounts)
         return sum(sorted((max(0, by_node.get(i, 0)) for i in numa_ids), reverse=True)[:width])
 
     def confined_to(self, numa_nodes: NUMASet) -> ResourceDemand:
@@ -689,7 +691,8 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             capacity, free_amount = capacity + node.capacity, free_amount + node.free
         if capacity < self.need:
             text = (
-                f"this machine has {unit.number_text(capacity, free=True)} for containers"
+                "this machine has "
+                f"{unit.amount_text_without_cpu_noun(capacity, free=True)} for containers"
                 if self.resource == "cpu"
                 else "all NUMA nodes that may serve it have "
                 f"{unit.amount_text(capacity, free=True)}"

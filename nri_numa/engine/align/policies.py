@@ -144,7 +144,7 @@ def numa_node_count_text(count: int) -> str:
 def free_by_node_text(numa_nodes: Sequence[NodeAmount], unit: Unit) -> str:
     """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
-        f"NUMA node {n.numa_node}: {unit.number_text(n.free, free=True)} of "
+        f"NUMA node {n.numa_node}: {unit.amount_text_without_cpu_noun(n.free, free=True)} of "
         f"{unit.free_text(n.capacity)}"
         for n in numa_nodes[:_MAX_LISTED_NUMA_NODES]
     ]
@@ -162,7 +162,12 @@ def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None
     """
     if len(merge.order.nodes) > EXACT_MERGE_MAX_NODES:
         mask = hints.mask_requirement().narrowest_mask(merge.order, None, merge.budget)
-        return [] if mask is None else [mask], None, None, _any_nodes_suffice(hints, mask or 0)
+        return (
+            [] if mask is None else [mask],
+            None,
+            None,
+            _is_every_node_set_sufficient(hints, mask or 0),
+        )
     masks = hints.mask_requirement().satisfying_masks()
     masks.sort(key=int.bit_count)
     min_width, max_width = masks[0].bit_count(), masks[:MAX_SAMPLE_MASKS][-1].bit_count()
@@ -174,7 +179,7 @@ def _sample_masks(hints: Hints, merge: HintMerge) -> tuple[list[int], int | None
     return samples[:MAX_SAMPLE_MASKS], len(masks), narrowest_count, all_sets_fit
 
 
-def _any_nodes_suffice(hints: Hints, mask: int) -> bool:
+def _is_every_node_set_sufficient(hints: Hints, mask: int) -> bool:
     """Check if even the poorest NUMA nodes, as many as the mask has, would do."""
     width = mask.bit_count()
     poorest = [
@@ -288,7 +293,7 @@ def byte_shortage_clause(resource: str, need: int, free: int, nodes_text: str) -
 _ResourceEntry = tuple[ResourceSummary, Hints, HintProvider]
 
 
-def _narrowing_shortage(
+def _shortage_at_width(
     group: Sequence[_ResourceEntry], problem: AlignmentRequest, order: MaskOrder, width: int
 ) -> Shortage:
     """Find whose fault it is that a list of hints has no mask of ``width`` NUMA nodes."""
@@ -474,7 +479,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if replace(merge, hint_lists=[hints], distances=None).preferred_mask() is None:
                 group = [entry for entry in hinting if entry[1] is hints]
                 width = 1 if merge.single else hints.width
-                return _narrowing_shortage(group, problem, merge.order, width)
+                return _shortage_at_width(group, problem, merge.order, width)
         if not merge.single and len({s.preferred_width for s, _, _ in hinting}) > 1:
             return _width_conflict_shortage([s for s, _, _ in hinting])
         return _no_common_nodes_shortage(hinting, problem, merge.order)

@@ -10,8 +10,8 @@
 
 Three modes take single threads core by core (``spread``, ``isolate``, ``pair``):
 `_CPUAccumulator._best_free_threads` says which cores are the best kind that is left. ``full-core``
-takes whole cores: `whole_core_classes` lists the kinds and `fitting_core_counts` how many of each
-add up to the request. CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
+takes whole cores: `whole_core_classes_by_tier` lists the kinds and `fitting_core_counts` how many
+of each add up to the request. CPU sets are plain integers, see `nri_numa.engine.cpus.index`.
 
 docs/adr/0010-cpu-order.md tells why.
 """
@@ -28,12 +28,12 @@ from nri_numa.engine.cpus.orders import (
     CPUFiller,
     SelectionPool,
     cores_in_order,
-    new_threads_filler,
     select_cpus,
     select_lowest_ids,
     take_distributed,
     take_packed,
     threads_per_core,
+    whole_cores_first_filler,
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
@@ -129,7 +129,7 @@ class SiblingLoads(msgspec.Struct, frozen=True, kw_only=True):
     same_hours: int = 0
 
 
-def classify_sibling_loads(
+def classify_cpus_by_load_overlap(
     load: BusySchedule | None, loads: Mapping[int, BusySchedule]
 ) -> SiblingLoads:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
@@ -162,7 +162,7 @@ def _cores_of_best_class(cores: int, classes: Iterable[int]) -> int:
     return next((class_cores for c in classes if (class_cores := cores & c)), 0)
 
 
-def whole_core_classes(
+def whole_core_classes_by_tier(
     index: AllocatorIndex, free_cpus: int, current: int, tiers: Sequence[Callable[[int], int]]
 ) -> list[CoreClass]:
     """Cores that would belong wholly to the container, best classes first.
@@ -267,7 +267,7 @@ def take_cpus(
     return _CPUAccumulator(ix, request, current).take_requested_cpus()
 
 
-def _select_remaining(
+def _select_held_to_keep(
     ix: AllocatorIndex, current: int, count: int, smt: SMT, affinity: NUMASet | None
 ) -> int:
     """Shrink in place: which ``count`` of the held CPUs stay.
@@ -279,7 +279,7 @@ def _select_remaining(
     """
     remaining = 0
     while current and count > 0:
-        layer, fill = current, new_threads_filler(ix, 0)
+        layer, fill = current, whole_cores_first_filler(ix, 0)
         if smt not in (SMT.ANY, SMT.FULL_CORE):
             layer, fill = ix.lowest_threads(ix.cores_touched(current), current), select_lowest_ids
         inside = {u.id: (layer & u.bits).bit_count() for u in ix.numa}
@@ -305,8 +305,8 @@ def _shrink_held_cpus(
         cores = current if ix.threads_of(ix.whole_cores(current)) == current else ix.all_cpus
         if fitting_core_counts(_core_classes(ix, cores), request.count) is None:
             return _smt_misaligned(ix, request.count, current)
-    remaining = _select_remaining(ix, current, request.count, request.smt, request.affinity)
-    idle_siblings = _idle_siblings(ix, request, remaining)
+    remaining = _select_held_to_keep(ix, current, request.count, request.smt, request.affinity)
+    idle_siblings = _siblings_kept_idle(ix, request, remaining)
     return ChosenCPUs(
         cpus=CPUSet.from_bits(remaining),
         idle=CPUSet.from_bits(idle_siblings),
@@ -337,7 +337,7 @@ def _smt_misaligned(ix: AllocatorIndex, count: int, free_cpus: int) -> SMTMisali
     )
 
 
-def _idle_siblings(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
+def _siblings_kept_idle(ix: AllocatorIndex, request: TakeRequest, cpus: int) -> int:
     if request.smt is not SMT.ISOLATE:
         return 0
     return ix.threads_of(ix.cores_touched(cpus)) & ~cpus & ~request.unavailable_cpus.bits
@@ -373,7 +373,7 @@ class _CPUAccumulator:
         # The kubelet's order takes no notice of others either.
         self.last = 0 if self.kubelet else request.contended_cpus.bits & ix.all_cpus
         self.partners = (
-            classify_sibling_loads(request.load, request.loads)
+            classify_cpus_by_load_overlap(request.load, request.loads)
             if request.smt is SMT.PAIR
             else SiblingLoads()
         )
@@ -442,8 +442,8 @@ class _CPUAccumulator:
             if self.kubelet:
                 self._take_kubelet_threads(region)
                 continue
-            fill = new_threads_filler(self.ix, self.taken)
-            for zone in self._split_by_nohz(region, self.free):
+            fill = whole_cores_first_filler(self.ix, self.taken)
+            for zone in self._split_to_save_numa_nodes(region, self.free):
                 for tier in self._candidate_regions(zone):
                     n = min(self.needed, (self.free & tier).bit_count())
                     if n:
@@ -457,7 +457,7 @@ class _CPUAccumulator:
                     for kind in (self.good_kind, ~self.good_kind):
                         yield region & zone & isolation & tick & kind
 
-    def _split_by_nohz(self, region: int, candidates: int) -> tuple[int, ...]:
+    def _split_to_save_numa_nodes(self, region: int, candidates: int) -> tuple[int, ...]:
         """A region, split where the preferred tick would cost another NUMA node."""
         if len(self.ticks) == 1 or self.prefer:
             return (region,)
@@ -490,7 +490,9 @@ class _CPUAccumulator:
     def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
         if self.settings.distribute_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
-                return self._select_cpus(free_cpus, n, fill=new_threads_filler(self.ix, self.taken))
+                return self._select_cpus(
+                    free_cpus, n, fill=whole_cores_first_filler(self.ix, self.taken)
+                )
             min_nodes = sum(
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
@@ -513,7 +515,7 @@ class _CPUAccumulator:
                 part = zone & (foreign | self.prefer) & isolation
                 while self.needed > stop and (candidates := self._best_free_threads(part)):
                     self._take_cpus(
-                        self._select_by_cpu_order(
+                        self._select_in_configured_order(
                             candidates, min(self.needed - stop, candidates.bit_count())
                         )
                     )
@@ -630,7 +632,7 @@ class _CPUAccumulator:
         cpus = self._select_cpus(candidates, self.needed, fill=select_lowest_ids)
         return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
 
-    def _select_by_cpu_order(self, candidates: int, n: int, weight: int = 1) -> int:
+    def _select_in_configured_order(self, candidates: int, n: int, weight: int = 1) -> int:
         if not self.kubelet or self.settings.distribute_across_numa:
             return self._select_cpus(candidates, n, fill=select_lowest_ids, weight=weight)
         cpus = 0
@@ -671,7 +673,7 @@ class _CPUAccumulator:
         for region in (
             zone
             for outer in self.regions
-            for zone in self._split_by_nohz(outer, whole_cores & self.free)
+            for zone in self._split_to_save_numa_nodes(outer, whole_cores & self.free)
         ):
             tiers: list[Callable[[int], int]] = [
                 lambda cores: cores & ix.cores_touched(self.prefer),
@@ -683,14 +685,14 @@ class _CPUAccumulator:
                 tiers.insert(
                     -1, lambda cores: cores & ~ix.cores_touched(self.free & ~self.good_tick)
                 )
-            classes += whole_core_classes(ix, self.free & region, self.held, tiers)
+            classes += whole_core_classes_by_tier(ix, self.free & region, self.held, tiers)
         counts = fitting_core_counts(classes, self.needed)
         if counts is None:
             maximum = sum(c.cores.bit_count() * c.size for c in classes)
             return self._cpu_shortage() if maximum < self.needed else self._smt_misalignment()
         for c, n in zip(classes, counts, strict=True):
             if n:
-                cores = self._select_by_cpu_order(c.cores, n, c.size)
+                cores = self._select_in_configured_order(c.cores, n, c.size)
                 self._take_cpus(ix.threads_of(cores) & self.free)
         return self._chosen_cpus()
 
@@ -738,7 +740,7 @@ class _CPUAccumulator:
             notes.append(f"more than one of its CPUs on {cores}, as no other core was free")
         return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
-            idle=CPUSet.from_bits(_idle_siblings(ix, request, self.taken)),
+            idle=CPUSet.from_bits(_siblings_kept_idle(ix, request, self.taken)),
             notes=tuple(notes),
         )
 

@@ -76,7 +76,7 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
         avoid = settings.isolated is IsolatedCPUs.AVOID
         return self.all_cpus & ~self.isolated if avoid else self.isolated
 
-    def cores_by_thread(self, cpus: int) -> list[int]:
+    def cores_by_thread_position(self, cpus: int) -> list[int]:
         """For each thread position, the cores that have that thread in ``cpus``."""
         planes = [0] * self.threads
         for firsts, offsets in self.core_shapes:
@@ -116,7 +116,7 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     def cores_by_thread_count(self, cpus: int) -> list[int]:
         """At position k, the cores with exactly k threads in ``cpus``."""
         exactly = [self.first_threads] + [0] * self.threads
-        for plane in self.cores_by_thread(cpus):
+        for plane in self.cores_by_thread_position(cpus):
             for k in range(self.threads, 0, -1):
                 exactly[k] = exactly[k] & ~plane | exactly[k - 1] & plane
             exactly[0] &= ~plane
@@ -125,7 +125,7 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
     def lowest_threads(self, cores: int, cpus: int) -> int:
         """One CPU for each core: its lowest-positioned thread that is in ``cpus``."""
         bits = 0
-        for j, plane in enumerate(self.cores_by_thread(cpus)):
+        for j, plane in enumerate(self.cores_by_thread_position(cpus)):
             threads = plane & cores
             bits |= self.threads_at(threads, j)
             cores &= ~threads

@@ -90,7 +90,7 @@ def select_lowest_ids(candidates: int, n: int) -> int:
     return candidates ^ remaining
 
 
-def new_threads_filler(index: AllocatorIndex, current: int) -> CPUFiller:
+def whole_cores_first_filler(index: AllocatorIndex, current: int) -> CPUFiller:
     """A filler for single threads that completes and uses whole cores, and breaks the fewest.
 
     1. cores that the container has a part of and that become wholly its own, by core id;
@@ -572,14 +572,14 @@ def _units_by_free_cpus(units: Sequence[TopologyUnit], free_cpus: int) -> list[T
 
 def _numa_nodes_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    return _nested_order(
+    return _nested_unit_positions(
         index.numa, () if _are_sockets_in_numa_nodes(index) else index.sockets, free_cpus
     )
 
 
 def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    return _nested_order(
+    return _nested_unit_positions(
         index.sockets, index.numa if _are_sockets_in_numa_nodes(index) else (), free_cpus
     )
 
@@ -587,7 +587,7 @@ def _sockets_by_free_cpus(index: AllocatorIndex, free_cpus: int) -> list[int]:
 _Units = Sequence[TopologyUnit] | Sequence[NUMAUnit]
 
 
-def _nested_order(units: _Units, outer: _Units, free_cpus: int) -> list[int]:
+def _nested_unit_positions(units: _Units, outer: _Units, free_cpus: int) -> list[int]:
     order = _positions_by_free_cpus(units, free_cpus)
     nested = (
         i

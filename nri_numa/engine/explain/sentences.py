@@ -31,8 +31,8 @@ ExplanationSection = tuple[str, list[str]]
 """A heading and sentences; the heading may be empty."""
 
 _PREFERRED_PLACE_TEXT = "An empty machine would not have given it a narrower place."
-_RULE_PREFIX = "The rule: "
-_SHARED_POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
+_REJECTION_RULE_SENTENCE_PREFIX = "The rule: "
+_SHARED_POOL_REJECTION_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
 _OTHER_VERSION_TEXT = (
     "Why cannot be shown: the explanation was written by another version of nri-numa"
 )
@@ -105,7 +105,7 @@ def _brief_sentences(document: ExplanationDocument) -> list[str]:
         sentence for sentence in _outcome_sentences(document) if sentence != _PREFERRED_PLACE_TEXT
     ]
     if document["outcome"] == REFUSED_OUTCOME:
-        outcome = [one for one in outcome if not one.startswith(_RULE_PREFIX)]
+        outcome = [one for one in outcome if not one.startswith(_REJECTION_RULE_SENTENCE_PREFIX)]
     parts = [" ".join(outcome)]
     if document["traced"]:
         parts += [*islice(_request_sentences(document), 1), *islice(_choice_sentences(document), 1)]
@@ -174,7 +174,7 @@ def _refusal_sentences(document: ExplanationDocument) -> Iterator[str]:
     refusal, message = document["refusal"], _strip_subject(document, document["summary"])
     yield _to_sentence(f"Refused ({refusal['reason']}): {message}")
     if refusal["rule"]:
-        yield _to_sentence(f"{_RULE_PREFIX}{refusal['rule']}")
+        yield _to_sentence(f"{_REJECTION_RULE_SENTENCE_PREFIX}{refusal['rule']}")
     if document.get("otherVersion"):
         yield f"{_OTHER_VERSION_TEXT}."
 
@@ -229,7 +229,11 @@ def _request_sentences(document: ExplanationDocument) -> Iterator[str]:
     if lists:
         list_texts = [_list_text(one, is_near=bind == "cpu") for one in lists]
         yield f"It asked for {join_words(list_texts)}."
-    if demand is None and not lists and not any(map(_is_placement_key, options.values())):
+    if (
+        demand is None
+        and not lists
+        and not any(map(_is_explicit_placement_option, options.values()))
+    ):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _has_computed_cpus(options)):
         policy = options.pop("policy", None)
@@ -253,7 +257,7 @@ def _list_text(option: ExplanationDocument, *, is_near: bool) -> str:
     return f"{'CPUs near ' if is_near else 'memory of '}{numa_text(value)} ({source})"
 
 
-def _is_placement_key(option: ExplanationDocument) -> bool:
+def _is_explicit_placement_option(option: ExplanationDocument) -> bool:
     """True if a key and its value, which the pod or a rule gave, are about CPUs or memory."""
     is_explicit = option["source"] != "default" and option["value"] not in ("none", "shared")
     return is_explicit and option["key"] in ("policy", "cpus", "smt", "mempolicy")
@@ -322,7 +326,9 @@ def _hint_sentences(document: ExplanationDocument) -> Iterator[str]:
     for resource in resources:
         yield _to_sentence(f"{_resource_label(resource['resource'])}: {_hint_sentence(resource)}")
     refusal = document["refusal"] or {"reason": ""}
-    yield from _free_sentences(resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REASONS)
+    yield from _free_sentences(
+        resources, pool_refuses=refusal["reason"] in _SHARED_POOL_REJECTION_REASONS
+    )
     if not resources and document["left"]:
         amounts = [
             f"NUMA node {o['numaNode']}: {_amounts_text(o)}"
@@ -474,7 +480,9 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
     ):
         # As the strategy does: the scarcest first, then the next.
         for measure, winner_measure in zip(
-            _usage_by_resource(document, winner), _usage_by_resource(document, loser), strict=False
+            _usage_shares_after_placement(document, winner),
+            _usage_shares_after_placement(document, loser),
+            strict=False,
         ):
             if measure[0] == winner_measure[0]:
                 continue
@@ -490,7 +498,9 @@ def _rejected_mask_sentence(document: ExplanationDocument, candidate: Mapping[st
     return str(candidate["text"])
 
 
-def _usage_by_resource(document: ExplanationDocument, numa_node: str) -> list[tuple[float, str]]:
+def _usage_shares_after_placement(
+    document: ExplanationDocument, numa_node: str
+) -> list[tuple[float, str]]:
     """Shares of a NUMA node in use once the container is there, and of what; largest first."""
     usage: list[tuple[float, str]] = []
     for r in document["resources"]:

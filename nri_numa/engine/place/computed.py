@@ -27,7 +27,12 @@ from nri_numa.engine.accounting import (
     split_cpu_milli,
     take_avoiding_contended,
 )
-from nri_numa.engine.align.hints import AmountsByNode, SearchBudget, compute_hints, sum_by_cpu_node
+from nri_numa.engine.align.hints import (
+    AmountsByNode,
+    SearchBudget,
+    add_attached_to_cpu_nodes,
+    compute_hints,
+)
 from nri_numa.engine.align.policies import (
     Alignment,
     AlignmentRequest,
@@ -40,9 +45,9 @@ from nri_numa.engine.cpus.allocator import (
     NotEnoughCPUs,
     SMTMisaligned,
     TakeRequest,
-    classify_sibling_loads,
+    classify_cpus_by_load_overlap,
 )
-from nri_numa.engine.decision import Placement, PlacementRequest, UnalignedRejection
+from nri_numa.engine.decision import Placement, PlacementRequest, RejectionWithAlignment
 from nri_numa.engine.foreign_pins import (
     exclusive_holders_text,
     foreign_or_grantable_cpus,
@@ -51,13 +56,13 @@ from nri_numa.engine.foreign_pins import (
 from nri_numa.engine.node_model import NodeModel, tier_text
 from nri_numa.engine.place.explicit import (
     check_numamem,
+    excluded_memory_warnings,
     isolated_list_warnings,
-    unattached_memory_warnings,
 )
 from nri_numa.engine.place.memory import (
     MemoryTable,
     bytes_by_type,
-    charge_nodes,
+    cpu_and_memory_charges,
     cpu_nodes_near,
     is_split_by_kernel,
     kubelet_memory_grant,
@@ -67,14 +72,15 @@ from nri_numa.engine.place.memory import (
 )
 from nri_numa.engine.place.needs import (
     FreeResources,
-    affinity_text,
+    affinity_nodes_with_most_devices,
+    alignment_shortage_text,
     cpu_provider,
     cpu_shortage_text,
-    device_nodes_first,
     device_step_sentences,
+    excluded_memory_nodes_text,
     excluded_memory_text,
     exclusive_cpu_count_text,
-    exclusive_mode_text,
+    exclusive_restrictions_text,
     free_resources,
     free_resources_text,
     hint_providers,
@@ -83,7 +89,6 @@ from nri_numa.engine.place.needs import (
     needed_text,
     pod_demand,
     smt_misaligned_text,
-    unused_memory_nodes_text,
 )
 from nri_numa.engine.state import (
     STRICT_POLICIES,
@@ -149,7 +154,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
 
     def nodes_short_of(cpus: int) -> Collection[int]:
         """NUMA nodes with too few of some CPUs."""
-        return [i for i in ids if (machine.usable_cpus_by_node[i].bits & cpus).bit_count() < need]
+        return [i for i in ids if (machine.allowed_cpus_by_node[i].bits & cpus).bit_count() < need]
 
     pinned: Collection[int] = ()
     unsuiting: Collection[int] = ()
@@ -179,7 +184,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
             i in pinned,
             i in unsuiting,
             i in unpaired,
-            previous_cpus != 0 and not machine.usable_cpus_by_node[i].bits & previous_cpus,
+            previous_cpus != 0 and not machine.allowed_cpus_by_node[i].bits & previous_cpus,
             i in beside_devices,
             measure,
             i,
@@ -200,8 +205,8 @@ def _nodes_with_unused_devices(case: PlacementRequest) -> Collection[int]:
 def _nodes_low_on_memory(case: PlacementRequest) -> set[int]:
     """NUMA nodes with so little memory free that whoever starts there may soon have none."""
     attached = case.node.machine.memory_only_nodes.attached
-    free_bytes = sum_by_cpu_node(attached, case.node.free_memory)
-    capacity = sum_by_cpu_node(attached, case.node.machine.memory_capacity)
+    free_bytes = add_attached_to_cpu_nodes(attached, case.node.free_memory)
+    capacity = add_attached_to_cpu_nodes(attached, case.node.machine.memory_capacity)
     return {
         i
         for i, total in capacity.items()
@@ -240,12 +245,14 @@ def _amounts_by_resource(case: PlacementRequest, table: FreeResources) -> list[R
         amounts = [(demand.cpu_milli, table.free_cpu_milli, machine.shared_capacity_milli)]
     attached = machine.memory_only_nodes.attached
     if demand.memory_bytes and table.free_memory:
-        free_amounts = sum_by_cpu_node(attached, table.free_memory)
-        capacity = sum_by_cpu_node(attached, machine.memory_capacity)
+        free_amounts = add_attached_to_cpu_nodes(attached, table.free_memory)
+        capacity = add_attached_to_cpu_nodes(attached, machine.memory_capacity)
         amounts.append((demand.memory_bytes, free_amounts, capacity))
     for size, free_amounts in sorted(table.free_hugepages.items()):
-        capacity = sum_by_cpu_node(attached, machine.hugepages_capacity(size))
-        amounts.append((demand.hugepages[size], sum_by_cpu_node(attached, free_amounts), capacity))
+        capacity = add_attached_to_cpu_nodes(attached, machine.hugepages_capacity(size))
+        amounts.append(
+            (demand.hugepages[size], add_attached_to_cpu_nodes(attached, free_amounts), capacity)
+        )
     return amounts
 
 
@@ -279,7 +286,7 @@ def strategy_keys(
 def _opposite_load_cpus(case: PlacementRequest) -> int:
     """CPUs of cores that run opposite loads only; for ``smt: pair``."""
     index = case.node.machine.allocator_index
-    loads = classify_sibling_loads(case.requested.load, loads_by_cpu(case.node.state))
+    loads = classify_cpus_by_load_overlap(case.requested.load, loads_by_cpu(case.node.state))
     return index.threads_of(
         index.cores_touched(loads.opposite) & ~index.cores_touched(loads.same_hours)
     )
@@ -313,7 +320,7 @@ def check_pod_affinity(
     return None
 
 
-def _has_kubelet_cpus(case: PlacementRequest) -> bool:
+def _has_exclusive_by_kubelet_rules(case: PlacementRequest) -> bool:
     """True for exclusive CPUs by the kubelet's rules, which may come from whole sockets."""
     return case.uses_kubelet_rules and case.demand.exclusive_cpus > 0
 
@@ -330,13 +337,13 @@ def _pod_affinity_misfit(
             "which is wider than an empty machine would need",
         ),
         (
-            not _is_nested_with_listed_nodes(case, table, affinity),
+            not _is_nested_near_listed_memory(case, table, affinity),
             f"which is not where numamem {table.listed_mems} is",
         ),
         (
             # Its first container had a fraction, so these CPUs were not known then.
             restricted
-            and _has_kubelet_cpus(case)
+            and _has_exclusive_by_kubelet_rules(case)
             and not _is_preferred_affinity(case, table, affinity),
             "more NUMA nodes than its CPUs need on an empty machine",
         ),
@@ -347,7 +354,7 @@ def _pod_affinity_misfit(
 def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinity: NUMASet) -> str:
     """Say which CPUs are short on the pod's NUMA nodes; exclusive ones by the kubelet's rules."""
     demand, nodes_text = case.demand, numa_text(affinity)
-    if case.policy is Policy.RESTRICTED and _has_kubelet_cpus(case):
+    if case.policy is Policy.RESTRICTED and _has_exclusive_by_kubelet_rules(case):
         # They may come from all of its sockets, and would have had to fit there beforehand.
         pod_cpus = union_cpus(a.cpus for a in case.node.state.allocations_of_pod(case.pod.uid))
         free_count = len(pod_cpus & case.node.machine.topology.cpus_of(affinity)) - len(pod_cpus)
@@ -364,7 +371,7 @@ def _pod_affinity_shortage(case: PlacementRequest, table: FreeResources, affinit
     return ""
 
 
-def _is_nested_with_listed_nodes(
+def _is_nested_near_listed_memory(
     case: PlacementRequest, table: FreeResources, affinity: NUMASet
 ) -> bool:
     """True without listed memory, and if the CPUs near it are inside the affinity, or around it."""
@@ -388,10 +395,10 @@ def memory_rejection(
 ) -> Rejection:
     """Say which memory is short on the memory nodes ``mems``."""
     lacking = memory_shortage_text(case.demand, table, mems, f"on {numa_text(mems)}")
-    return UnalignedRejection(
+    return RejectionWithAlignment(
         reason=RejectionReason.NOT_ENOUGH_MEMORY,
         detail=f"{lacking} (policy {case.policy}); "
-        f"free: {free_resources_text(case, table)}{unused_memory_nodes_text(case, table)}",
+        f"free: {free_resources_text(case, table)}{excluded_memory_nodes_text(case, table)}",
         rule=f"policy {case.policy} lets no memory spill to other NUMA nodes",
         allows_best_effort=True,
         alignment=alignment,
@@ -477,7 +484,7 @@ def place_computed(case: PlacementRequest) -> Placement | Rejection:
     placement = _with_device_sentences(case, placement, placement.affinity)
     if case.uses_kubelet_rules:
         # As under the kubelet: all shared CPUs, and no CPU time allocated anywhere.
-        return _build_placement(case, table, placement)
+        return _complete_placement(case, table, placement)
     return _place_shared(case, table, placement)
 
 
@@ -516,7 +523,7 @@ def _place_shared(
             reason=unpinned_caption(why),
             decision_steps=(why,),
         )
-    return _build_placement(
+    return _complete_placement(
         case, table, replace(placement, kind=ContainerKind.SHARED, numa_nodes=numa_nodes)
     )
 
@@ -575,11 +582,11 @@ def _alignment_rejection(
     case: PlacementRequest, table: FreeResources, alignment: Alignment
 ) -> Rejection:
     policy = case.policy
-    return UnalignedRejection(
+    return RejectionWithAlignment(
         reason=RejectionReason.DEVICE_AFFINITY
         if alignment.is_device_misalignment
         else RejectionReason.TOPOLOGY_AFFINITY,
-        detail=affinity_text(case, table, alignment)
+        detail=alignment_shortage_text(case, table, alignment)
         + memory_groups_text(table.kubelet_memory)
         + _missing_cpu_holders(case),
         rule=f"policy {policy} admits no wider set than an empty machine would need"
@@ -661,7 +668,7 @@ def _place_exclusive(
     what = f"cpu: {exclusive_cpu_count_text(case.demand.exclusive_cpus)}"
     refused = check_exclusive_limits(case, what, chosen_cpus.cpus, chosen_cpus.idle)
     if refused is not None:
-        return UnalignedRejection.with_alignment(refused, found.alignment)
+        return RejectionWithAlignment.with_alignment(refused, found.alignment)
     numa_nodes = machine.topology.numa_of(chosen_cpus.cpus)
     found = _with_device_sentences(case, found, numa_nodes)
     sentences = [*found.decision_steps, *chosen_cpus.notes]
@@ -670,9 +677,9 @@ def _place_exclusive(
         verb = inflect_for_ids(returned, "was", "were")
         sentences.append(f"{cpus_text(returned)} {verb} the pod's before")
     aligned = found.aligned and (
-        affinity is None or numa_nodes <= _take_region(request.settings, machine, affinity)
+        affinity is None or numa_nodes <= _nodes_giving_cpus(request.settings, machine, affinity)
     )
-    return _build_placement(
+    return _complete_placement(
         case,
         table,
         replace(
@@ -699,7 +706,7 @@ def _take_request(
     free_cpus, previous_cpus = table.free_cpus, table.previous_cpus
     nodes, strict = affinity, case.policy in STRICT_POLICIES
     if affinity is not None:
-        region = _take_region(settings, machine, affinity)
+        region = _nodes_giving_cpus(settings, machine, affinity)
         previous_cpus = previous_cpus & machine.topology.cpus_of(region)
         first_nodes = _nodes_taken_first(case, table, affinity)
         if first_nodes is not None:
@@ -729,13 +736,13 @@ def _nodes_taken_first(
         return affinity & cpu_nodes_near(case.node.machine, table.listed_mems) or affinity
     if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
         return None
-    nodes = device_nodes_first(
+    nodes = affinity_nodes_with_most_devices(
         case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
     )
     return None if nodes == affinity else nodes
 
 
-def _take_region(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
+def _nodes_giving_cpus(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
     """The NUMA nodes that give CPUs for an affinity; with ``alignBySocket`` all of its sockets."""
     region = affinity
     if settings.align_by_socket:
@@ -753,7 +760,7 @@ def _take_rejection(
 ) -> Rejection:
     left, holders = free_resources_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTMisaligned):
-        return UnalignedRejection(
+        return RejectionWithAlignment(
             reason=RejectionReason.SMT_ALIGNMENT,
             detail=(
                 f"{smt_misaligned_text(case, failed, case.effective_smt)}; free: {left}{holders}"
@@ -762,17 +769,17 @@ def _take_rejection(
             alignment=found.alignment,
         )
     within = found.affinity if case.policy in STRICT_POLICIES else None
-    return UnalignedRejection(
+    return RejectionWithAlignment(
         reason=RejectionReason.NOT_ENOUGH_CPUS,
         detail=cpu_shortage_text(case.node.machine, failed, within)
-        + f"{exclusive_mode_text(case)}; free: {left}{holders}",
+        + f"{exclusive_restrictions_text(case)}; free: {left}{holders}",
         rule="exclusive CPUs must be free",
         allows_best_effort=found.affinity is not None,
         alignment=found.alignment,
     )
 
 
-def _build_placement(
+def _complete_placement(
     case: PlacementRequest, table: FreeResources, placement: Placement
 ) -> Placement | Rejection:
     """Choose memory nodes, charge everything, and write the caption."""
@@ -781,7 +788,7 @@ def _build_placement(
         return placed
     demand, policy = case.demand, case.policy
     takes_limit = table.kubelet_memory is not None and table.listed_mems is None
-    charges = charge_nodes(
+    charges = cpu_and_memory_charges(
         placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
@@ -811,7 +818,9 @@ def _build_placement(
         reason=with_outcome(_placement_caption(placed), is_misaligned=not placed.aligned),
         decision_steps=placed.decision_steps + warnings,
         warnings=placed.warnings + warnings,
-        pod_affinity=_pod_affinity(case.node.machine, placed.affinity) if is_pods else None,
+        pod_affinity=_affinity_to_record_for_pod(case.node.machine, placed.affinity)
+        if is_pods
+        else None,
     )
 
 
@@ -845,7 +854,7 @@ def _with_listed_memory(case: PlacementRequest, mems: NUMASet, placement: Placem
     aligned = placement.aligned and placement.numa_nodes <= cpu_nodes_near(case.node.machine, mems)
     if case.requested.bind is Bind.CPU:
         return replace(placement, aligned=aligned)
-    warnings = unattached_memory_warnings(case.node.machine, mems)
+    warnings = excluded_memory_warnings(case.node.machine, mems)
     note = f"memory as listed: numamem {mems}"
     return replace(
         placement,
@@ -866,7 +875,7 @@ def _with_kubelet_memory(
     is_preferred = placement.aligned and policy is not Policy.NONE
     granted = kubelet_memory_grant(memory, bytes_by_type(demand), affinity, is_preferred)
     if isinstance(granted, str):
-        return UnalignedRejection(
+        return RejectionWithAlignment(
             reason=RejectionReason.NOT_ENOUGH_MEMORY,
             detail=f"{kubelet_memory_shortage_text(memory, demand, affinity)} "
             f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
@@ -902,7 +911,7 @@ def _with_near_memory(
     )
 
 
-def _pod_affinity(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
+def _affinity_to_record_for_pod(machine: NodeModel, affinity: NUMASet | None) -> NUMASet | None:
     """The place of a whole pod; on a machine with one NUMA node no affinity means that one."""
     if affinity is None and len(machine.alignable_nodes) == 1:
         return machine.alignable_nodes

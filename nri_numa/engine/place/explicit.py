@@ -20,7 +20,7 @@ from nri_numa.engine.decision import Placement, PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.kubelet_grants import grant_holders
 from nri_numa.engine.node_model import NodeModel, tier_text
-from nri_numa.engine.place.memory import charge_nodes, hugepages_resource_name
+from nri_numa.engine.place.memory import cpu_and_memory_charges, hugepages_resource_name
 from nri_numa.engine.place.needs import per_node_text
 from nri_numa.engine.request.annotations import quote_value
 from nri_numa.engine.request.demand import Demand
@@ -54,7 +54,7 @@ def place_explicit(case: PlacementRequest) -> Placement | Rejection:
         mems = case.requested.listed_mems if case.requested.bind is Bind.CPU_MEM else mems
     machine, cpus = case.node.machine, cpu_list.cpus
     numa_nodes = machine.topology.numa_of(cpus)
-    warnings = unattached_memory_warnings(machine, mems)
+    warnings = excluded_memory_warnings(machine, mems)
     if not cpu_list.is_exclusive:
         warnings += isolated_list_warnings(machine, cpus)
     # The sets, not the texts: these may be of any length.
@@ -96,7 +96,7 @@ def _resolve_cpu_list(case: PlacementRequest) -> _CPUList | Rejection:
     ignored: tuple[str, ...] = ()
     if exclusive and not may_be_exclusive(requested, cpus, demand):
         if not (requested.ignores_denied and requested.is_from_annotation("cpus")):
-            return unrequested_rejection(case, cpus)
+            return unpaid_cpus_rejection(case, cpus)
         ignored = (f"cpus: exclusive is ignored: {_requested_text(requested, cpus, demand)}",)
         exclusive = False
     if exclusive:
@@ -121,14 +121,14 @@ def _list_charges(
         milli = len(cpus) * 1000
     counts = case.node.machine.topology.cpu_count_by_node(cpus)
     by_node = {i: milli * count // len(cpus) for i, count in counts.items()}
-    return charge_nodes(
+    return cpu_and_memory_charges(
         numa_nodes, by_node, mems,
         demand.memory_requested, case.node.free_memory, demand.hugepages, case.free_hugepages(),
         kubelet_memory=case.node.machine.settings.kubelet_memory,
     )  # fmt: skip
 
 
-def unattached_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
+def excluded_memory_warnings(machine: NodeModel, mems: NUMASet) -> tuple[str, ...]:
     """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
     topology, nodes_by_kind = machine.topology, dict[tuple[int, int | None], list[int]]()
     for i in mems & machine.memory_only_nodes.excluded:
@@ -158,7 +158,7 @@ def _list_subject(case: PlacementRequest) -> str:
     return f"numacpu is {value} ({requested.source_text('numacpu')})"
 
 
-def exclusive_list(requested: PlacementOptions) -> CPUSet:
+def pod_exclusive_list_cpus(requested: PlacementOptions) -> CPUSet:
     """The list that containers of one pod own together: exclusive, and given for the pod."""
     is_shared = requested.list_is_pods and requested.cpus is CPUMode.EXCLUSIVE
     return requested.listed_cpus if is_shared else NO_CPUS
@@ -166,11 +166,11 @@ def exclusive_list(requested: PlacementOptions) -> CPUSet:
 
 def exclusive_list_sharers(case: PlacementRequest, cpus: CPUSet) -> tuple[Allocation, ...]:
     """Other containers of its pod that own the pod's list, which this container has too."""
-    if exclusive_list(case.requested) != cpus:
+    if pod_exclusive_list_cpus(case.requested) != cpus:
         return ()
     sharers = []
     for a in case.node.state.allocations_of_pod(case.pod.uid):
-        if a.exclusive_list == (case.pod.uid, cpus):
+        if a.exclusive_owners_key == (case.pod.uid, cpus):
             container = replace(case.container, name=a.container)
             options = case.node.machine.options_resolver(case.pod, container)
             if isinstance(options, PlacementOptions) and options.list_is_pods:
@@ -210,7 +210,7 @@ def _requested_text(requested: PlacementOptions, cpus: CPUSet, demand: Demand) -
     return f"{subject} for {_requested_milli(requested, demand)}m of {1000 * len(cpus)}m"
 
 
-def unrequested_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
+def unpaid_cpus_rejection(case: PlacementRequest, cpus: CPUSet) -> Rejection:
     """Listed CPUs that may not be owned, and what was expected."""
     paid = _requested_text(case.requested, cpus, case.demand)
     return Rejection(

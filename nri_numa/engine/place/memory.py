@@ -279,7 +279,7 @@ def rank_nodes_by_distance(
     return {i: number for number, i in enumerate(ordered)}
 
 
-def charge_nodes(
+def cpu_and_memory_charges(
     numa_nodes: NUMASet,
     cpu_milli: Mapping[int, int],
     mems: NUMASet,

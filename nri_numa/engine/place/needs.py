@@ -10,11 +10,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
-    count_free_exclusive,
+    count_free_exclusive_by_node,
+    cpus_withheld_for_pool_floor,
     exclusive_candidate_cpus,
     group_floor_cpus,
-    max_exclusive_total,
-    pool_floor_cpus,
+    max_exclusive_above_pool_floor,
     whole_core_counts,
 )
 from nri_numa.engine.align.hints import (
@@ -55,7 +55,7 @@ from nri_numa.model.workload import (
     SMT,
     Bind,
     Device,
-    DeviceAlignment,
+    DeviceAlignmentMode,
     DeviceRequest,
     PodSandbox,
     Policy,
@@ -87,7 +87,7 @@ class FreeResources:
         free_cpus: CPUs that may be owned: of the pool, or isolated.
         previous_cpus: CPUs of them that the pod had before; empty when the container owns none.
         free_exclusive_by_node: how many of them the container could own; see
-            `nri_numa.engine.accounting.count_free_exclusive`. Empty when it owns none.
+            `nri_numa.engine.accounting.count_free_exclusive_by_node`. Empty when it owns none.
         kubelet_memory: the kubelet's memory state, where its rules are kept; else None.
     """
 
@@ -109,10 +109,10 @@ def free_resources(case: PlacementRequest) -> FreeResources:
     cpu_left = node.free_cpu_milli if demand.exclusive_cpus else node.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free_cpus = free_cpus - pool_floor_cpus(node, free_cpus)
+        free_cpus = free_cpus - cpus_withheld_for_pool_floor(node, free_cpus)
         is_pair = case.effective_smt is SMT.PAIR
         free_cpus = free_cpus - group_floor_cpus(node, free_cpus, pair=is_pair)
-        free_by_node = count_free_exclusive(node, free_cpus, case.effective_smt, cpu_left)
+        free_by_node = count_free_exclusive_by_node(node, free_cpus, case.effective_smt, cpu_left)
         if case.effective_smt is SMT.FULL_CORE and not case.uses_kubelet_rules:
             need = demand.exclusive_cpus
             free_by_node = whole_core_counts(node.machine, free_cpus, free_by_node, need)
@@ -252,7 +252,7 @@ def hint_providers(case: PlacementRequest, table: FreeResources) -> list[HintPro
     return [
         cpu_provider(case, table),
         *memory_providers(case, table),
-        *[DeviceDemand(request=request) for request in aligned_devices(case)],
+        *[DeviceDemand(request=request) for request in devices_giving_hints(case)],
     ]
 
 
@@ -275,7 +275,7 @@ def needed_text(case: PlacementRequest) -> str:
     return join_words(parts)
 
 
-def exclusive_mode_text(case: PlacementRequest) -> str:
+def exclusive_restrictions_text(case: PlacementRequest) -> str:
     """Which settings make CPUs that are free no free ones for this container."""
     if not case.demand.exclusive_cpus:
         return ""
@@ -311,7 +311,7 @@ def smt_misaligned_text(case: PlacementRequest, failed: SMTMisaligned, smt: SMT)
     """A number of CPUs that is not one of whole cores, and the nearest that are."""
     core_size = human_milli(failed.threads_per_core * 1000)
     need = exclusive_cpu_count_text(failed.requested)
-    max_count = max_exclusive_total(case.node, smt, failed.requested)
+    max_count = max_exclusive_above_pool_floor(case.node, smt, failed.requested)
     fitting = " or ".join(str(n) for n in failed.fitting if n <= max_count)
     fitting_text = f", so {fitting} would fit" if fitting else ""
     clause = shortage_clause("cpu", need, f"whole cores have {core_size} each{fitting_text}")
@@ -356,7 +356,7 @@ def free_resources_text(case: PlacementRequest, table: FreeResources) -> str:
     """Free amounts of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.node.machine, case.demand
     parts: dict[int, str] = {}
-    max_count = max_exclusive_total(case.node, case.effective_smt, demand.exclusive_cpus)
+    max_count = max_exclusive_above_pool_floor(case.node, case.effective_smt, demand.exclusive_cpus)
     for i in machine.assignable_numa_nodes:
         texts: list[str] = []
         if demand.exclusive_cpus:
@@ -384,7 +384,7 @@ def lowered_capacity_factor_text(machine: NodeModel, numa_nodes: Iterable[int]) 
     return f" (capacity factor {factor:g}{'' if factor else ': drained'})"
 
 
-def unused_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
+def excluded_memory_nodes_text(case: PlacementRequest, table: FreeResources) -> str:
     """Name the NUMA nodes without CPUs that could have served memory, had they been let in."""
     machine = case.node.machine
     excluded = machine.memory_only_nodes.excluded
@@ -412,12 +412,14 @@ def excluded_memory_text(topology: Topology, numa_nodes: NUMASet) -> str:
     )
 
 
-def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Alignment) -> str:
+def alignment_shortage_text(
+    case: PlacementRequest, table: FreeResources, alignment: Alignment
+) -> str:
     """One line: what was needed, on how many NUMA nodes, and what each had."""
     policy, shortage = case.policy, alignment.shortage
     is_pod = case.requested.scope is Scope.POD
     verb = "all its containers together need" if is_pod else "it needs"
-    needs_text = f"{shortage.text}{exclusive_mode_text(case)}; {verb} {needed_text(case)}"
+    needs_text = f"{shortage.text}{exclusive_restrictions_text(case)}; {verb} {needed_text(case)}"
     free_text = free_resources_text(case, table)
     if policy is Policy.RESTRICTED and shortage.width_conflict:
         # The kubelet's verdict. More free CPUs or memory would not change it.
@@ -430,7 +432,7 @@ def affinity_text(case: PlacementRequest, table: FreeResources, alignment: Align
         if policy is Policy.SINGLE_NUMA_NODE
         else "no more NUMA nodes than an empty machine would need"
     )
-    outside = unused_memory_nodes_text(case, table)
+    outside = excluded_memory_nodes_text(case, table)
     return f"{needs_text} on {limit} (policy {policy}); free: {free_text}{outside}"
 
 
@@ -438,24 +440,24 @@ MAX_NAMED_DEVICES: Final = 4
 """Devices of one kind that a sentence names; the rest is a number."""
 
 
-def aligned_devices(case: PlacementRequest) -> tuple[DeviceRequest, ...]:
+def devices_giving_hints(case: PlacementRequest) -> tuple[DeviceRequest, ...]:
     """The devices whose NUMA nodes are hints: none where the pod says ``devices: ignore``.
 
     Where a pod is placed as a whole, so are the devices of all its containers.
     """
     container, requested = case.container, case.requested
-    if requested.devices is DeviceAlignment.IGNORE:
+    if requested.devices is DeviceAlignmentMode.IGNORE:
         return ()
     if requested.scope is Scope.POD:
         return container.pod_devices or container.devices
     return container.devices
 
 
-def device_nodes_first(
+def affinity_nodes_with_most_devices(
     case: PlacementRequest, affinity: NUMASet, room: Mapping[int, int], need: int
 ) -> NUMASet:
     """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
-    devices = [device for request in aligned_devices(case) for device in request.devices]
+    devices = [device for request in devices_giving_hints(case) for device in request.devices]
     counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
     if not counts:
         return affinity
@@ -471,12 +473,12 @@ def device_nodes_first(
 def device_step_sentences(case: PlacementRequest, affinity: NUMASet | None) -> tuple[str, ...]:
     """Say how the devices bear on the NUMA nodes, in sentences."""
     container = case.container
-    if case.requested.devices is DeviceAlignment.IGNORE:
+    if case.requested.devices is DeviceAlignmentMode.IGNORE:
         names = [_device_names_text(r.resource, r.devices) for r in container.devices if r.devices]
         return (f"devices: ignore, so {join_words(names)} gave no hint",) if names else ()
     sentences: list[str] = []
     if affinity is not None:
-        for request in aligned_devices(case):
+        for request in devices_giving_hints(case):
             sentences += _device_request_sentences(request, affinity)
     return (*sentences, *container.device_notes)
 

@@ -42,8 +42,8 @@ from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ANY_ANNOTATION_KEY,
     DEFAULT_PERMISSION,
+    AnnotationPermission,
     OnDenied,
-    Permission,
     Rule,
     Settings,
 )
@@ -56,7 +56,7 @@ from nri_numa.model.workload import (
     BusySchedule,
     Container,
     CPUMode,
-    DeviceAlignment,
+    DeviceAlignmentMode,
     MemoryPolicy,
     OnFailure,
     OptionSource,
@@ -70,7 +70,9 @@ from nri_numa.model.workload import (
 _LIST_TYPE_BY_KEY: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
 
 
-def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
+def permission_of(
+    permissions: Sequence[AnnotationPermission], pod: PodSandbox
+) -> AnnotationPermission:
     """The first permission that matches, else the built-in one."""
     for permission in permissions:
         if _matches_pod(permission, pod):
@@ -78,7 +80,7 @@ def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permiss
     return DEFAULT_PERMISSION
 
 
-def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
+def _matches_pod(entry: AnnotationPermission | Rule, pod: PodSandbox) -> bool:
     """Every condition on the pod that is not empty must hold."""
     return (
         (not entry.qos or pod.qos in entry.qos)
@@ -87,7 +89,7 @@ def _matches_pod(entry: Permission | Rule, pod: PodSandbox) -> bool:
     )
 
 
-def check_permission(permission: Permission, key: str, value: str) -> str | None:
+def check_permission(permission: AnnotationPermission, key: str, value: str) -> str | None:
     """Say what was expected if a key or its value is not permitted; None if it is.
 
     A value that cannot be read is left to the check of its form.
@@ -350,7 +352,7 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "smt": _build_choice_check(SMT),
     "load": _check_load,
     "on-failure": _build_choice_check(OnFailure),
-    "devices": _build_choice_check(DeviceAlignment),
+    "devices": _build_choice_check(DeviceAlignmentMode),
     "mempolicy": _build_choice_check(MemoryPolicy),
     "movable": _build_choice_check(("true", "false")),
 }
@@ -449,7 +451,7 @@ _OptionLevel: TypeAlias = dict[str, tuple[str, OptionSource]]
 _SAME_PLACE_SOURCE: Final = OptionSource(SourceKind.DEFAULT, "same place")
 
 
-def _level_of(values: Mapping[str, str], source: OptionSource) -> _OptionLevel:
+def _level_from_values(values: Mapping[str, str], source: OptionSource) -> _OptionLevel:
     return {key: (value, source) for key, value in values.items()}
 
 
@@ -517,12 +519,12 @@ def resolve_placement_options(
         levels += read
     annotated = len(levels)
     levels += [
-        _level_of(rule.values, OptionSource(SourceKind.RULE, str(number)))
+        _level_from_values(rule.values, OptionSource(SourceKind.RULE, str(number)))
         for number, rule in enumerate(settings.rules, 1)
         if _rule_matches(rule, pod, container)
     ]
     if settings.defaults:
-        levels.append(_level_of(settings.defaults, DEFAULT_SOURCE))
+        levels.append(_level_from_values(settings.defaults, DEFAULT_SOURCE))
     options: _OptionLevel = {}
     for number, level in enumerate(levels):
         level_options: _OptionLevel = {}
@@ -595,7 +597,7 @@ def _read_annotations(
     pod: PodSandbox,
     container: Container,
     list_limit: int,
-    permission: Permission,
+    permission: AnnotationPermission,
     ignored: list[str],
 ) -> tuple[_OptionLevel, _OptionLevel] | Rejection:
     """Sort our annotations into the container's level and the pod's level.
@@ -650,7 +652,7 @@ def _read_annotations(
 
 
 def _permission_rejection(
-    permission: Permission, key: str, value: str, list_limit: int
+    permission: AnnotationPermission, key: str, value: str, list_limit: int
 ) -> str | None:
     """Say what a permission lets pods ask for instead; None if it has nothing against it."""
     if check_value_length(key, value, list_limit) is not None:
@@ -694,7 +696,7 @@ def _rule_matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
 
 def _build_placement_options(
     options: _OptionLevel,
-    permission: Permission,
+    permission: AnnotationPermission,
     ignored: list[str],
     *,
     pods_list: bool,
@@ -712,9 +714,9 @@ def _build_placement_options(
         smt=SMT(values.get("smt", NOTHING_REQUESTED.smt)),
         load=None if load is None else parse_load(load),
         on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
-        devices=DeviceAlignment(values["devices"])
+        devices=DeviceAlignmentMode(values["devices"])
         if "devices" in values
-        else DeviceAlignment.ALIGN,
+        else DeviceAlignmentMode.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
         explicit_keys=frozenset(
@@ -816,7 +818,7 @@ def _prefix_candidate(name: str) -> str:
     )
 
 
-def agent_annotation_names(annotations: Mapping[str, str], prefix: str) -> list[str]:
+def request_annotation_names(annotations: Mapping[str, str], prefix: str) -> list[str]:
     """The annotations that a pod's request would be read from, misspelt keys too, by name."""
     marker = prefix + "/"
     agent_keys = {

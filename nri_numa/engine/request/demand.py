@@ -33,10 +33,11 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     DEFAULT_SOURCE,
     SMT,
-    STATIC_CPUS_SETTING_SOURCE,
+    STATIC_CPUS_SETTING_AS_SOURCE,
     Bind,
     Container,
     CPUMode,
+    HeldCPUSlots,
     OptionSource,
     PlacementOptions,
     PodSandbox,
@@ -44,7 +45,6 @@ from nri_numa.model.workload import (
     QoSClass,
     Resources,
     Scope,
-    Slots,
     SourceKind,
 )
 
@@ -56,7 +56,7 @@ MAX_CPU_SHARES: Final = 262_144
 DEFAULT_CFS_PERIOD_US: Final = 100_000
 """Microseconds; the kernel's, used where a quota comes without a period."""
 
-_WHOLE_CORES: Final = (SMT.FULL_CORE, SMT.ISOLATE)
+_WHOLE_CORE_SMT_MODES: Final = (SMT.FULL_CORE, SMT.ISOLATE)
 _MIN_UNLIMITED_BYTES: Final = 1 << 62
 """cgroup v1 says *no limit* with numbers near 2**63; no machine has half of that."""
 _MAX_CFS_QUOTA_US: Final = (1 << 44) - 1
@@ -146,7 +146,7 @@ def compute_demand(
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         # Could not be kept on shared CPUs.
-        needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
+        needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
         decided = _count_exclusive_cpus(pod, requested, demand, notes, is_exclusive=is_exclusive)
         if isinstance(decided, Rejection):
             return decided
@@ -270,7 +270,7 @@ def _wished_exclusive_cpus(pod: PodSandbox, requested: PlacementOptions, milli: 
         return None if "cpus" in requested.explicit_keys else 0
     if requested.cpus is CPUMode.SHARED or not is_whole or pod.qos is not QoSClass.GUARANTEED:
         return 0
-    needs_cores = requested.smt in _WHOLE_CORES and "smt" in requested.explicit_keys
+    needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
     return milli // 1000 if needs_cores or requested.policy is not Policy.NONE else 0
 
 
@@ -464,10 +464,12 @@ def requested_memory(
         if total is None or total <= 0:
             return need
         return max(0, min(need, max(total, need) - others.memory))
-    return min(need, _requested_bytes(pod, container, capacity_bytes))
+    return min(need, _bytes_requested_by_oom_score(pod, container, capacity_bytes))
 
 
-def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int) -> int:
+def _bytes_requested_by_oom_score(
+    pod: PodSandbox, container: Container, capacity_bytes: int
+) -> int:
     """The memory request of a Burstable pod's container, by its OOM score; 0 without one."""
     score = container.oom_score_adj
     # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
@@ -482,7 +484,7 @@ def unpinned_memory_request(
 ) -> int:
     """Bytes that a container requests whose needs are not looked at, since nothing is pinned."""
     if pod.qos is not QoSClass.GUARANTEED:
-        return _requested_bytes(pod, container, capacity_bytes)
+        return _bytes_requested_by_oom_score(pod, container, capacity_bytes)
     limit = container.resources.memory_limit or 0
     if not 0 < limit < _MIN_UNLIMITED_BYTES:
         return 0
@@ -499,7 +501,7 @@ def _memory_demand(
         notes.append(f"memory limit {limit} is above any machine and counts as no limit")
     elif limit is not None and limit < -1:
         notes.append(f"memory limit {limit} is negative and counts as no limit")
-    request = _requested_bytes(pod, container, capacity_bytes)
+    request = _bytes_requested_by_oom_score(pod, container, capacity_bytes)
     return (request, "request") if request else (0, "none")
 
 
@@ -532,7 +534,7 @@ def claim_result_text(numa_node: int, uid: str, number: int, cpus: int) -> str:
     return f"numa{numa_node}{CLAIM_SLOT_MARK}{uid}-{number}x{cpus}"
 
 
-def parse_claims(text: str) -> Slots | None:
+def parse_claims(text: str) -> HeldCPUSlots | None:
     """Read what a container has of its claims; None where the text is something else."""
     parts = text.split(",", MAX_CLAIM_RESULTS)
     matches = [_CLAIM_SLOT_PATTERN.fullmatch(part) for part in parts]
@@ -543,10 +545,10 @@ def parse_claims(text: str) -> Slots | None:
     counts: Counter[int] = Counter()
     for match in results:
         counts[int(match[1])] += int(match[3])
-    return Slots(ids=text, count=counts.total(), by_node=dict(sorted(counts.items())))
+    return HeldCPUSlots(ids=text, count=counts.total(), by_node=dict(sorted(counts.items())))
 
 
-def check_claim_in_use(state: NodeState, slots: Slots) -> Rejection | None:
+def check_claim_in_use(state: NodeState, slots: HeldCPUSlots) -> Rejection | None:
     """Refuse what another container has already: a claim's CPUs are for one container at a time."""
     if CLAIM_SLOT_MARK not in slots.ids:
         return None
@@ -578,7 +580,7 @@ _MAX_CLAIM_CHARS: Final = 28 * MAX_SLOTS
 _SLOT_ID_PATTERN: Final = re.compile(r"(?:numa([0-9]{1,4})-)?slot-[0-9]{1,6}", re.ASCII)
 
 
-def parse_slots(text: str) -> Slots | str:
+def parse_slots(text: str) -> HeldCPUSlots | str:
     """Read the ids that a container holds.
 
     Else what was expected, as the end of a sentence.
@@ -593,7 +595,7 @@ def parse_slots(text: str) -> Slots | str:
     node_ids = [match[1] for match in nodes if match is not None]
     # Ids of both sorts come from a change of the plugin's configuration in between: none binds.
     by_node = Counter(int(i) for i in node_ids) if all(i is not None for i in node_ids) else {}
-    return Slots(ids=text, count=len(ids), by_node=dict(sorted(by_node.items())))
+    return HeldCPUSlots(ids=text, count=len(ids), by_node=dict(sorted(by_node.items())))
 
 
 def allocated_slots(settings: Settings, container: Container) -> str:
@@ -638,7 +640,7 @@ def with_slots(
     kind, held = SourceKind.SLOTS, f"{slots.count} slot{plural} of the device plugin"
     if claimed:
         kind, held = SourceKind.CLAIM, f"{slots.count} CPU{plural} of a ResourceClaim"
-    clash = _slots_conflict(requested, slots)
+    clash = _option_contradicting_slots(requested, slots)
     if clash:
         key, value, why = clash
         source = requested.sources.get(key, DEFAULT_SOURCE)
@@ -674,7 +676,9 @@ def with_slots(
     )
 
 
-def _slots_conflict(requested: PlacementOptions, slots: Slots) -> tuple[str, str, str] | None:
+def _option_contradicting_slots(
+    requested: PlacementOptions, slots: HeldCPUSlots
+) -> tuple[str, str, str] | None:
     """The option that contradicts the slots: a key, its value, and why."""
     if requested.numacpu is not None:
         return "numacpu", requested.numacpu, "the CPUs of numacpu are taken as they are"
@@ -735,5 +739,5 @@ def _with_static_cpus(
         requested,
         cpus=CPUMode.EXCLUSIVE,
         bind=Bind.CPU if is_unpinned else requested.bind,
-        sources={**requested.sources, "cpus": STATIC_CPUS_SETTING_SOURCE},
+        sources={**requested.sources, "cpus": STATIC_CPUS_SETTING_AS_SOURCE},
     )

@@ -110,7 +110,7 @@ class Phase(enum.Enum):
     DEAD = "dead"
 
 
-class PhaseTrigger(enum.Enum):
+class ConnectionPhaseTrigger(enum.Enum):
     """What moves a connection on."""
 
     REGISTER = "RegisterPlugin"
@@ -123,36 +123,36 @@ class PhaseTrigger(enum.Enum):
     SHUTDOWN = "Shutdown"
 
 
-_PROGRESS_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
-    Phase.CONNECTED: {PhaseTrigger.REGISTER: Phase.REGISTERING},
-    Phase.REGISTERING: {PhaseTrigger.CONFIGURE: Phase.CONFIGURING},
-    Phase.CONFIGURING: {PhaseTrigger.CONFIGURE_ANSWERED: Phase.CONFIGURED},
+_PROGRESS_TRANSITIONS: Final[Mapping[Phase, Mapping[ConnectionPhaseTrigger, Phase]]] = {
+    Phase.CONNECTED: {ConnectionPhaseTrigger.REGISTER: Phase.REGISTERING},
+    Phase.REGISTERING: {ConnectionPhaseTrigger.CONFIGURE: Phase.CONFIGURING},
+    Phase.CONFIGURING: {ConnectionPhaseTrigger.CONFIGURE_ANSWERED: Phase.CONFIGURED},
     Phase.CONFIGURED: {
-        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        PhaseTrigger.EVENT: Phase.CONFIGURED,
-        PhaseTrigger.UPDATE_CONTAINERS: Phase.CONFIGURED,
+        ConnectionPhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        ConnectionPhaseTrigger.EVENT: Phase.CONFIGURED,
+        ConnectionPhaseTrigger.UPDATE_CONTAINERS: Phase.CONFIGURED,
     },
     Phase.SYNCHRONIZING: {
-        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        PhaseTrigger.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
+        ConnectionPhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        ConnectionPhaseTrigger.SYNCHRONIZE_ANSWERED: Phase.ACTIVE,
         # The update and the first slice may cross on the wire.
-        PhaseTrigger.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
+        ConnectionPhaseTrigger.UPDATE_CONTAINERS: Phase.SYNCHRONIZING,
     },
     Phase.ACTIVE: {
-        PhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
-        PhaseTrigger.EVENT: Phase.ACTIVE,
-        PhaseTrigger.UPDATE_CONTAINERS: Phase.ACTIVE,
+        ConnectionPhaseTrigger.SYNCHRONIZE: Phase.SYNCHRONIZING,
+        ConnectionPhaseTrigger.EVENT: Phase.ACTIVE,
+        ConnectionPhaseTrigger.UPDATE_CONTAINERS: Phase.ACTIVE,
     },
 }
 
-PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[PhaseTrigger, Phase]]] = {
+PHASE_TRANSITIONS: Final[Mapping[Phase, Mapping[ConnectionPhaseTrigger, Phase]]] = {
     phase: {
         # Once registered: real runtimes accept a second registration and ignore it, and a goodbye
         # is followed by the end of the socket.
         **(
             {}
             if phase is Phase.CONNECTED
-            else {PhaseTrigger.REGISTER: phase, PhaseTrigger.SHUTDOWN: phase}
+            else {ConnectionPhaseTrigger.REGISTER: phase, ConnectionPhaseTrigger.SHUTDOWN: phase}
         ),
         **steps,
     }
@@ -165,7 +165,7 @@ EventT = TypeVar("EventT")
 RequestT = TypeVar("RequestT", bound=Message)
 
 
-class Session(ABC, Generic[EventT]):
+class SessionBase(ABC, Generic[EventT]):
     """What both roles share: the trunk, the phase, and the one place where errors turn remote."""
 
     _serves: int
@@ -253,7 +253,7 @@ class Session(ABC, Generic[EventT]):
         ...
 
     @abstractmethod
-    def _event_from_reply(self, reply: ttrpc.Reply) -> EventT:
+    def _event_from_reply(self, reply: ttrpc.CallReply) -> EventT:
         """Turn the answer to a call of ours into an event."""
         ...
 
@@ -278,7 +278,7 @@ class Session(ABC, Generic[EventT]):
             )
             return None
 
-    def _advance_phase(self, step: PhaseTrigger) -> None:
+    def _advance_phase(self, step: ConnectionPhaseTrigger) -> None:
         following = PHASE_TRANSITIONS[self._phase].get(step)
         if following is None:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
@@ -289,7 +289,7 @@ class Session(ABC, Generic[EventT]):
             raise LocalProtocolError(f"the session is {self._phase.value}")
 
 
-class PluginSession(Session[ev.PluginSessionEvent]):
+class PluginSession(SessionBase[ev.PluginSessionEvent]):
     """The plugin's side: registers, serves the Plugin service, may call UpdateContainers."""
 
     _serves = PLUGIN_CONNECTION_ID
@@ -338,7 +338,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             request.SerializeToString(),
             timeout_nano=int(timeout * 1e9),
         )
-        self._advance_phase(PhaseTrigger.REGISTER)
+        self._advance_phase(ConnectionPhaseTrigger.REGISTER)
 
     def update_containers(
         self, request: pb.UpdateContainersRequest, *, timeout: float = 0.0
@@ -354,7 +354,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._check_alive()
         if self._server.unanswered_calls:
             raise LocalProtocolError("UpdateContainers before the open request is answered")
-        self._advance_phase(PhaseTrigger.UPDATE_CONTAINERS)
+        self._advance_phase(ConnectionPhaseTrigger.UPDATE_CONTAINERS)
         stream = self._client.send_call(
             RUNTIME_SERVICE,
             "UpdateContainers",
@@ -377,12 +377,12 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
         if stream == self._configure:
             self._configure = None
-            self._advance_phase(PhaseTrigger.CONFIGURE_ANSWERED)
+            self._advance_phase(ConnectionPhaseTrigger.CONFIGURE_ANSWERED)
         elif stream == self._synchronize:
             self._synchronize = None
-            self._advance_phase(PhaseTrigger.SYNCHRONIZE_ANSWERED)
+            self._advance_phase(ConnectionPhaseTrigger.SYNCHRONIZE_ANSWERED)
 
-    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.PluginSessionEvent:
+    def _event_from_reply(self, reply: ttrpc.CallReply) -> ev.PluginSessionEvent:
         if reply.stream == self._registration:
             return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and updates are all the others.
@@ -399,17 +399,17 @@ class PluginSession(Session[ev.PluginSessionEvent]):
             case None:
                 return None
             case pb.SynchronizeRequest():
-                self._advance_phase(PhaseTrigger.SYNCHRONIZE)
+                self._advance_phase(ConnectionPhaseTrigger.SYNCHRONIZE)
                 return self._collect_slice(call, request)
             case pb.ConfigureRequest():
-                self._advance_phase(PhaseTrigger.CONFIGURE)
+                self._advance_phase(ConnectionPhaseTrigger.CONFIGURE)
                 self._configure = stream
                 return ev.ConfigureRequested(stream, _runtime_info(request))
             case pb.Empty():
-                self._advance_phase(PhaseTrigger.SHUTDOWN)
+                self._advance_phase(ConnectionPhaseTrigger.SHUTDOWN)
                 return ev.ShutdownRequested(stream)
             case _:
-                self._advance_phase(PhaseTrigger.EVENT)
+                self._advance_phase(ConnectionPhaseTrigger.EVENT)
                 if isinstance(request, pb.StateChangeEvent):
                     event = _STATE_CHANGE_EVENT_BY_NUMBER.get(request.event)
                 else:
@@ -446,7 +446,7 @@ class PluginSession(Session[ev.PluginSessionEvent]):
         return event
 
 
-class RuntimeSession(Session[ev.RuntimeSessionEvent]):
+class RuntimeSession(SessionBase[ev.RuntimeSessionEvent]):
     """The runtime's side: serves the Runtime service, calls the Plugin service."""
 
     _serves = RUNTIME_CONNECTION_ID
@@ -472,7 +472,7 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
         self._check_alive()
         if method not in PLUGIN_METHODS:
             raise LocalProtocolError(f"the Plugin service has no method {method}")
-        step = _TRANSITION_BY_METHOD.get(method, PhaseTrigger.EVENT)
+        step = _TRANSITION_BY_METHOD.get(method, ConnectionPhaseTrigger.EVENT)
         if step not in PHASE_TRANSITIONS[self._phase]:
             raise LocalProtocolError(f"{step.value} is illegal while {self._phase.value}")
         stream = self._client.send_call(
@@ -501,13 +501,13 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
         self._check_alive()
         self._server.reply(stream, b"" if response is None else response.SerializeToString())
 
-    def _event_from_reply(self, reply: ttrpc.Reply) -> ev.RuntimeSessionEvent:
+    def _event_from_reply(self, reply: ttrpc.CallReply) -> ev.RuntimeSessionEvent:
         method, last = self._methods.pop(reply.stream)
         if reply.status is None:
             if method == "Configure":
-                self._advance_phase(PhaseTrigger.CONFIGURE_ANSWERED)
+                self._advance_phase(ConnectionPhaseTrigger.CONFIGURE_ANSWERED)
             elif last:
-                self._advance_phase(PhaseTrigger.SYNCHRONIZE_ANSWERED)
+                self._advance_phase(ConnectionPhaseTrigger.SYNCHRONIZE_ANSWERED)
         return ev.RequestAnswered(reply.stream, method, reply.payload, reply.status)
 
     def _event_from_call(self, call: ttrpc.Call) -> ev.RuntimeSessionEvent | None:
@@ -516,21 +516,21 @@ class RuntimeSession(Session[ev.RuntimeSessionEvent]):
             return None
         if isinstance(request, pb.RegisterPluginRequest):
             first = self._phase is Phase.CONNECTED
-            self._advance_phase(PhaseTrigger.REGISTER)
+            self._advance_phase(ConnectionPhaseTrigger.REGISTER)
             if not first:  # as real runtimes do: accepted and ignored
                 self._server.reply(call.stream, b"")
                 return None
             return ev.RegisterRequested(
                 call.stream, request.plugin_name, request.plugin_idx, request.NRI_version
             )
-        self._advance_phase(PhaseTrigger.UPDATE_CONTAINERS)
+        self._advance_phase(ConnectionPhaseTrigger.UPDATE_CONTAINERS)
         return ev.UpdateContainersRequested(call.stream, request)
 
 
 _TRANSITION_BY_METHOD: Final = {
-    "Configure": PhaseTrigger.CONFIGURE,
-    "Synchronize": PhaseTrigger.SYNCHRONIZE,
-    "Shutdown": PhaseTrigger.SHUTDOWN,
+    "Configure": ConnectionPhaseTrigger.CONFIGURE,
+    "Synchronize": ConnectionPhaseTrigger.SYNCHRONIZE,
+    "Shutdown": ConnectionPhaseTrigger.SHUTDOWN,
 }
 
 

@@ -212,7 +212,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class CallReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a call of ours: a payload, or the status it failed with."""
 
     stream: int
@@ -441,7 +441,7 @@ class TTRPCClient:
         """Take a piece of payload of this connection."""
         self._reader.receive_data(chunk)
 
-    def next_reply(self) -> Reply | None:
+    def next_reply(self) -> CallReply | None:
         """Return the next answer to an open call; None when bytes are needed.
 
         Raises:
@@ -466,5 +466,5 @@ class TTRPCClient:
             status = None
             if response.HasField("status") and response.status.code != Code.OK:
                 status = CallStatus(code=response.status.code, message=response.status.message)
-            return Reply(stream=stream, payload=response.payload, status=status)
+            return CallReply(stream=stream, payload=response.payload, status=status)
         return None

@@ -55,7 +55,7 @@ def busy() -> Agent:
 def saved(directory: Path, of: Agent, identity: dict[str, str] = IDENTITY) -> Path:
     """The file that an agent leaves when it ends."""
     file = ExplanationFile(str(directory), identity=identity, agent=of)
-    asyncio.run(file.close())
+    asyncio.run(file.save_last_changes())
     return Path(file.path)
 
 
@@ -169,11 +169,11 @@ def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=again)
     assert file.load() == ""
     path.unlink()
-    asyncio.run(file.close())
+    asyncio.run(file.save_last_changes())
     assert not path.exists()
     of = pod("new", ALIGNED)
     again.create_container(of, container(of, wants=resources(1, 1)))
-    asyncio.run(file.close())
+    asyncio.run(file.save_last_changes())
     assert told(loaded(tmp_path, again.state), "new") is not None
 
 
@@ -239,7 +239,7 @@ def test_a_directory_that_cannot_be_read_or_written_costs_the_explanations_only(
     (tmp_path / explanations.EXPLANATIONS_FILE_NAME).mkdir()
     file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=before)
     assert "cannot be read" in file.load()
-    asyncio.run(file.close())
+    asyncio.run(file.save_last_changes())
     assert (tmp_path / explanations.EXPLANATIONS_FILE_NAME).is_dir()
     assert told(before) is not None
     assert ExplanationFile(str(tmp_path / "absent"), identity={}, agent=before).load() == ""

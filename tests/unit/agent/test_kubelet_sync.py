@@ -20,7 +20,7 @@ from nri_numa.kubelet.configuration import DiscoveredConfig, KubeletFacts
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import KubeletOverride, QoSClass, Resources
+from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Resources
 from nri_numa.observe import logs
 from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
@@ -57,7 +57,9 @@ class Bed:
 def bed(tmp_path: Path) -> Bed:
     log = io.StringIO()
     logs.setup_logging("info", stream=log)
-    world = World(machines.single_no_smt(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
+    world = World(
+        machines.single_no_smt(), Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
+    )
     beside = KubeletSync(
         world.agent,
         world.metrics,

@@ -19,7 +19,7 @@ from nri_numa import config
 from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, FindingLevel, check_pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, RuntimeLinkKind
-from nri_numa.config.sections import KubeletSection, Runtime
+from nri_numa.config.sections import KubeletSection, RuntimeLinkSection
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -140,7 +140,9 @@ def test_cgroups_that_cannot_be_written_are_a_warning(tmp_path: Path, by_the_uni
 
 def runtime(path: Path, root: Path) -> Finding:
     return only(
-        preflight.check_runtime_link(AgentConfig(runtime=Runtime(nri_socket=str(path))), root)
+        preflight.check_runtime_link(
+            AgentConfig(runtime=RuntimeLinkSection(nri_socket=str(path))), root
+        )
     )
 
 
@@ -161,7 +163,9 @@ def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Pa
 
 def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) -> None:
     path = tmp_path / "cri.sock"
-    given = Runtime(link=RuntimeLinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
+    given = RuntimeLinkSection(
+        link=RuntimeLinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere"
+    )
     config = AgentConfig(runtime=given)
     missing = only(preflight.check_runtime_link(config, tmp_path))
     assert (missing.subject, missing.level) == ("CRI", FindingLevel.FAIL)

@@ -12,7 +12,7 @@ import pytest
 from nri_numa.agent.preflight import FindingLevel, check_other_agents
 from nri_numa.agent.runtime_lock import RuntimeLock, find_lock_holder
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Runtime
+from nri_numa.config.sections import RuntimeLinkSection
 from nri_numa.errors import RuntimeBusy
 from nri_numa.store.checkpoint import LOCK_FILE_NAME
 
@@ -56,7 +56,7 @@ def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path:
 def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
     """With its process and pod; the agent of the same state directory is no other one."""
     (tmp_path / "state").mkdir()
-    sockets = Runtime(nri_socket=str(tmp_path / "nri.sock"))
+    sockets = RuntimeLinkSection(nri_socket=str(tmp_path / "nri.sock"))
     beside = AgentConfig(runtime=sockets, state_dir=str(tmp_path / "state"))
     assert list(check_other_agents(beside)) == []
     agent = (

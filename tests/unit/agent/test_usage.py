@@ -9,12 +9,12 @@ from nri_numa.agent.usage import SAMPLE_COUNT, UsageWatch, sample_between
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.machine.usage import MachineUsage
-from nri_numa.model.machine import NUMAMemory, Topology
+from nri_numa.model.machine import NUMAMemoryReading, Topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of
 from tests.machines.named import write_sysfs
 
-MEMORY = NUMAMemory(total_bytes=100, free_bytes=40, reclaimable_bytes=10)
+MEMORY = NUMAMemoryReading(total_bytes=100, free_bytes=40, reclaimable_bytes=10)
 
 
 def test_a_sample_is_the_difference_of_two_readings() -> None:

@@ -130,7 +130,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
 ) -> None:
     with blocked(bed.tree.directory("/pods/plain-app") / "cpuset.cpus"):
         own(bed)
-        assert bed.writer.is_blocked
+        assert bed.writer.is_write_held_up
         assert bed.world.sent == [], "the runtime would wait as well"
         bed.look()
     assert bed.count("cgroup_writes_held_up_total") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.engine.state import ContainerKind, NodeState, build_node_state
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import Policy, StateChange
+from nri_numa.model.workload import ChangedStateIds, Policy
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.allocations import allocation
@@ -40,7 +40,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     identity = {"version": "0.1.0", "machine": "m", "boot": "b"}
     store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
     store.load()
-    change = StateChange(containers=("c1", "c2"), pods=("u",))
+    change = ChangedStateIds(containers=("c1", "c2"), pods=("u",))
     store.append_documents(journal.changed_documents(NodeState(), state, change))
     yield tmp_path
     store.close()

@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.cli.output import Column, ColumnKind, cell_width, clip_text, fit_table, human_duration
+from nri_numa.cli.output import (
+    CellWrapping,
+    Column,
+    cell_width,
+    clip_text,
+    fit_table,
+    human_duration,
+)
 from nri_numa.text import escape_unprintable, human_bytes
 
 COLUMNS = (
-    Column("POD", ColumnKind.NAME),
-    Column("CPUS", ColumnKind.LIST),
+    Column("POD", CellWrapping.NAME),
+    Column("CPUS", CellWrapping.LIST),
     Column("POLICY", drop_rank=1),
     Column("AGE", drop_rank=2),
 )
@@ -36,15 +43,15 @@ def test_lists_give_way_first_then_columns_then_names() -> None:
 
 
 def test_a_name_is_broken_behind_a_hyphen_where_that_leaves_a_long_line() -> None:
-    made = fit_table((Column("POD", ColumnKind.NAME),), [("checkout-7d4b9c6f5d-x2x1z",)], 22)
+    made = fit_table((Column("POD", CellWrapping.NAME),), [("checkout-7d4b9c6f5d-x2x1z",)], 22)
     assert made.lines[1:] == ["checkout-7d4b9c6f5d-", "x2x1z"]
 
 
 def test_no_column_of_names_gets_narrower_than_can_be_read() -> None:
     columns = (
-        Column("POD", ColumnKind.NAME),
+        Column("POD", CellWrapping.NAME),
         Column("POLICY"),
-        Column("CONTAINER", ColumnKind.NAME),
+        Column("CONTAINER", CellWrapping.NAME),
     )
     made = fit_table(columns, [("checkout-7d4b9c6f5d-x2x1z", "single-numa-node", "server")], 20)
     assert made.lines[0] == "POD       POLICY            CONTAINER"
@@ -59,9 +66,9 @@ def test_whatever_is_in_it_fits_and_names_are_whole(
 ) -> None:
     """Wide letters and control characters too."""
     columns = (
-        Column("A", ColumnKind.NAME),
+        Column("A", CellWrapping.NAME),
         Column("SPARE", drop_rank=1),
-        Column("B", ColumnKind.NAME),
+        Column("B", CellWrapping.NAME),
     )
     made = fit_table(columns, [(a, "spared", b) for a, b in rows], width)
     assert all(cell_width(line) <= width and line.isprintable() for line in made.lines)

@@ -15,7 +15,7 @@ from nri_numa.cli.machine import parse_synthetic
 from nri_numa.demo.stage import examples_directory
 from nri_numa.engine.rebalance import MAX_SEARCH_WORK
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import MachineMemoryReading, NUMAMemory
+from nri_numa.model.machine import MachineMemoryReading, NUMAMemoryReading
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
 from tests.unit.cli.conftest import invoke, shows
@@ -351,7 +351,7 @@ def test_isolated_cpus_are_for_containers_of_one_cpu() -> None:
 def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     machine = snc_smt()
     used = {
-        i: NUMAMemory(total_bytes=n.memory_bytes, free_bytes=1 << 30, reclaimable_bytes=0)
+        i: NUMAMemoryReading(total_bytes=n.memory_bytes, free_bytes=1 << 30, reclaimable_bytes=0)
         for i, n in machine.numa_nodes.items()
     }
     write_sysfs(tmp_path / "used", machine, MachineMemoryReading(numa_nodes=used))

@@ -13,9 +13,9 @@ from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import (
+    CgroupPartitionKind,
     L3Group,
     Partition,
-    PartitionKind,
     PCIDevice,
     Topology,
     topology_document,
@@ -69,7 +69,7 @@ def test_what_is_out_of_reach_is_shown() -> None:
 
 
 def test_partitions_are_part_of_the_document() -> None:
-    one = Partition(cgroup="rt.slice", kind=PartitionKind.ISOLATED, cpus=CPUSet([6, 7]))
+    one = Partition(cgroup="rt.slice", kind=CgroupPartitionKind.ISOLATED, cpus=CPUSet([6, 7]))
     machine = replace(machines.dual_smt_16(), partitions=(one,))
     assert topology_document(machine)["partitions"] == [
         {"cgroup": "rt.slice", "kind": "isolated", "cpus": "6-7", "problem": ""}

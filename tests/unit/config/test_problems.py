@@ -6,7 +6,7 @@ import pytest
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, RuntimeLinkKind, driver_sockets, validate_config
-from nri_numa.config.sections import DRA, DevicePluginSection, Runtime
+from nri_numa.config.sections import DRA, DevicePluginSection, RuntimeLinkSection
 from nri_numa.errors import ConfigError
 
 
@@ -126,7 +126,9 @@ def test_paths_of_sockets_are_short() -> None:
 
 
 def test_claims_are_not_seen_over_cri() -> None:
-    over_cri = AgentConfig(runtime=Runtime(link=RuntimeLinkKind.CRI), dra=DRA(enabled=True))
+    over_cri = AgentConfig(
+        runtime=RuntimeLinkSection(link=RuntimeLinkKind.CRI), dra=DRA(enabled=True)
+    )
     (problem,) = validate_config(over_cri)
     assert problem.startswith("dra.enabled: is on, and runtime.link is cri")
     assert validate_config(AgentConfig(dra=DRA(enabled=True))) == []

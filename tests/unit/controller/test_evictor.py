@@ -14,9 +14,9 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller, DrainEviction
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
-    EvictionRules,
+    EvictionPace,
+    HostStealEvictor,
     NUMANodeDrainEvictor,
-    StealEvictor,
     parse_assigned_numa_nodes,
     workload_of,
     would_be_recreated,
@@ -57,7 +57,7 @@ def pod(
 class Cluster(EvictingCluster):
     """One Node with pods, whose evictions are answered as told."""
 
-    output: NUMANodeDrainEvictor | StealEvictor
+    output: NUMANodeDrainEvictor | HostStealEvictor
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Cluster(EvictingCluster):
 def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -> Cluster:
     cluster = Cluster(*pods)
     cluster.output = NUMANodeDrainEvictor(
-        PREFIX, EvictionRules(**{"delay_s": 30.0, "per_minute": 6.0, **rules}), 0.0
+        PREFIX, EvictionPace(**{"delay_s": 30.0, "per_minute": 6.0, **rules}), 0.0
     )
     cluster.see(see)
     return cluster
@@ -258,13 +258,13 @@ def topology(node: str, *factors: object) -> dict[str, Any]:
 class Host(Cluster):
     """The same Node, which the host takes away."""
 
-    output: StealEvictor
+    output: HostStealEvictor
 
     def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
         super().__init__(*pods)
         settled = {"delay_s": 60.0, "per_minute": 1.0, "per_workload": most, "window_s": 3600.0}
-        self.output = StealEvictor(
-            PREFIX, EvictionRules(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5
+        self.output = HostStealEvictor(
+            PREFIX, EvictionPace(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5
         )
         self.see(TOLD)
 

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig, validate_config
+from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
-from nri_numa.config.sections import PageSection as Section
 from nri_numa.controller.overview import Overview, parse_query
 from nri_numa.scheduler.topology_reader import decode_topology
 from tests.beds.cluster_page import ClusterPage, cluster_page

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, PageSection, StuckEviction
+from nri_numa.config.sections import ClusterPageSection, Controller, StuckEviction
 from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
@@ -72,7 +72,7 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     ("world", "whole"),
     [
         ({}, False),
-        ({"page": PageSection(enabled=True, node_url="http://{address}:9890")}, True),
+        ({"page": ClusterPageSection(enabled=True, node_url="http://{address}:9890")}, True),
         ({"stuck": StuckEviction(evict=True)}, True),
     ],
     indirect=["world"],
@@ -306,7 +306,7 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("world", [{"page": PageSection(enabled=True)}], indirect=True)
+@pytest.mark.parametrize("world", [{"page": ClusterPageSection(enabled=True)}], indirect=True)
 async def test_the_page_of_the_cluster_is_there_where_switched_on(world: World) -> None:
     assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
 

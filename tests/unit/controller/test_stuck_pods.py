@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.controller.evictor import EvictionRules
+from nri_numa.controller.evictor import EvictionPace
 from nri_numa.controller.stuck_pods import (
     MAX_RUNNING_PODS,
     STUCK_POD_CHECK_INTERVAL_S,
@@ -15,8 +15,8 @@ from nri_numa.controller.stuck_pods import (
     TARGET_SEARCH_STEP_WORK,
     StuckPodEvictor,
     facts_of,
-    node_admits,
     plugin_rejection,
+    spec_allows_node,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.settings import Settings
@@ -95,7 +95,7 @@ class Cluster(EvictingCluster):
         settled = {"delay_s": 60.0, "per_minute": 60.0, "per_workload": most, "window_s": 3600.0}
         self.output = StuckPodEvictor(
             PREFIX,
-            EvictionRules(**{**settled, **rules}),
+            EvictionPace(**{**settled, **rules}),
             found,
             VerdictCache(found, settings.strategy),
             PodReader(settings).read_pod_request,
@@ -589,7 +589,7 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
     ],
 )
 def test_labels(spec: dict[str, Any], expected: bool) -> None:
-    assert node_admits(facts_of("n", node("n", **LABELS)), spec) is expected
+    assert spec_allows_node(facts_of("n", node("n", **LABELS)), spec) is expected
 
 
 @pytest.mark.parametrize(
@@ -613,12 +613,12 @@ def test_taints(
     taint: tuple[str, str, str], tolerations: list[dict[str, Any]], expected: bool
 ) -> None:
     there = facts_of("n", node("n", taint))
-    assert node_admits(there, {"tolerations": tolerations}) is expected
+    assert spec_allows_node(there, {"tolerations": tolerations}) is expected
 
 
 def test_a_cordoned_node_takes_no_pod_that_does_not_bear_it() -> None:
     for taints in ((), [("node.kubernetes.io/unschedulable", "", "NoSchedule")]):
         there = facts_of("n", node("n", *taints, cordoned=True))
         assert len(there.taints) == 1
-        assert not node_admits(there, {})
-        assert node_admits(there, {"tolerations": [{"operator": "Exists"}]})
+        assert not spec_allows_node(there, {})
+        assert spec_allows_node(there, {"tolerations": [{"operator": "Exists"}]})

@@ -13,7 +13,7 @@ from nri_numa.devices.lookup import (
     GPUs,
     MissedHints,
     build_hints,
-    read_gpus,
+    read_nvidia_gpus,
 )
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.model.cpuset import NUMASet
@@ -29,7 +29,7 @@ def gpus(tmp_path: Path) -> GPUs:
     tree = DeviceTree(tmp_path)
     tree.nvidia(SECOND, UUID, 0)
     tree.nvidia(FIRST, "GPU-????????-????-????-????-????????????", 1)
-    return read_gpus(str(tmp_path))
+    return read_nvidia_gpus(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_is_not_as_expected_is_passed_over(tmp_path: Path) -> None:
         (tmp_path / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
     information = tmp_path / f"proc/driver/nvidia/gpus/{FIRST}/information"
     information.write_bytes(b"\xff\xfe\nGPU UUID: nonsense\nDevice Minor: x\n")
-    found = read_gpus(str(tmp_path))
+    found = read_nvidia_gpus(str(tmp_path))
     assert found.addresses == (FIRST, SECOND)
     assert not found.by_uuid
     assert not found.by_minor

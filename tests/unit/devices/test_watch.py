@@ -21,7 +21,7 @@ from nri_numa.model.workload import (
     Container,
     DeviceFile,
     DeviceMentions,
-    KnownDevices,
+    KnownContainerDevices,
     PodSandbox,
 )
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
@@ -164,7 +164,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         cdi=("x.com/gpu=g0",),
     )
     watch.prepare_pod(replace(POD, network_namespace=NETWORK))
-    assert watch.known_container_devices(POD.id, "app", mentions) == KnownDevices()
+    assert watch.known_container_devices(POD.id, "app", mentions) == KnownContainerDevices()
 
 
 def test_a_device_on_a_numa_node_without_cpus_is_no_hint(bed: Bed) -> None:
@@ -237,7 +237,9 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
 
 def test_where_the_kubelet_gave_nothing_nothing_is_said(bed: Bed) -> None:
     watch = asked(bed, answer())
-    assert watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert (
+        watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
+    )
 
 
 def test_our_own_resource_is_cpus_and_no_device(bed: Bed) -> None:
@@ -293,9 +295,14 @@ def test_what_is_known_of_a_pod_goes_with_it_and_stays_over_a_comparison(bed: Be
     assert "the kubelet" in seen(watch, other, container(other), NO_DEVICE_MENTIONS).device_notes[0]
     watch.forget_pod(POD.id)
     watch.forget_pod(POD.id)
-    assert watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert (
+        watch.known_container_devices(POD.id, "app", NO_DEVICE_MENTIONS) == KnownContainerDevices()
+    )
     watch.retain_pods([])
-    assert watch.known_container_devices(other.id, "app", NO_DEVICE_MENTIONS) == KnownDevices()
+    assert (
+        watch.known_container_devices(other.id, "app", NO_DEVICE_MENTIONS)
+        == KnownContainerDevices()
+    )
 
 
 def test_after_the_end_nothing_is_asked_any_more(bed: Bed) -> None:

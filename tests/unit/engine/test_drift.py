@@ -10,7 +10,7 @@ from nri_numa.engine.decision import Admitted
 from nri_numa.engine.desired import NodeSnapshot, plan_corrections
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.resync import rebuild_node_state
-from nri_numa.engine.state import ContainerKind, NodeState, check_invariants
+from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import ActualCgroup
@@ -102,7 +102,7 @@ def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None
         "shared-app": "0-3",
         "pinned-app": "5",
     }
-    assert not any(desired.is_displaced(world.allocation(i)) for i in world.live)
+    assert not any(desired.has_all_cpus_offline(world.allocation(i)) for i in world.live)
 
 
 def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None:
@@ -262,7 +262,7 @@ def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
     told = rebuild_node_state(NodeSnapshot(machine, NodeState(), now=7.0), pods, live)
     assert list(told.state.allocations) == ["b"]
     assert told.state.allocations["b"].kind is ContainerKind.UNPINNED
-    assert check_invariants(told.state, machine.topology, machine.settings) == []
+    assert state_invariant_violations(told.state, machine.topology, machine.settings) == []
 
 
 def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:

@@ -19,7 +19,7 @@ from nri_numa.kubelet.state_files import (
     decode_memory_grants,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import MAX_SHARED_CPUSETS, NO_GRANTS, KubeletGrants
+from nri_numa.model.workload import MAX_REMEMBERED_SHARED_CPUSETS, NO_GRANTS, KubeletGrants
 
 MACHINE = CPUSet.parse("0-7"), NUMASet([0])
 
@@ -248,7 +248,7 @@ def test_the_last_shared_sets_are_remembered() -> None:
     for number in [*range(1, 20), 18]:
         state = decode_cpu_grants(cpu(defaultCpuSet=f"0,{number}"))
         found, _ = combine_manager_grants(state, NO_GRANTS, CPUSet.parse("0-31"), NUMASet(), found)
-    assert len(found.shared) == MAX_SHARED_CPUSETS
+    assert len(found.shared) == MAX_REMEMBERED_SHARED_CPUSETS
     assert list(map(str, found.shared[:3])) == ["0,18", "0,19", "0,17"]
     nothing, _ = combine_manager_grants(NO_GRANTS, NO_GRANTS, CPUSet(), NUMASet(), found)
     assert nothing == KubeletGrants()

@@ -11,7 +11,7 @@ from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.machine.tree import open_tree
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Partition, PartitionKind, Topology
+from nri_numa.model.machine import CgroupPartitionKind, Partition, Topology
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
@@ -64,7 +64,7 @@ def test_a_partition_is_seen_when_it_begins_and_when_it_ends(root: Path, kind: s
     during = rediscover_topology(root, before)
     assert str(during.allowed) == "0-5,8-15"
     assert during.partitions == (
-        Partition(cgroup="rt.slice", kind=PartitionKind(kind), cpus=CPUSet.parse("6-7")),
+        Partition(cgroup="rt.slice", kind=CgroupPartitionKind(kind), cpus=CPUSet.parse("6-7")),
     )
     assert _told(during) == [
         f"CPUs 6-7 belong to the cpuset partition rt.slice ({kind}), containers cannot have them"
@@ -115,7 +115,7 @@ def test_an_invalid_partition_takes_nothing_and_is_told(root: Path, state: str, 
 
 
 def test_one_cpu_is_one_cpu() -> None:
-    one = Partition(cgroup="rt", kind=PartitionKind.EXCLUSIVE, cpus=CPUSet([3]))
+    one = Partition(cgroup="rt", kind=CgroupPartitionKind.EXCLUSIVE, cpus=CPUSet([3]))
     assert partition_sentence(one) == (
         "CPU 3 belongs to the cpuset partition rt (cpu_exclusive), containers cannot have them"
     )

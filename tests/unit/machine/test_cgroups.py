@@ -169,13 +169,13 @@ def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tree: CgroupTree) ->
         assert put(writer, a, "2", "1").problem == "a write of cpusets takes longer than 0.5 s"
         assert tree.cpus_of("/pods/a") == "2", "CPUs first"
         assert tree.mems_of("/pods/a") == "0-1"
-        assert writer.is_blocked
+        assert writer.is_write_held_up
         assert put(writer, b, "0-7", "0-1").problem, "nobody looks meanwhile"
         assert put(writer, b, "3").problem
         assert tree.cpus_of("/pods/b") == "0-7"
         # Who waits for a lease sleeps, and nothing says that the kernel is at work.
         assert held == 3 * [(["one"], False)]
-    while writer.is_blocked:
+    while writer.is_write_held_up:
         pass
     assert tree.mems_of("/pods/a") == "1"
     assert put(writer, b, "3") == WriteOutcome(changed=True)

@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.cpu_wait import (
-    MAX_FREQUENCY_SAMPLES,
+    MAX_FREQUENCY_CPUS_PER_NODE,
     PRESSURE_FILE,
     SCHEDSTAT_FILE,
     CPUStealAndWaitTimes,
@@ -202,7 +202,7 @@ def test_of_many_cpus_some_are_read() -> None:
 
     asked, big = Asked(), machines.eight_by_32()
     assert read_frequency_by_node(asked, big) == dict.fromkeys(big.numa_nodes, 2e9)
-    assert len(asked.names) <= MAX_FREQUENCY_SAMPLES * len(big.numa_nodes) < len(big.online)
+    assert len(asked.names) <= MAX_FREQUENCY_CPUS_PER_NODE * len(big.numa_nodes) < len(big.online)
 
 
 STAT = """cpu  1 1 1 1 1 1 1 1 0 0

@@ -13,7 +13,7 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.machine.sysfs import discover_topology, read_memory, read_online
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import MachineMemoryReading, NUMAMemory, Topology
+from nri_numa.model.machine import MachineMemoryReading, NUMAMemoryReading, Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, MIB, write_sysfs, write_tree
 
@@ -570,7 +570,7 @@ def _reading(tmp_path: Path, memory: MachineMemoryReading | None = None) -> Mach
 
 def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
     reading = _reading(tmp_path)
-    assert reading.numa_nodes[1] == NUMAMemory(
+    assert reading.numa_nodes[1] == NUMAMemoryReading(
         total_bytes=16 * GIB,
         free_bytes=11 * GIB,
         reclaimable_bytes=0,
@@ -592,7 +592,7 @@ def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(
     """Once out of the cache and once to stay free."""
     if reserve:
         write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": f"{reserve}\n"})
-    used = NUMAMemory(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB)
+    used = NUMAMemoryReading(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB)
     numa_node = _reading(tmp_path, MachineMemoryReading(numa_nodes={0: used})).numa_nodes[0]
     assert numa_node == replace(used, reclaimable_bytes=2 * GIB - 2 * low)
 
@@ -624,7 +624,9 @@ def test_a_numa_node_that_went_away_has_no_memory(tmp_path: Path) -> None:
         tmp_path, {n: t for n, t in synthetic_sysfs_files(machine).items() if "node1" not in n}
     )
     reading = read_memory(tmp_path, machine)
-    assert reading.numa_nodes[1] == NUMAMemory(total_bytes=0, free_bytes=0, reclaimable_bytes=0)
+    assert reading.numa_nodes[1] == NUMAMemoryReading(
+        total_bytes=0, free_bytes=0, reclaimable_bytes=0
+    )
     assert reading.numa_nodes[0].free_bytes == 16 * GIB
 
 

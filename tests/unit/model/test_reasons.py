@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.model.reasons import RejectionReason, RetryCondition, read_rejection
+from nri_numa.model.reasons import RejectionReason, RetryCondition, read_reason_and_detail
 
 REJECTED = "pod shop/web, container app: cpu: 8 exclusive CPUs needed, 6 free"
 
@@ -18,7 +18,7 @@ REJECTED = "pod shop/web, container app: cpu: 8 exclusive CPUs needed, 6 free"
     ],
 )
 def test_a_rejection_is_found_in_what_runtime_and_kubelet_say(text: str) -> None:
-    found = read_rejection(text, "shop/web", "app")
+    found = read_reason_and_detail(text, "shop/web", "app")
     assert found == ("NotEnoughCPUs", "cpu: 8 exclusive CPUs needed, 6 free")
 
 
@@ -27,7 +27,7 @@ def test_a_rejection_is_found_in_what_runtime_and_kubelet_say(text: str) -> None
     ["", "image not found", f"8: {REJECTED}", f"NotEnoughCPUs: {REJECTED}".replace("web", "db")],
 )
 def test_what_is_no_rejection_of_this_container_is_none(text: str) -> None:
-    assert read_rejection(text, "shop/web", "app") is None
+    assert read_reason_and_detail(text, "shop/web", "app") is None
 
 
 def test_others_move_for_room_alone() -> None:

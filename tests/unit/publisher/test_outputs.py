@@ -22,8 +22,8 @@ from nri_numa.publisher.outbox import (
     VersionedQueue,
 )
 from nri_numa.publisher.outputs import (
+    API_SERVER_EVENT_TTL_S,
     EVENT_BURST_PER_POD,
-    EVENT_TTL_S,
     AgentOfflineCapacityOutput,
     EventOutput,
     NodeCapacityOutput,
@@ -410,7 +410,7 @@ def test_an_event_that_the_server_forgot_is_made_again_when_it_happens_again() -
 
 def test_what_is_an_hour_old_is_no_news() -> None:
     output, world = events()
-    output.add_notices([NOTICE], NOTICE.last_time + EVENT_TTL_S + 1)
+    output.add_notices([NOTICE], NOTICE.last_time + API_SERVER_EVENT_TTL_S + 1)
     world.work()
     assert (output.expired_count, world.server.requests) == (1, [])
 

@@ -13,7 +13,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device
 from nri_numa.simulate.devices import DeviceInventory
-from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
 from nri_numa.simulate.simulator import SimulatedOutcome, Simulation, plan_actions, simulate_plan
 from tests.machines.pods import container, document, outcomes, pod, replicated, the
 
@@ -50,7 +50,7 @@ def run(*documents: str, inventory: DeviceInventory = FOUR, keep_going: bool = F
         memory_gib=4,
         memory_only_gib=(2,),
     )
-    manifests = read_text("\n---\n".join(documents), "pods.yaml", "", inventory)
+    manifests = read_manifests_from_text("\n---\n".join(documents), "pods.yaml", "", inventory)
     machine = NodeModel(topology=topology, settings=Settings())
     planned = plan_actions(manifests.workloads)
     return simulate_plan(machine, planned, inventory=inventory, keep_going=keep_going)
@@ -163,7 +163,7 @@ def test_devices_are_asked_for_as_limits_by_containers_and_never_changed() -> No
 
 
 def test_without_an_inventory_they_are_passed_over_as_before() -> None:
-    manifests = read_text(wants("a", needs(gpu=1)), "pods.yaml")
+    manifests = read_manifests_from_text(wants("a", needs(gpu=1)), "pods.yaml")
     (note,) = manifests.notes
     assert "is placed without nvidia.com/gpu" in note
     assert manifests.workloads[0].pods[0].containers[0].devices == {}

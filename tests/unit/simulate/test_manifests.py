@@ -9,7 +9,12 @@ import yaml
 
 from nri_numa.demo.stage import examples_directory
 from nri_numa.model.workload import QoSClass
-from nri_numa.simulate.manifests import ManifestError, Manifests, read_files, read_text
+from nri_numa.simulate.manifests import (
+    ManifestError,
+    Manifests,
+    read_manifests,
+    read_manifests_from_text,
+)
 from nri_numa.simulate.pods import ContainerRole, Workload
 
 POD = """
@@ -22,17 +27,21 @@ spec:
 
 
 def pods(text: str) -> list[str]:
-    return [pod.full_name for workload in read_text(text).workloads for pod in workload.pods]
+    return [
+        pod.full_name
+        for workload in read_manifests_from_text(text).workloads
+        for pod in workload.pods
+    ]
 
 
 def only(text: str) -> Workload:
-    (workload,) = read_text(text).workloads
+    (workload,) = read_manifests_from_text(text).workloads
     return workload
 
 
 def problems(text: str, counted: str = "") -> tuple[str, ...]:
     with pytest.raises(ManifestError) as caught:
-        read_text(text, "f.yaml", counted)
+        read_manifests_from_text(text, "f.yaml", counted)
     return caught.value.problems
 
 
@@ -137,7 +146,7 @@ def test_claims_of_a_container_are_told_once_for_all_pods_of_a_workload() -> Non
     spec["resourceClaims"] = [{"name": "numa", "resourceClaimTemplateName": "four"}]
     claims = [{"name": "numa", "request": "a"}, {"name": "numa", "request": "b"}]
     spec["containers"][0].setdefault("resources", {})["claims"] = claims
-    read = read_text(yaml.safe_dump(document))
+    read = read_manifests_from_text(yaml.safe_dump(document))
     assert [one.containers[0].claims for one in read.workloads[0].pods] == [("numa",)] * 3
     name = spec["containers"][0]["name"]
     assert read.notes == (
@@ -156,7 +165,7 @@ def test_other_kinds_are_passed_over_with_a_note_and_slips_are_not() -> None:
         ("JobSet", "jobset.x-k8s.io/v1alpha2", "pods that a controller makes of 'JobSet' are"),
         ("VirtualMachine", "kubevirt.io/v1", "what counts of a VirtualMachine is its launcher pod"),
     ]
-    read = read_text(
+    read = read_manifests_from_text(
         "\n---\n".join([POD, *(f"{{kind: {k}, apiVersion: {v}}}" for k, v, _ in others)])
     )
     assert len(read.workloads) == 1
@@ -172,7 +181,7 @@ def test_other_kinds_are_passed_over_with_a_note_and_slips_are_not() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Running", "[]"])
 def test_pods_that_have_ended_take_nothing(phase: str) -> None:
-    read = read_text(f"{POD}status: {{phase: {phase}}}\n---\n{POD}")
+    read = read_manifests_from_text(f"{POD}status: {{phase: {phase}}}\n---\n{POD}")
     ended = phase in ("Succeeded", "Failed")
     assert len(read.workloads) == 2 - ended
     assert read.notes == ("1 pod with phase Succeeded or Failed: left out",) * ended
@@ -219,7 +228,9 @@ def test_huge_pages_are_read_by_size() -> None:
 
 
 def test_devices_are_noted_since_nobody_knows_where_they_are() -> None:
-    read = read_text(resources("{limits: {example.com/gpu: 1, ephemeral-storage: 1Gi}}"))
+    read = read_manifests_from_text(
+        resources("{limits: {example.com/gpu: 1, ephemeral-storage: 1Gi}}")
+    )
     assert len(read.notes) == 1
     assert "example.com/gpu" in read.notes[0]
 
@@ -346,7 +357,7 @@ def test_slots_are_whole_cpus_however_they_are_written() -> None:
         ("{limits: {example.com/cpu: '2e0'}, requests: {example.com/cpu: 2}}", 2),
         ("{}", 0),
     ):
-        read = read_text(resources(text), "f.yaml", "example.com/cpu")
+        read = read_manifests_from_text(resources(text), "f.yaml", "example.com/cpu")
         assert read.workloads[0].pods[0].containers[0].slots == slots
 
 
@@ -358,7 +369,7 @@ def test_all_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("a: 1\na: 2")
     (tmp_path / "notes.txt").write_text("not a manifest")
     with pytest.raises(ManifestError) as caught:
-        read_files([tmp_path, tmp_path / "missing.yaml"])
+        read_manifests([tmp_path, tmp_path / "missing.yaml"])
     named = [problem.removeprefix(f"{tmp_path}/") for problem in caught.value.problems]
     assert [name.split(" ")[0].rstrip(",:") for name in named] == [
         "a.yaml",
@@ -375,11 +386,11 @@ def test_all_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:
 
 def test_what_cannot_be_manifests_is_told(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="expected manifests"):
-        read_files([tmp_path])
+        read_manifests([tmp_path])
     huge = tmp_path / "huge.yaml"
     huge.write_text("#" * (9 << 20))
     with pytest.raises(ManifestError, match="larger than 8 MiB"):
-        read_files([huge])
+        read_manifests([huge])
 
 
 # --- the examples ---------------------------------------------------------------------------------
@@ -396,7 +407,7 @@ def test_the_installed_examples_are_those_of_the_configuration_folder() -> None:
 @pytest.mark.parametrize("path", sorted(CANONICAL.glob("*.yaml")), ids=lambda path: path.name)
 def test_an_example_is_read_and_explains_itself(path: Path) -> None:
     assert path.read_text().startswith("# ")
-    read: Manifests = read_files([path])
+    read: Manifests = read_manifests([path])
     assert read.workloads
     assert read.notes == ()
     for document in yaml.safe_load_all(path.read_text()):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.simulate.manifests import ManifestError, read_text
+from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
 from nri_numa.simulate.pods import ContainerRole
 from nri_numa.simulate.simulator import PodAction, SimulatedOutcome, Simulation, plan_actions
 from tests.machines.named import snc_smt
@@ -21,7 +21,7 @@ BEST_EFFORT = {"policy": "best-effort"}
 
 def problems(*documents: str) -> tuple[str, ...]:
     with pytest.raises(ManifestError) as caught:
-        plan_actions(read_text("\n---\n".join(documents), "f.yaml").workloads)
+        plan_actions(read_manifests_from_text("\n---\n".join(documents), "f.yaml").workloads)
     return caught.value.problems
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nri_numa.safe_yaml import MAX_YAML_DEPTH, yaml_problem_text
-from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, parse_documents, value_text
+from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, load_yaml_documents, value_text
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, parse_documents,
     ],
 )
 def test_a_value_is_what_kubernetes_takes_it_for(text: str, value: object) -> None:
-    (document,) = parse_documents(text)
+    (document,) = load_yaml_documents(text)
     assert (document, type(document)) == (value, type(value))
 
 
 def test_several_documents_come_in_order() -> None:
-    assert list(parse_documents("a: 1\n---\n---\nb: 2\n")) == [{"a": 1}, None, {"b": 2}]
+    assert list(load_yaml_documents("a: 1\n---\n---\nb: 2\n")) == [{"a": 1}, None, {"b": 2}]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_several_documents_come_in_order() -> None:
 )
 def test_what_is_no_manifest_is_told_in_one_line(text: str, words: str) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
-        list(parse_documents(text))
+        list(load_yaml_documents(text))
     problem = yaml_problem_text(caught.value, text)
     assert words in problem
     assert "\n" not in problem
@@ -66,9 +66,9 @@ def test_what_is_no_manifest_is_told_in_one_line(text: str, words: str) -> None:
 
 def test_depth_and_number_of_documents_are_bounded() -> None:
     with pytest.raises(yaml.YAMLError, match="levels deep"):
-        list(parse_documents("[" * (MAX_YAML_DEPTH + 1)))
+        list(load_yaml_documents("[" * (MAX_YAML_DEPTH + 1)))
     with pytest.raises(yaml.YAMLError, match="documents"):
-        list(parse_documents("--- a\n" * (MAX_MANIFEST_DOCUMENTS + 1)))
+        list(load_yaml_documents("--- a\n" * (MAX_MANIFEST_DOCUMENTS + 1)))
 
 
 def levels(count: int, text: str = "{l%d: &a%d [%s]}") -> str:
@@ -95,7 +95,7 @@ def levels(count: int, text: str = "{l%d: &a%d [%s]}") -> str:
 )
 def test_what_aliases_stand_for_is_bounded(text: str) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
-        for _ in parse_documents(text):
+        for _ in load_yaml_documents(text):
             pass
     assert re.fullmatch(
         r"line \d+, column \d+: aliases stand for 1\d{5} nodes, expected at most 100000",
@@ -104,9 +104,9 @@ def test_what_aliases_stand_for_is_bounded(text: str) -> None:
 
 
 def test_aliases_below_the_bound_and_large_texts_without_any_are_read() -> None:
-    (document,) = parse_documents(levels(4))
+    (document,) = load_yaml_documents(levels(4))
     assert document[3]["l3"][9][9][9] == ["x"] * 10
-    (document,) = parse_documents("- x\n" * 100_001)
+    (document,) = load_yaml_documents("- x\n" * 100_001)
     assert len(document) == 100_001
 
 

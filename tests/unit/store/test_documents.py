@@ -7,7 +7,7 @@ import io
 import pytest
 
 from nri_numa.engine.state import NodeState
-from nri_numa.model.workload import StateChange
+from nri_numa.model.workload import ChangedStateIds
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.journal import state_from
@@ -80,7 +80,7 @@ def test_what_older_versions_said_in_the_reason_alone_is_known(
 
 BEFORE = NodeState()
 AFTER = BEFORE.with_allocation(allocation())
-CHANGE = StateChange(containers=("c",), pods=("u",))
+CHANGE = ChangedStateIds(containers=("c",), pods=("u",))
 
 
 def test_a_disk_that_is_full_for_a_while_is_said_when_it_is_and_when_it_was() -> None:

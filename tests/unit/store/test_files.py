@@ -15,7 +15,7 @@ from nri_numa.errors import CheckpointError
 from nri_numa.store import notices as notices_module
 from nri_numa.store.checkpoint import CheckpointStore, JournalContents, read_checkpoint
 from nri_numa.store.files import (
-    KEY_FILE_NAME,
+    SIGNING_KEY_FILE_NAME,
     directory_problem,
     file_obstacle,
     load_or_create_signing_key,
@@ -227,7 +227,7 @@ def test_the_key_is_made_once_and_for_the_owner_only(state: Path) -> None:
     assert read_key(str(state)) == b""
     key, problems = key_of(state)
     assert (len(key), problems) == (32, [])
-    assert (state / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert (state / SIGNING_KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
     assert key_of(state) == (key, [])
     assert key_of(state, writable=False) == (key, [])
     assert read_key(str(state)) == key
@@ -261,17 +261,17 @@ def test_a_key_that_lies_in_an_untrusted_directory_is_not_used(state: Path) -> N
 def test_a_key_that_cannot_be_used_is_replaced(
     state: Path, content: bytes, mode: int, said: str
 ) -> None:
-    (state / KEY_FILE_NAME).write_bytes(content)
-    (state / KEY_FILE_NAME).chmod(mode)
+    (state / SIGNING_KEY_FILE_NAME).write_bytes(content)
+    (state / SIGNING_KEY_FILE_NAME).chmod(mode)
     key, (problem,) = key_of(state)
-    assert problem.startswith(f"{state / KEY_FILE_NAME}: {said}")
+    assert problem.startswith(f"{state / SIGNING_KEY_FILE_NAME}: {said}")
     assert key.hex().encode() != content
     assert key_of(state) == (key, [])
 
 
 @pytest.mark.parametrize("sort", ["fifo", "link", "device"])
 def test_what_is_no_file_in_place_of_the_key_is_replaced(state: Path, sort: str) -> None:
-    said = planted(sort, state / KEY_FILE_NAME)
+    said = planted(sort, state / SIGNING_KEY_FILE_NAME)
     os.symlink("/etc/passwd", state / "key.tmp")
     key, (problem,) = key_of(state)
     assert said in problem or "symbolic links" in problem
@@ -280,7 +280,7 @@ def test_what_is_no_file_in_place_of_the_key_is_replaced(state: Path, sort: str)
 
 
 def test_a_key_that_cannot_be_written_is_said(state: Path) -> None:
-    (state / KEY_FILE_NAME).mkdir()
+    (state / SIGNING_KEY_FILE_NAME).mkdir()
     key, problems = key_of(state)
     assert len(key) == 32
     assert "is a directory" in problems[0]

@@ -13,13 +13,13 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import Charge, ContainerKind, NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUAmount, Quota, QuotasAndPoolFloor, Settings
+from nri_numa.model.settings import CPUAmount, CPUWithholdingQuota, QuotasAndPoolFloor, Settings
 from tests.beds.allocations import allocation
 from tests.beds.world import GIB, World, pod, resources
 from tests.machines import named as machines
 
 FREE = NodeState()
-THREE = Quota(exclusive=CPUAmount(3))
+THREE = CPUWithholdingQuota(exclusive=CPUAmount(3))
 
 
 def machine(

@@ -27,7 +27,7 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.settings import ALL_CPUS_AMOUNT, CPUAmount, Permission, Rule, Settings
+from nri_numa.model.settings import ALL_CPUS_AMOUNT, AnnotationPermission, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
     ALWAYS_BUSY_SCHEDULE,
     NEVER_BUSY_SCHEDULE,
@@ -36,7 +36,7 @@ from nri_numa.model.workload import (
     BusySchedule,
     Container,
     CPUMode,
-    DeviceAlignment,
+    DeviceAlignmentMode,
     MemoryPolicy,
     OnFailure,
     PlacementOptions,
@@ -98,7 +98,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "cpus": CPUMode,
     "smt": SMT,
     "on-failure": OnFailure,
-    "devices": DeviceAlignment,
+    "devices": DeviceAlignmentMode,
     "mempolicy": MemoryPolicy,
 }
 
@@ -123,7 +123,7 @@ def test_every_value_of_every_key_is_understood(key: str, value: str, expected: 
     assert requested.source_text(key) == f"annotation {PREFIX}/{key}"
     assert check_value(key, value) is None
     # The end of a block scalar, which a permission does not see either.
-    only = Permission(name="only", keys=(key,), values={key: (value,)})
+    only = AnnotationPermission(name="only", keys=(key,), values={key: (value,)})
     trimmed = good({f"{PREFIX}/{key}": f"{value}\n"}, Settings(permissions=(only,)))
     assert trimmed == replace(requested, permission="only")
 

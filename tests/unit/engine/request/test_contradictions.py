@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import Allocation, ContainerKind, find_contradiction
+from nri_numa.engine.state import Allocation, ContainerKind, find_allocation_contradiction
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.store import journal
 from tests.beds.allocations import allocation
@@ -36,7 +36,7 @@ def document_of(allocation: Allocation) -> dict[str, Any]:
 
 @pytest.mark.parametrize("good", [OWNER, SHARED, replace(OWNER, kind=ContainerKind.LISTED)])
 def test_what_can_be_true_is_believed(good: Allocation) -> None:
-    assert find_contradiction(good) == ""
+    assert find_allocation_contradiction(good) == ""
     read_back = journal.allocation_from("c", document_of(good))
     assert read_back == good
 
@@ -54,7 +54,7 @@ def test_what_can_be_true_is_believed(good: Allocation) -> None:
     ],
 )
 def test_what_cannot_be_true_is_left_out_with_a_reason(bad: Allocation, reason: str) -> None:
-    assert reason in find_contradiction(bad)
+    assert reason in find_allocation_contradiction(bad)
     document = document_of(bad)
     state, problems = journal.state_from({"c/c": document})
     assert not state.allocations

@@ -175,10 +175,10 @@ def test_a_client_matches_answers_in_any_order_and_ignores_strange_ones() -> Non
         (first, RESPONSE, good),
     ):
         client.receive_data(ttrpc.encode_message(stream, message_type, body))
-    assert client.next_reply() == ttrpc.Reply(
+    assert client.next_reply() == ttrpc.CallReply(
         stream=second, payload=b"", status=ttrpc.CallStatus(code=99, message="?")
     )
-    assert client.next_reply() == ttrpc.Reply(stream=first, payload=b"y", status=None)
+    assert client.next_reply() == ttrpc.CallReply(stream=first, payload=b"y", status=None)
     assert client.next_reply() is None
 
 

@@ -408,7 +408,7 @@ def pod_state_change(
     ids, old, new = after.pods[uid].containers, before.allocations, after.allocations
     if uid in before.pods:
         ids |= before.pods[uid].containers
-    if len(ids) == 1:
+    if ids == {container_id}:
         return ChangedStateIds((container_id,), (uid,))
     changed_ids = sorted(i for i in ids - {container_id} if old.get(i) is not new.get(i))
     return ChangedStateIds((container_id, *changed_ids), (uid,))

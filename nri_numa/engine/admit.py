@@ -359,8 +359,8 @@ def unpinned_allocation(
 ) -> Allocation | None:
     """What `admit` gives a container that nothing pins or asks to pin; None for any other.
 
-    Such a container has nothing and is allocated nothing, so it makes no difference to others, and
-    a node full of them can be taken in without deciding about one after the other.
+    Such a container is allocated nothing, and only what memory it requests makes a difference to
+    others, so a node full of them can be taken in without deciding about one after the other.
     """
     if container.resources.cpus:
         return None

@@ -92,6 +92,7 @@ class _Rebuild:
         self.resized: list[tuple[Allocation, DecisionTrace]] = []
         self.decisions: list[Decision] = []
         self.unpinned: list[Allocation] = []
+        self.unbooked: list[Allocation] = []
         self.missed_starts: list[str] = []
         self.unknown_cpusets: list[str] = []
         self.undecided: list[tuple[PodSandbox, Container]] = []
@@ -246,22 +247,30 @@ class _Rebuild:
                 break
             is_single = names[container.pod_id, container.name] == 1
             self._admit_stranger(before, pod, container, is_single=is_single)
-        undecided = [self._undecided_allocation(before.pool, *one) for one in self.undecided]
-        if self.unpinned or undecided:
-            state = self.node.state.with_allocation(*self.unpinned, *undecided)
-            self.node = self.node.with_state(state)
+        self.unbooked += [self._undecided_allocation(before.pool, *one) for one in self.undecided]
+        self._book()
+
+    def _book(self) -> None:
+        """Book those that are put off until somebody looks at what they have, all at once."""
+        if self.unbooked:
+            self.node = self.node.with_state(self.node.state.with_allocation(*self.unbooked))
+            self.unbooked = []
 
     def _admit_stranger(
         self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
     ) -> None:
-        node = self.node
-        container, held = _container_and_keepable_cpus(node, before.pool, stranger)
+        if pod.resources.memory_limit and self.unbooked and self.unbooked[-1].pod_uid == pod.uid:
+            self._book()  # one of its pod counts for it
+        container, held = _container_and_keepable_cpus(self.node, before.pool, stranger)
         resolved = self.machine.options_resolver(pod, container)
         if is_single:
-            unpinned = unpinned_allocation(node, pod, container, resolved)
+            unpinned = unpinned_allocation(self.node, pod, container, resolved)
             if unpinned is not None:
                 self.unpinned.append(unpinned)
+                self.unbooked.append(unpinned)
                 return
+        self._book()
+        node = self.node
         decision = admit(node, pod, container, held, running=True, resolved=resolved)
         if isinstance(decision, Rejected):
             self.decisions.append(decision)

@@ -179,7 +179,7 @@ def test_what_is_published_beside_isolated_cpus_is_admitted(
     for i, count in max_exclusive_by_node(world.agent.desired).items():
         of, made = _asks(1000 * count, {"policy": "single-numa-node", "cpus": "exclusive"})
         if count:
-            decision = admit(_drained_but(world, i), world.agent.state, of, made)
+            decision = admit(NodeSnapshot(_drained_but(world, i), world.agent.state), of, made)
             assert isinstance(decision, Admitted), (i, count)
 
 

@@ -162,7 +162,9 @@ class Cluster:
         made = waiting[number % len(waiting)]
         manifest = read_pod(made.document)
         one = manifest.containers[made.started]
-        found = admit(MACHINE, self.state, pod_sandbox(manifest), container_of(manifest, one, 0))
+        found = admit(
+            NodeSnapshot(MACHINE, self.state), pod_sandbox(manifest), container_of(manifest, one, 0)
+        )
         assert isinstance(found, Admitted), found.message
         self.state = found.state
         (granted,) = (
@@ -191,7 +193,7 @@ class Cluster:
         if not running:
             return
         one = running[number % len(running)]
-        self.state = forget_pod(MACHINE, self.state, uid_of(one.document)).state
+        self.state = forget_pod(NodeSnapshot(MACHINE, self.state), uid_of(one.document)).state
         one.ended = True
         if not one.left:
             self._leave(one)

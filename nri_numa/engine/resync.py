@@ -92,7 +92,7 @@ class _Rebuild:
         self.resized: list[tuple[Allocation, DecisionTrace]] = []
         self.decisions: list[Decision] = []
         self.unpinned: list[Allocation] = []
-        self.unbooked: list[Allocation] = []
+        self.booked_count = 0  # of ``unpinned``
         self.missed_starts: list[str] = []
         self.unknown_cpusets: list[str] = []
         self.undecided: list[tuple[PodSandbox, Container]] = []
@@ -247,19 +247,19 @@ class _Rebuild:
                 break
             is_single = names[container.pod_id, container.name] == 1
             self._admit_stranger(before, pod, container, is_single=is_single)
-        self.unbooked += [self._undecided_allocation(before.pool, *one) for one in self.undecided]
-        self._book()
+        self._book(self._undecided_allocation(before.pool, *one) for one in self.undecided)
 
-    def _book(self) -> None:
-        """Book those that are put off until somebody looks at what they have, all at once."""
-        if self.unbooked:
-            self.node = self.node.with_state(self.node.state.with_allocation(*self.unbooked))
-            self.unbooked = []
+    def _book(self, undecided: Iterable[Allocation] = ()) -> None:
+        """Book the unpinned, which are put off until somebody looks at what they have."""
+        allocations = [*self.unpinned[self.booked_count :], *undecided]
+        if allocations:
+            self.node = self.node.with_state(self.node.state.with_allocation(*allocations))
+            self.booked_count = len(self.unpinned)
 
     def _admit_stranger(
         self, before: NodeSnapshot, pod: PodSandbox, stranger: Container, *, is_single: bool
     ) -> None:
-        if pod.resources.memory_limit and self.unbooked and self.unbooked[-1].pod_uid == pod.uid:
+        if pod.resources.memory_limit and self.unpinned and self.unpinned[-1].pod_uid == pod.uid:
             self._book()  # one of its pod counts for it
         container, held = _container_and_keepable_cpus(self.node, before.pool, stranger)
         resolved = self.machine.options_resolver(pod, container)
@@ -267,7 +267,6 @@ class _Rebuild:
             unpinned = unpinned_allocation(self.node, pod, container, resolved)
             if unpinned is not None:
                 self.unpinned.append(unpinned)
-                self.unbooked.append(unpinned)
                 return
         self._book()
         node = self.node

@@ -321,3 +321,8 @@ def test_what_a_pod_has_in_all_is_expected_once() -> None:
     for name in ("a", "b"):
         world.place(of, container(of, name, resources(2, 4)))
     assert _free_gib(world) == [6, 6]
+    strangers = World(two_by_four())
+    for name in ("a", "b"):
+        strangers.meet(of, container(of, name, resources(2, 4)))
+    strangers.synchronize()
+    assert _free_gib(strangers) == [6, 6]

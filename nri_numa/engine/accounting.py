@@ -293,7 +293,18 @@ def pool_floor_text(node: NodeSnapshot, smt: SMT, count: int) -> str:
     return f"; the shared pool keeps {count_text(machine.pool_floor, 'CPU')} (sharedPool.cpus)"
 
 
-def cpus_withheld_for_pool_floor(
+def cpus_above_floors(
+    node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS, *, pair: bool = False
+) -> CPUSet:
+    """Free CPUs without those that the shared pool and its groups keep.
+
+    ``held`` are those that a container has already; ``pair`` is as in `_group_floor_cpus`.
+    """
+    free = free - _cpus_withheld_for_pool_floor(node, free - held, held)
+    return free - _group_floor_cpus(node, free, held, pair=pair)
+
+
+def _cpus_withheld_for_pool_floor(
     node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS
 ) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
@@ -473,7 +484,7 @@ def _quota_rejection(
     )
 
 
-def group_floor_cpus(
+def _group_floor_cpus(
     node: NodeSnapshot, free: CPUSet, held: CPUSet = NO_CPUS, *, pair: bool = False
 ) -> CPUSet:
     """CPUs that are not given away, so that no group of shared containers leaves its NUMA nodes.
@@ -566,8 +577,7 @@ def _free_exclusive_with_total(node: NodeSnapshot) -> tuple[dict[int, int], int]
     """
     smt = SMT(node.machine.settings.defaults.get("smt", SMT.ANY))
     free = exclusive_candidate_cpus(node, MANY_CPUS)
-    free = free - cpus_withheld_for_pool_floor(node, free)
-    free = free - group_floor_cpus(node, free, pair=smt is SMT.PAIR)
+    free = cpus_above_floors(node, free, pair=smt is SMT.PAIR)
     left = count_free_exclusive_by_node(node, free, smt, node.free_cpu_milli)
     most = min(
         max_exclusive_above_pool_floor(node, smt, MANY_CPUS),

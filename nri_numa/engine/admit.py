@@ -117,6 +117,7 @@ def _place_request(
     is_running: bool = False,
     resolved: PlacementOptions | Rejection | None = None,
 ) -> _PlacedRequest | Rejected:
+    """Place one container beside the others of its pod; nothing is booked yet."""
     vacated = _vacate_previous(node, pod, container)
     requested = _read_request(vacated, pod, container, resolved)
     if isinstance(requested, Rejection):

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import (
     check_exclusive_limits,
     count_free_exclusive_by_node,
-    cpus_withheld_for_pool_floor,
+    cpus_above_floors,
     exclusive_candidate_cpus,
-    group_floor_cpus,
     split_cpu_milli,
     take_avoiding_contended,
 )
@@ -243,8 +242,7 @@ class _Resize:
         case, node = self.case, self.case.node
         free = exclusive_candidate_cpus(node, count)
         avoided = held & node.machine.avoided_isolated_cpus(count)
-        free = free - cpus_withheld_for_pool_floor(node, free - held, held)
-        free = free - group_floor_cpus(node, free, held)
+        free = cpus_above_floors(node, free, held)
         home, smt = self._own_nodes(), self._effective_smt()
         limits = count_free_exclusive_by_node(node, free | held, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import (
     count_free_exclusive_by_node,
-    cpus_withheld_for_pool_floor,
+    cpus_above_floors,
     exclusive_candidate_cpus,
-    group_floor_cpus,
     max_exclusive_above_pool_floor,
     whole_core_counts,
 )
@@ -109,9 +108,7 @@ def free_resources(case: PlacementRequest) -> FreeResources:
     cpu_left = node.free_cpu_milli if demand.exclusive_cpus else node.free_shared_milli
     free_by_node: dict[int, int] = {}
     if demand.exclusive_cpus:
-        free_cpus = free_cpus - cpus_withheld_for_pool_floor(node, free_cpus)
-        is_pair = case.effective_smt is SMT.PAIR
-        free_cpus = free_cpus - group_floor_cpus(node, free_cpus, pair=is_pair)
+        free_cpus = cpus_above_floors(node, free_cpus, pair=case.effective_smt is SMT.PAIR)
         free_by_node = count_free_exclusive_by_node(node, free_cpus, case.effective_smt, cpu_left)
         if case.effective_smt is SMT.FULL_CORE and not case.uses_kubelet_rules:
             need = demand.exclusive_cpus

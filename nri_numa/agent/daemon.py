@@ -52,7 +52,7 @@ from nri_numa.agent.reload import (
     report_polling,
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
-from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
+from nri_numa.agent.serving import HTTPThread
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
     AgentConfig,
@@ -82,6 +82,8 @@ from nri_numa.store.notices import NoticeFile
 
 if TYPE_CHECKING:
     from nri_numa.agent.late_starts import LateStarts
+    from nri_numa.agent.usage import UsageWatches
+    from nri_numa.agent.view import LiveView
 
 log = logs.get_logger("daemon")
 
@@ -251,22 +253,7 @@ class Daemon:
         self.serving: HTTPThread | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
             self.serving = HTTPThread(
-                config,
-                agent,
-                metrics,
-                ProcessInfo(__version__, name, started),
-                self.runtime,
-                OptionalParts(
-                    readings=self._rereading,
-                    unmatched=self.unmatched,
-                    kubelet=self._beside,
-                    devices=self._devices,
-                    measured=self._steal,
-                    late_starts=self._late,
-                    pods=self._pending_pods,
-                ),
-                clock=clock,
-                gaps=gaps,
+                config, agent, metrics, partial(self._new_view, name), clock=clock, gaps=gaps
             )
         log.info(
             "starting",
@@ -443,6 +430,21 @@ class Daemon:
             self.metrics.record_loop_lag(max(gaps))
 
     # --- called by the link -----------------------------------------------------------------------
+
+    def _new_view(self, node: str, watches: UsageWatches) -> LiveView:
+        from nri_numa.agent import view
+
+        more = view.OptionalParts(
+            readings=self._rereading,
+            unmatched=self.unmatched,
+            kubelet=self._beside,
+            devices=self._devices,
+            measured=self._steal,
+            late_starts=self._late,
+            pods=self._pending_pods,
+        )
+        about = view.ProcessInfo(__version__, node, self._started)
+        return view.LiveView(self.agent, about, self.runtime, more, watches, self.clock)
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""

@@ -14,10 +14,10 @@ import contextlib
 import gc
 import sys
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from nri_numa import __version__
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock, CPUBudget, LoopMonitor, YieldingSelector
 from nri_numa.config import AgentConfig
@@ -26,13 +26,8 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.agent.capacity import StealWatch
-    from nri_numa.agent.handler import PendingPods
-    from nri_numa.agent.kubelet_sync import KubeletSync
-    from nri_numa.agent.late_starts import LateStarts
-    from nri_numa.agent.links import NodeDevices, RuntimeConnection
-    from nri_numa.agent.reload import MachineReloader
-    from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
+    from nri_numa.agent.usage import UsageWatches
+    from nri_numa.agent.view import LiveView
 
 log = get_logger("http")
 
@@ -48,47 +43,15 @@ what a request of the runtime may have to wait when it comes in while HTTP is at
 value is ten times that."""
 
 
-class ProcessInfo(NamedTuple):
-    """What never changes while the process runs; ``start_time`` is a Unix time."""
-
-    version: str
-    node_name: str
-    start_time: float
-
-
-class OptionalParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What else is shown; None where it is switched off.
-
-    Attributes:
-        readings: what the kernel has left of memory.
-        unmatched: annotations that name no container of their pod.
-        kubelet: what the kubelet's managers granted, and where it and we disagree.
-        devices: the machine's.
-        measured: capacity factors that were measured.
-        late_starts: containers that were late, where they can be.
-        pods: Guaranteed pods that have no container yet.
-    """
-
-    readings: MachineReloader
-    unmatched: UnmatchedAnnotations | None = None
-    kubelet: KubeletSync | None = None
-    devices: NodeDevices | None = None
-    measured: StealWatch | None = None
-    late_starts: LateStarts | None = None
-    pods: PendingPods | None = None
-
-
 class HTTPThread:
-    """The HTTP server's life."""
+    """The HTTP server's life; ``new_view`` is called late, because what it imports takes time."""
 
     def __init__(
         self,
         config: AgentConfig,
         agent: Agent,
         metrics: Metrics,
-        about: ProcessInfo,
-        runtime: RuntimeConnection,
-        more: OptionalParts,
+        new_view: Callable[[UsageWatches], LiveView],
         *,
         clock: Clock,
         gaps: LoopMonitor,
@@ -96,9 +59,7 @@ class HTTPThread:
         self._config = config
         self._agent = agent
         self._metrics = metrics
-        self._about = about
-        self._runtime = runtime
-        self._more = more
+        self._new_view = new_view
         self._clock = clock
         self._watch = gaps
         self._share = CPUBudget()
@@ -155,21 +116,20 @@ class HTTPThread:
             await asyncio.sleep(SERVE_RETRY_S)
 
     async def _serve_api(self) -> None:
+        from nri_numa.agent.http_api import AgentServer
         from nri_numa.agent.usage import UsageWatches
-        from nri_numa.agent.view import LiveView
-        from nri_numa.web.api import AgentServer
 
         gc.freeze()  # what was imported stays for ever
         config, agent, clock = self._config, self._agent, self._clock
         watches = UsageWatches.from_config(config, agent, clock)
         tasks = watches.start_watches()
         try:
-            view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
+            view = self._new_view(watches)
             server = AgentServer(
                 config.http,
                 view,
                 self._metrics,
-                version=self._about.version,
+                version=__version__,
                 busy_for=self._watch.current_gap,
                 crowded=self._hurry_when_crowded,
             )

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from msgspec import UNSET, convert
+from msgspec import UNSET, Struct, convert
 from msgspec.structs import asdict, replace
 
 from nri_numa.agent.agent import Agent, RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import DriftById, DriftStatus
-from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
     WAITING_NOT_READ,
@@ -49,12 +48,47 @@ from nri_numa.text import human_bytes, utc_text
 from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
-    from nri_numa.agent.links import RuntimeConnection
+    from nri_numa.agent.capacity import StealWatch
+    from nri_numa.agent.handler import PendingPods
+    from nri_numa.agent.late_starts import LateStarts
+    from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.reload import MachineReloader
+    from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
 
 NO_PCIE_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
+
+
+class ProcessInfo(NamedTuple):
+    """What never changes while the process runs; ``start_time`` is a Unix time."""
+
+    version: str
+    node_name: str
+    start_time: float
+
+
+class OptionalParts(Struct, frozen=True, kw_only=True):
+    """What else is shown; None where it is switched off.
+
+    Attributes:
+        readings: what the kernel has left of memory.
+        unmatched: annotations that name no container of their pod.
+        kubelet: what the kubelet's managers granted, and where it and we disagree.
+        devices: the machine's.
+        measured: capacity factors that were measured.
+        late_starts: containers that were late, where they can be.
+        pods: Guaranteed pods that have no container yet.
+    """
+
+    readings: MachineReloader
+    unmatched: UnmatchedAnnotations | None = None
+    kubelet: KubeletSync | None = None
+    devices: NodeDevices | None = None
+    measured: StealWatch | None = None
+    late_starts: LateStarts | None = None
+    pods: PendingPods | None = None
 
 
 class AssignmentListing(NamedTuple):

@@ -76,7 +76,7 @@ def pod_message(
 # What a process imports is most of what its start costs: these are forks of one that has.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    [f"nri_numa.{each}" for each in ("agent.daemon", "agent.view", "cli.processes", "web.api")]
+    ["nri_numa.cli.processes", *(f"nri_numa.agent.{n}" for n in ("daemon", "http_api", "view"))]
 )
 
 

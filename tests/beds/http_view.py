@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from nri_numa.agent.http_api import AgentServer
 from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notice
 from nri_numa.web import responses as shown
-from nri_numa.web.api import AgentServer
 from tests.beds.loop_thread import LoopThread
 
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])

@@ -8,14 +8,14 @@ from contextlib import closing
 
 from msgspec.structs import replace
 
-from nri_numa.agent.serving import ProcessInfo
+from nri_numa.agent.http_api import AgentServer
+from nri_numa.agent.view import ProcessInfo
 from nri_numa.config import HTTP
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import RuntimeLinkStatus
 from tests.beds import world
 from tests.beds.loop_thread import LoopThread

@@ -6,9 +6,8 @@ from typing import Any
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import UsageWatches
-from nri_numa.agent.view import LiveView
+from nri_numa.agent.view import LiveView, OptionalParts, ProcessInfo
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.web.responses import RuntimeLinkStatus
 from tests.beds.world import StillClock

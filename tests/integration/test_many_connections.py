@@ -25,7 +25,7 @@ HALF = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: "
 AGENT = """
 import asyncio, sys
 from nri_numa.config import HTTP
-from nri_numa.web.api import AgentServer
+from nri_numa.agent.http_api import AgentServer
 from nri_numa.observe.metrics import Metrics
 from tests.beds.http_view import FakeView
 config = HTTP(address=sys.argv[1], tls_cert="cert.pem", tls_key="key.pem")

@@ -11,7 +11,8 @@ import pytest
 
 from nri_numa.agent import serving, view
 from nri_numa.agent.loop import LoopMonitor
-from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
+from nri_numa.agent.serving import HTTPThread
+from nri_numa.agent.usage import UsageWatches
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.model.settings import Settings
@@ -26,16 +27,14 @@ def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
     metrics = Metrics("0")
     machine = NodeModel(topology=machines.single_smt(), settings=Settings())
     agent, clock = agent_of(machine, metrics=metrics), StillClock()
-    made = HTTPThread(
-        AgentConfig(http=section),
-        agent,
-        metrics,
-        ProcessInfo("0", "", 0.0),
-        Linked(),  # type: ignore[arg-type]
-        OptionalParts(readings=Unread()),
-        clock=clock,
-        gaps=LoopMonitor(),
-    )
+
+    def new_view(watches: UsageWatches) -> view.LiveView:
+        more = view.OptionalParts(readings=Unread())
+        about, link = view.ProcessInfo("0", "", 0.0), Linked()
+        return view.LiveView(agent, about, link, more, watches, clock)  # type: ignore[arg-type]
+
+    config = AgentConfig(http=section)
+    made = HTTPThread(config, agent, metrics, new_view, clock=clock, gaps=LoopMonitor())
     return made, metrics
 
 

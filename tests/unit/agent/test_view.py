@@ -6,8 +6,7 @@ import pytest
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
-from nri_numa.agent.serving import ProcessInfo
-from nri_numa.agent.view import LiveView, zones_document
+from nri_numa.agent.view import LiveView, ProcessInfo, zones_document
 from nri_numa.engine.desired import Drift, NodeSnapshot, recorded_actual
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.node_model import MeasuredFree, NodeModel

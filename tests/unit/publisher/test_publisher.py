@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.http_api import AgentServer
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.config.sections import DRA, CapacityFromNodeAnnotationsSection, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher import traces
 from nri_numa.publisher.publisher import Publisher
-from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Assignments
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.beds.http_view import FakeView, get

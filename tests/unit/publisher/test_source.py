@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent.http_api import AgentServer
 from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.source import AgentSource, AgentUnavailable
-from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Assignments, Notices
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_publisher import until

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent import http_api
+from nri_numa.agent.http_api import AgentServer, SharedScrape
 from nri_numa.config import HTTP
 from nri_numa.errors import ConfigError
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web import api, protocol
+from nri_numa.web import protocol
 from nri_numa.web import server as server_module
-from nri_numa.web.api import AgentServer, SharedScrape
 from nri_numa.web.protocol import HTTPRequest
 from nri_numa.web.responses import Assignment, Readiness, WholeNodeAllocation
 from tests.beds.http_view import (
@@ -218,7 +219,7 @@ async def test_a_taken_port_is_said_and_taken_over_when_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Containers are placed without HTTP meanwhile, so this must not be an exception."""
-    monkeypatch.setattr(api, "LISTEN_RETRY_S", 0.01)
+    monkeypatch.setattr(http_api, "LISTEN_RETRY_S", 0.01)
     blocker = socket.socket()
     blocker.bind(("127.0.0.1", 0))
     blocker.listen()
@@ -268,8 +269,8 @@ async def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> No
 @in_loop
 async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them a proxy would cut the line and the page would call the link lost."""
-    monkeypatch.setattr(api, "HEARTBEAT_INTERVAL_S", 0.01)
-    monkeypatch.setattr(api, "CHANGE_DEBOUNCE_S", 0.0)
+    monkeypatch.setattr(http_api, "HEARTBEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(http_api, "CHANGE_DEBOUNCE_S", 0.0)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/v1/events"))
         await reader.readuntil(b": still here")
@@ -278,7 +279,7 @@ async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> N
 
 @in_loop
 async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MAX_EVENT_STREAMS", 1)
+    monkeypatch.setattr(http_api, "MAX_EVENT_STREAMS", 1)
     async with serving() as (_, address), connected(address) as (reader, writer):
         writer.write(asked(b"/v1/events"))
         await reader.readuntil(b"event: state")

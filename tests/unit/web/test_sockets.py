@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.web import api
+from nri_numa.agent import http_api
 from nri_numa.web.server import unix_listener
 from tests.beds.http_view import Reply, get, in_loop, read_reply, serving
 
@@ -84,7 +84,7 @@ def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> No
 async def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(api, "LISTEN_RETRY_S", 0.01)
+    monkeypatch.setattr(http_api, "LISTEN_RETRY_S", 0.01)
     path = tmp_path / "agent.sock"
     path.write_text("precious")
     async with serving(socket=str(path)) as (_, address):

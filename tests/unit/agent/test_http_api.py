@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from nri_numa.agent.http_api import API
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web.api import API
 from nri_numa.web.protocol import APIError, HTTPRequest, Response, Routes
 from tests.beds.http_view import FakeView, assignment
 

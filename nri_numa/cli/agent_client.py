@@ -1,16 +1,20 @@
-"""Asks a running agent over its HTTP API."""
+"""Asks a running agent over its HTTP API, for commands and for a shell that completes names."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import re
 import socket
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
+
+import click
 
 from nri_numa.cli.common import Failure, InputError, Unreachable, load_command_config
 from nri_numa.text import escape_unprintable
@@ -230,3 +234,83 @@ def _read_token(path: str) -> str:
     if not token.isprintable() or not token.isascii():
         raise InputError(f"token file {path}: holds something that is no token")
     return token
+
+
+# --- Completion of pods, namespaces and containers with what the live agent knows -----------------
+# A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
+# `COMPLETION_TIMEOUT_S` seconds, and it is empty.
+
+
+COMPLETION_TIMEOUT_S: Final = 2.0
+"""Seconds that a shell waits at most."""
+_PLAIN_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
+"""Names as Kubernetes allows them; others are not put into a command line."""
+
+
+def list_containers(ctx: click.Context) -> list[ContainerName]:
+    """The containers that the agent knows, in the order of their names; empty without an agent."""
+    found: list[ContainerName] = []
+
+    def query_agent() -> None:
+        given = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
+        with suppress(Exception):  # whatever it is, a shell shows nothing of it
+            names = new_agent_client(*given, timeout=COMPLETION_TIMEOUT_S).container_names()
+            found.extend(one for one in names if all(map(_PLAIN_NAME_PATTERN.fullmatch, one)))
+
+    # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
+    # keeps to no time limit of a socket.
+    request = threading.Thread(target=query_agent, daemon=True)
+    request.start()
+    request.join(COMPLETION_TIMEOUT_S)
+    return [] if request.is_alive() else found
+
+
+def _completion_callback(
+    choose: Callable[[click.Context, list[ContainerName], str], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """A function as click wants it of one that chooses among all names."""
+
+    def complete_name(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+        found = dict.fromkeys(choose(ctx, list_containers(ctx), begun))
+        return [name for name in found if name.startswith(begun)]
+
+    return complete_name
+
+
+@_completion_callback
+def complete_namespaces(
+    _ctx: click.Context, found: list[ContainerName], _begun: str
+) -> Iterable[str]:
+    """Of all namespaces with containers here."""
+    return (one.namespace for one in found)
+
+
+@_completion_callback
+def complete_pods(ctx: click.Context, found: list[ContainerName], _begun: str) -> Iterable[str]:
+    """Of pods by their name alone, of the namespace that is given."""
+    within = ctx.params.get("namespace")
+    return (one.pod for one in found if within in (None, one.namespace))
+
+
+@_completion_callback
+def complete_namespaced_pods(
+    ctx: click.Context, found: list[ContainerName], begun: str
+) -> Iterable[str]:
+    """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
+    within = ctx.params.get("namespace")
+    if within is None:
+        yield from (f"{one.namespace}/{one.pod}" for one in found)
+    if within is not None or begun:
+        yield from (one.pod for one in found if within in (None, one.namespace))
+
+
+@_completion_callback
+def complete_containers(
+    ctx: click.Context, found: list[ContainerName], _begun: str
+) -> Iterable[str]:
+    """Of the containers of the pod that stands before it."""
+    namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
+    within = namespace if slash else ctx.params.get("namespace")
+    for one in found:
+        if one.pod == (pod if slash else namespace) and within in (None, one.namespace):
+            yield one.container

@@ -1,14 +1,13 @@
-"""What the commands share: options, failures, the configuration, progress, completion."""
+"""What the commands share: options, failures, the configuration, progress."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -19,7 +18,6 @@ from nri_numa.errors import AgentError, ConfigError, RuntimeUnavailable, Topolog
 from nri_numa.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from nri_numa.cli.agent_client import ContainerName
     from nri_numa.config import AgentConfig
 
 DEFAULT_CONFIG_PATH: Final = "/etc/nri-numa/agent.yaml"
@@ -292,88 +290,6 @@ def show_progress(
     finally:
         done.set()
         showing.join()
-
-
-# --- Completion of pods, namespaces and containers with what the live agent knows -----------------
-# A shell waits for it with the cursor standing still: whatever is wrong, the answer is there after
-# `COMPLETION_TIMEOUT_S` seconds, and it is empty.
-
-
-COMPLETION_TIMEOUT_S: Final = 2.0
-"""Seconds that a shell waits at most."""
-_PLAIN_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
-"""Names as Kubernetes allows them; others are not put into a command line."""
-
-
-def list_containers(ctx: click.Context) -> list[ContainerName]:
-    """The containers that the agent knows, in the order of their names; empty without an agent."""
-    from nri_numa.cli.agent_client import new_agent_client
-
-    found: list[ContainerName] = []
-
-    def query_agent() -> None:
-        given = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
-        with suppress(Exception):  # whatever it is, a shell shows nothing of it
-            names = new_agent_client(*given, timeout=COMPLETION_TIMEOUT_S).container_names()
-            found.extend(one for one in names if all(map(_PLAIN_NAME_PATTERN.fullmatch, one)))
-
-    # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
-    # keeps to no time limit of a socket.
-    request = threading.Thread(target=query_agent, daemon=True)
-    request.start()
-    request.join(COMPLETION_TIMEOUT_S)
-    return [] if request.is_alive() else found
-
-
-def _completion_callback(
-    choose: Callable[[click.Context, list[ContainerName], str], Iterable[str]],
-) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """A function as click wants it of one that chooses among all names."""
-
-    def complete_name(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-        found = dict.fromkeys(choose(ctx, list_containers(ctx), begun))
-        return [name for name in found if name.startswith(begun)]
-
-    return complete_name
-
-
-@_completion_callback
-def complete_namespaces(
-    _ctx: click.Context, found: list[ContainerName], _begun: str
-) -> Iterable[str]:
-    """Of all namespaces with containers here."""
-    return (one.namespace for one in found)
-
-
-@_completion_callback
-def complete_pods(ctx: click.Context, found: list[ContainerName], _begun: str) -> Iterable[str]:
-    """Of pods by their name alone, of the namespace that is given."""
-    within = ctx.params.get("namespace")
-    return (one.pod for one in found if within in (None, one.namespace))
-
-
-@_completion_callback
-def complete_namespaced_pods(
-    ctx: click.Context, found: list[ContainerName], begun: str
-) -> Iterable[str]:
-    """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
-    within = ctx.params.get("namespace")
-    if within is None:
-        yield from (f"{one.namespace}/{one.pod}" for one in found)
-    if within is not None or begun:
-        yield from (one.pod for one in found if within in (None, one.namespace))
-
-
-@_completion_callback
-def complete_containers(
-    ctx: click.Context, found: list[ContainerName], _begun: str
-) -> Iterable[str]:
-    """Of the containers of the pod that stands before it."""
-    namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
-    within = namespace if slash else ctx.params.get("namespace")
-    for one in found:
-        if one.pod == (pod if slash else namespace) and within in (None, one.namespace):
-            yield one.container
 
 
 # --- ``nri-numa completion``: what a shell needs to complete our commands -------------------------

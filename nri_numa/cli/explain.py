@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import click
 
-from nri_numa.cli import common
 from nri_numa.cli.agent_client import (
     AgentClient,
     UnknownToAgent,
+    complete_containers,
+    complete_namespaced_pods,
+    complete_namespaces,
     new_agent_client,
     quote_path_segment,
 )
@@ -30,13 +32,13 @@ _MAX_DEVICE_IDS_SHOWN: Final = 8
 
 
 @click.command()
-@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=common.complete_namespaced_pods)
-@click.argument("container", required=False, shell_complete=common.complete_containers)
+@click.argument("pod", metavar="[NAMESPACE/]POD", shell_complete=complete_namespaced_pods)
+@click.argument("container", required=False, shell_complete=complete_containers)
 @click.option(
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=common.complete_namespaces,
+    shell_complete=complete_namespaces,
     help="The pod's namespace.  [default: all namespaces]",
 )
 @click.option(

@@ -11,8 +11,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
-from nri_numa.cli import common
-from nri_numa.cli.agent_client import AgentClient, new_agent_client, quote_path_segment
+from nri_numa.cli.agent_client import (
+    AgentClient,
+    complete_namespaces,
+    complete_pods,
+    new_agent_client,
+    quote_path_segment,
+)
 from nri_numa.cli.common import Failure, api_options, config_option, output_option, show_progress
 from nri_numa.cli.output import (
     CellWrapping,
@@ -42,7 +47,7 @@ DRIFT_MARK: Final = "!"
     "-n",
     "--namespace",
     metavar="NAME",
-    shell_complete=common.complete_namespaces,
+    shell_complete=complete_namespaces,
     help="Only containers and refusals of this namespace.  [default: all namespaces]",
 )
 @click.option(
@@ -51,7 +56,7 @@ DRIFT_MARK: Final = "!"
 @click.option(
     "--pod",
     metavar="NAME",
-    shell_complete=common.complete_pods,
+    shell_complete=complete_pods,
     help="Only containers and refusals of pods of this name.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes.")

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from nri_numa.cli import cli, common
+from nri_numa.cli import agent_client, cli
 from tests.beds.http_view import FakeView, assignment
 
 Agent = tuple[str, FakeView]
@@ -58,7 +58,7 @@ def test_names_come_from_the_agent(
     agent: Agent, words: str, last: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        common, "COMPLETION_TIMEOUT_S", 60.0
+        agent_client, "COMPLETION_TIMEOUT_S", 60.0
     )  # a busy machine is not what this is about
     agent[1].containers = [
         assignment(1),
@@ -94,7 +94,7 @@ def silent() -> Iterator[str]:
 def test_an_agent_that_is_gone_or_hangs_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete("explain", "", "127.0.0.1:1") == []
     assert complete("explain", "", "ftp://nowhere") == []
-    monkeypatch.setattr(common, "COMPLETION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(agent_client, "COMPLETION_TIMEOUT_S", 0.3)
     with silent() as address:
         assert complete("explain", "", address) == []
 

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from nri_numa.config import sections
-from nri_numa.config.schema import config_json_schema
+from nri_numa.config.layers import config_json_schema
 
 TARGET = Path(__file__).resolve().parents[1] / "config" / "agent.schema.json"
 

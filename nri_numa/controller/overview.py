@@ -1,4 +1,4 @@
-"""The NUMA nodes of all nodes, as the controller's page shows them.
+"""The NUMA nodes of all nodes, and the page that shows them: its files, and who may read it.
 
 Whether a pod fits is judged as the scheduler judges it. Pods on their way to a node are not counted
 here: the page shows what the nodes publish.
@@ -7,15 +7,19 @@ here: the page shows what the nodes publish.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from nri_numa import service
 from nri_numa.config import AgentConfig, derive_settings
+from nri_numa.kube.api import Watch
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, parse_id_list
 from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
@@ -25,6 +29,15 @@ from nri_numa.scheduler.nodes import NodeInfo, SchedulerCache
 from nri_numa.scheduler.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.text import BadQuantity, whole_bytes
+from nri_numa.web.protocol import (
+    TEXT_CONTENT_TYPE,
+    APIError,
+    HTTPRequest,
+    Response,
+    Route,
+    page_routes,
+)
+from nri_numa.web.security import TokenFile
 
 MAX_NODES_PER_OVERVIEW_ANSWER: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
@@ -32,8 +45,10 @@ INTERNAL_ADDRESS_TYPE: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
 _YIELD_EVERY_NODES: Final = 100
 """Nodes that are counted before other tasks have a turn."""
-
-
+CLUSTER_PAGE_PATH: Final = "/cluster/"
+CLUSTER_DOCUMENT_PATH: Final = "/v1/cluster"
+SHARED_PAGE_FILES: Final = ("page.css", "theme.js", "small.js", "icon.svg")
+"""Files of the agent's page."""
 DEFAULT_QUERY_POLICY: Final = "single-numa-node"
 FULL_CAPACITY_FACTOR_MILLI: Final = 1000
 """A capacity factor of 1, in thousandths."""
@@ -409,3 +424,55 @@ def fragmentation_ratio(largest: int, at_best: int) -> float:
 
 def _max_unfragmented_request(room: NodeResources) -> int:
     return min(sum(room.exclusive.free), max(room.exclusive.capacity))
+
+
+class ClusterPage:
+    """Serves the page.
+
+    Raises:
+        ConfigError: the token cannot be read.
+    """
+
+    def __init__(self, config: AgentConfig, overview: Overview, topologies: Watch) -> None:
+        section = config.controller
+        self._overview = overview
+        self._topologies = topologies
+        file = section.page.token_file
+        self._token = TokenFile(file, setting="controller.page") if file else None
+        # A revision belongs to one life of one replica.
+        self._life = uuid.uuid4().hex[:12]
+
+    def http_routes(self) -> Iterable[Route]:
+        """What is added to the controller's server."""
+        return [
+            Route("GET", CLUSTER_DOCUMENT_PATH, self._get_overview),
+            Route(
+                "GET",
+                CLUSTER_PAGE_PATH.rstrip("/"),
+                lambda _: Response(308, b"", TEXT_CONTENT_TYPE, [("Location", CLUSTER_PAGE_PATH)]),
+            ),
+            *page_routes("nri_numa.web", *SHARED_PAGE_FILES, at=CLUSTER_PAGE_PATH),
+            *page_routes("nri_numa.controller", at=CLUSTER_PAGE_PATH),
+        ]
+
+    async def _get_overview(self, request: HTTPRequest) -> Response:
+        if self._token is not None:
+            self._token.check_request_token(request)
+        problem = self._topologies.problem
+        if not self._topologies.synced.is_set():
+            raise APIError(
+                503, "NotReady", problem or "the nodes are not known yet", [("Retry-After", "2")]
+            )
+        said = repr((sorted(request.query.items()), problem))
+        asked = hashlib.sha256(said.encode()).hexdigest()[:12]
+        tag = f'"{self._life}-{self._overview.revision}-{asked}"'
+        if request.header_value(b"if-none-match") == tag.encode():
+            return Response(304, b"", headers=[("ETag", tag)])
+        try:
+            query = parse_query(request.query)
+        except BadQuery as error:
+            raise APIError(400, "BadRequest", str(error)) from error
+        document: dict[str, Any] = await self._overview.overview_document(query)
+        if problem:
+            document["stale"] = problem
+        return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])

@@ -29,8 +29,7 @@ from nri_numa.controller.capacity import (
     parse_capacity_put,
 )
 from nri_numa.controller.evictor import HostStealEvictor, NUMANodeDrainEvictor
-from nri_numa.controller.overview import Overview
-from nri_numa.controller.page import ClusterPage
+from nri_numa.controller.overview import ClusterPage, Overview
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of

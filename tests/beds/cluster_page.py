@@ -10,8 +10,8 @@ from typing import Any
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
+from nri_numa.controller.overview import ClusterPage as ServedPage
 from nri_numa.controller.overview import Overview
-from nri_numa.controller.page import ClusterPage as ServedPage
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.scheduler.topology_reader import decode_topology

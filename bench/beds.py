@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nri_numa.cluster.pods import PERIOD, cfs_quota_of, cpu_shares_of
 from nri_numa.machine.synthetic import build_synthetic_topology, synthetic_sysfs_files
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.simulate.pods import PERIOD, cfs_quota_of, cpu_shares_of
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -26,12 +26,12 @@ COLUMNS: Final[Mapping[str, int]] = {
     "web": 60, "kubelet": 180, "store": 300, "nri": 420, "simulate": 540, "cri": 660,
     "device_plugin": 900, "dra": 900, "devices": 480, "measure": 780, "runtime": 480,
     "config": 120, "observe": 300, "engine": 300, "machine": 300, "errors": 300,
-    "safe_yaml": 180, "text": 420, "model": 300, "kube": 200,
+    "safe_yaml": 180, "text": 420, "model": 300, "kube": 200, "cluster": 540,
     "service": 340,
 }  # fmt: skip
 """Where a room stands in its row, by its middle; a new room is given a place here."""
 
-PURE: Final = ("engine", "model")
+PURE: Final = ("cluster", "engine", "model")
 WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 968, 76, 104, 36, 16
 
 _INK, _LINE, _GROUND = "#1f2933", "#5b6875", "#f6f8fa"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from nri_numa.cluster.pods import container_of, pod_sandbox
 from nri_numa.engine.accounting import max_exclusive_by_node
 from nri_numa.engine.admit import admit, forget_pod, release_container
 from nri_numa.engine.decision import Admitted
@@ -22,7 +23,6 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.simulate.manifests import read_manifests_from_text
-from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 
 SECONDS = "bench.example.com/seconds"

@@ -16,6 +16,11 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.cluster.manifests import value_text
+from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.controller.evictor import would_be_recreated
 from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
@@ -23,12 +28,7 @@ from nri_numa.kube.requests import mapping_or_empty, text_in_section
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
 from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
-from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.topology_reader import decode_topology
-from nri_numa.simulate.manifests import value_text
 
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")

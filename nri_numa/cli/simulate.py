@@ -125,8 +125,8 @@ def simulate(
         ctx.exit(_simulate_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
     from nri_numa.cli.machine import choose_machine_source, read_machine
+    from nri_numa.cluster.pods import ineffective_annotation_sentences
     from nri_numa.simulate.manifests import read_manifests
-    from nri_numa.simulate.pods import ineffective_annotation_sentences
     from nri_numa.simulate.simulator import plan_actions
     from nri_numa.simulate.simulator import simulate_plan as run
 
@@ -192,7 +192,7 @@ def simulate(
 @contextmanager
 def _combine_errors(where: str) -> Iterator[None]:
     """Every mistake that is found, one on each line."""
-    from nri_numa.simulate.manifests import ManifestError
+    from nri_numa.cluster.manifests import ManifestError
 
     try:
         yield

@@ -23,17 +23,18 @@ from nri_numa.cli.captured_cluster import (
 )
 from nri_numa.cli.common import InputError, Unreachable, show_progress
 from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lines
+from nri_numa.cluster.manifests import ManifestError
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.pods import PodManifest, Workload, ineffective_annotation_sentences
 from nri_numa.model.machine import count_text
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.simulate.manifests import ManifestError, load_yaml_documents, read_input_text
-from nri_numa.simulate.pods import PodManifest, Workload, ineffective_annotation_sentences
+from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 from nri_numa.text import escape_unprintable, human_bytes
 
 MAX_CAPTURE_BYTES: Final = 256 << 20

@@ -15,13 +15,13 @@ from nri_numa.cli.output import (
     terminal_width,
     wrap_text,
 )
+from nri_numa.cluster.pods import ContainerRole
 from nri_numa.engine.explain import explanation as explaining
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import ContainerKind as Placement
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology, count_text, human_cpu_number, numa_text
 from nri_numa.model.workload import Device
-from nri_numa.simulate.pods import ContainerRole
 from nri_numa.simulate.simulator import (
     ContainerOutcome,
     NUMANodeFill,

@@ -18,16 +18,16 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from nri_numa import service
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import POLICY_NAMES, PodReader
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, derive_settings
 from nri_numa.kube.api import Watch
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, parse_id_list
 from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import NodeInfo, SchedulerCache
-from nri_numa.scheduler.pod_reader import POLICY_NAMES, PodReader
-from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.text import BadQuantity, whole_bytes
 from nri_numa.web.protocol import (
     TEXT_CONTENT_TYPE,

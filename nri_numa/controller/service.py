@@ -19,6 +19,8 @@ from yarl import URL
 
 from nri_numa import __version__, service
 from nri_numa import config as configuration
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.topology_reader import TopologyValidity
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
 from nri_numa.config.sections import DrainEviction, StealEviction, StuckEviction
 from nri_numa.controller import capacity, evictor
@@ -40,8 +42,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
 from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate, TokenFile

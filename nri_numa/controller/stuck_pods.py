@@ -23,6 +23,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.controller.evictor import (
     EvictionCandidate,
     EvictionPace,
@@ -34,9 +36,7 @@ from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_
 from nri_numa.model.reasons import read_reason_and_detail
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
-from nri_numa.scheduler.pod_request import PodRequest
 
 WAITING_REASON: Final = "CreateContainerError"
 REJECTION_EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from nri_numa.cli.common import show_progress
 from nri_numa.cli.output import DEFAULT_WIDTH_COLUMNS, is_coloured, wrap_text
+from nri_numa.cluster.pods import ContainerManifest, ContainerRole, PodManifest
 from nri_numa.demo.runtime import DemoContainer, PodOperationFailed
 from nri_numa.demo.stage import (
     ANNOTATION_PREFIX,
@@ -38,7 +39,6 @@ from nri_numa.demo.stage import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
-from nri_numa.simulate.pods import ContainerManifest, ContainerRole, PodManifest
 from nri_numa.text import human_bytes
 
 bold_text = functools.partial(click.style, bold=True)

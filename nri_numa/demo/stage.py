@@ -17,6 +17,7 @@ import click
 import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import parse_synthetic
+from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.demo.runtime import DemoContainer, DemoContainerState, DemoRuntime, PodOperationFailed
 from nri_numa.machine.synthetic import synthetic_sysfs_files
 from nri_numa.model.cpuset import CPUSet
@@ -24,7 +25,6 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests import read_manifests_from_text
-from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.text import human_bytes
 
 ANNOTATION_PREFIX = "numa.kubernetes.io/"

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.request.annotations import (
@@ -23,8 +25,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Unfit
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.protocol import BindingArgs
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S, PodWatcher
 

@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
+from nri_numa.cluster.node_resources import NO_NODE_RESOURCES, NodeResources, UnreadableTopology
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import (
     Fit,
@@ -21,9 +23,7 @@ from nri_numa.scheduler.fit import (
     evaluate_fit,
     min_near_best_score_key,
 )
-from nri_numa.scheduler.node_resources import NO_NODE_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_request import PodRequest
 
 NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
 AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"

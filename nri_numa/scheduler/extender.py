@@ -10,6 +10,8 @@ from typing import Final
 
 from nri_numa import __version__, service
 from nri_numa import config as configuration
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import MissingTopologyAction
@@ -22,8 +24,6 @@ from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.watcher import (
     PENDING_BOUND_PODS_SELECTOR,
     PODS_PATH,

@@ -22,6 +22,13 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.cluster.node_resources import AmountByPosition, NodeResources, ResourceCounts
+from nri_numa.cluster.pod_request import (
+    EXTENDED_RESOURCE_MARK,
+    ContainerRequest,
+    PodRequest,
+    peak_request,
+)
 from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES, ResourceDemand
 from nri_numa.engine.align.policies import (
     AlignmentRequest,
@@ -32,13 +39,6 @@ from nri_numa.engine.place.computed import strategy_keys
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit, count_text
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_resources import AmountByPosition, NodeResources, ResourceCounts
-from nri_numa.scheduler.pod_request import (
-    EXTENDED_RESOURCE_MARK,
-    ContainerRequest,
-    PodRequest,
-    peak_request,
-)
 
 STRICT_POLICIES: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 MAX_SCORE: Final = 10

@@ -21,10 +21,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.cluster.node_resources import NodeResources, ResourceCounts, UnreadableTopology
+from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.model.counted_containers import counted_container_hash
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.node_resources import NodeResources, ResourceCounts, UnreadableTopology
-from nri_numa.scheduler.pod_request import PodRequest
 
 NodeInfo = NodeResources | UnreadableTopology
 UNCOUNTED_POD_WARNING_S: Final = 60.0

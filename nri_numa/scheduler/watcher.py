@@ -10,6 +10,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 from prometheus_client import Counter
 
+from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.topology_reader import TopologyValidity
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, uid_of
 from nri_numa.kube.requests import (
@@ -21,10 +24,7 @@ from nri_numa.kube.requests import (
 )
 from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.topology_reader import TopologyValidity
 from nri_numa.text import escape_unprintable
 
 log = get_logger("scheduler")

@@ -24,19 +24,15 @@ from typing import Final, NamedTuple
 import yaml
 
 from nri_numa import safe_yaml
+from nri_numa.cluster.manifests import ManifestError, ManifestValue
+from nri_numa.cluster.pods import ContainerRole, PodManifest
 from nri_numa.devices.lookup import DeviceHints, build_hints
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import PCI_ADDRESS
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import PCIDevice, Topology, numa_text
 from nri_numa.model.workload import Device, KnownContainerDevices
-from nri_numa.simulate.manifests import (
-    ManifestError,
-    ManifestValue,
-    load_yaml_documents,
-    read_input_text,
-)
-from nri_numa.simulate.pods import ContainerRole, PodManifest
+from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 
 DeviceInventory = Mapping[str, tuple[Device, ...]]
 """Devices by resource, in the order in which they are given away."""

@@ -18,6 +18,16 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.cluster.manifests import ManifestError
+from nri_numa.cluster.pods import (
+    ContainerManifest,
+    ContainerRole,
+    PodManifest,
+    Workload,
+    container_id,
+    container_of,
+    pod_sandbox,
+)
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
@@ -37,16 +47,6 @@ from nri_numa.simulate.devices import (
     DeviceInventory,
     DevicesByResource,
     KubeletDevices,
-)
-from nri_numa.simulate.manifests import ManifestError
-from nri_numa.simulate.pods import (
-    ContainerManifest,
-    ContainerRole,
-    PodManifest,
-    Workload,
-    container_id,
-    container_of,
-    pod_sandbox,
 )
 
 SIMULATED_UNIX_TIME: Final = 1.0

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
@@ -14,7 +15,6 @@ from nri_numa.controller.overview import ClusterPage as ServedPage
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
-from nri_numa.scheduler.topology_reader import decode_topology
 from nri_numa.web.server import MetricsAndProbeServer
 from tests.beds.loop_thread import LoopThread
 

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.controller.capacity import (
     CapacityReport,
     parse_capacity_file,
@@ -25,8 +27,6 @@ from nri_numa.scheduler import protocol
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_SCORE
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
 

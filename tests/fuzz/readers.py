@@ -16,6 +16,7 @@ import msgspec
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.agent.http_api import AgentServer
+from nri_numa.cluster.manifests import ManifestError
 from nri_numa.engine.request.annotations import resolve_placement_options
 from nri_numa.engine.request.demand import SLOTS_KEY, parse_slots, with_slots
 from nri_numa.kubelet.configuration import (
@@ -33,7 +34,7 @@ from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import NO_GRANTS
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
-from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.store.notices import NoticeFile
 from nri_numa.web.protocol import JSON_CONTENT_TYPE, HTTPConnection
 from nri_numa.web.server import ConnectionSlot

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.cluster.pods import container_of, pod_sandbox
 from nri_numa.demo import stage as demo_stage
 from nri_numa.demo.runtime import PodOperationFailed
 from nri_numa.demo.stage import (
@@ -26,7 +27,6 @@ from nri_numa.demo.stage import (
     read_example_pods,
 )
 from nri_numa.machine.sysfs import discover_topology
-from nri_numa.simulate.pods import container_of, pod_sandbox
 
 pytestmark = pytest.mark.slow
 

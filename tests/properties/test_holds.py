@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
+from nri_numa.cluster.manifests import read_pod
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pods import container_of, pod_sandbox
 from nri_numa.engine.admit import admit, forget_pod
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.desired import NodeSnapshot
@@ -32,11 +35,8 @@ from nri_numa.model.workload import Strategy
 from nri_numa.publisher import topology
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
-from nri_numa.simulate.manifests import read_pod
-from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
 
 SETTLE_S, LATER_S = 10.0, 25.0

@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import StartingCpuset
 from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
@@ -35,8 +37,6 @@ from nri_numa.publisher.topology import build_topology_contents
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single

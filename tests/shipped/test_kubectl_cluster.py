@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.scheduler.node_resources import NodeResources
-from nri_numa.scheduler.topology_reader import decode_topology
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.topology_reader import decode_topology
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run
 from tests.unit.scheduler.objects import PREFIX, topology

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig, validate_config
 from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
 from nri_numa.controller.overview import Overview, parse_query
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 

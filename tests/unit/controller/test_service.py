@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import ClusterPageSection, Controller, StuckEviction
 from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.beds.certificates import make_certificate
 from tests.beds.plugin_process import free_port
 from tests.beds.watch_clients import event_line, watch_of
@@ -332,7 +332,7 @@ def test_an_object_is_read_once_for_page_and_refused_pods(
     """Twice, it was 4,800 events in a second of CPU."""
     seen = list[Any]()
     monkeypatch.setattr(
-        "nri_numa.scheduler.topology_reader.decode_topology",
+        "nri_numa.cluster.topology_reader.decode_topology",
         lambda *of: seen.append(of) or decode_topology(*of),
     )
     name = "controller: noderesourcetopologies"

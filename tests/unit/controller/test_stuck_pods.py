@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.controller.evictor import EvictionPace
 from nri_numa.controller.stuck_pods import (
     MAX_RUNNING_PODS,
@@ -23,11 +27,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 

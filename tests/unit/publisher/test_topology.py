@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
+from nri_numa.cluster import topology_reader
+from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.pod_resources import DeviceCount
@@ -21,8 +23,6 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass
 from nri_numa.publisher import topology
 from nri_numa.publisher.topology import build_topology_contents, pods_fingerprint
-from nri_numa.scheduler import topology_reader
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.web.responses import Zones
 from tests.beds.http_view import FakeView
 from tests.beds.topology_match import Pod, passes

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
@@ -13,10 +16,7 @@ from nri_numa.model.counted_containers import (
     encode_counted_container_hashes,
 )
 from nri_numa.model.settings import Settings
-from nri_numa.scheduler.node_resources import NodeResources
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.topology_reader import decode_topology
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
 PREFIX = "numa.kubernetes.io"

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import compute_score_key
-from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
 from nri_numa.scheduler.nodes import SchedulerCache
-from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
 READER = PodReader(Settings())

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
@@ -15,10 +19,6 @@ from nri_numa.model.machine import Unit
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, WorkBudget, evaluate_fit
-from nri_numa.scheduler.node_resources import NodeResources
-from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.extender import MAX_QUESTION_BYTES, Extender
 from nri_numa.scheduler.fit import evaluate_fit
-from nri_numa.scheduler.node_resources import NodeResources
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 

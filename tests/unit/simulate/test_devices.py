@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from nri_numa.cluster.manifests import ManifestError
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device
 from nri_numa.simulate.devices import DeviceInventory
-from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import SimulatedOutcome, Simulation, plan_actions, simulate_plan
 from tests.machines.pods import container, document, outcomes, pod, replicated, the
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.cluster.manifests import ManifestError
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import PCIDevice, Topology
 from nri_numa.simulate.devices import DeviceInventory, read_inventory
-from nri_numa.simulate.manifests import ManifestError
 
 CARDS = (
     PCIDevice(address="0000:3b:00.0", kind="GPU", vendor="10de", device="20b0", numa_node=1),

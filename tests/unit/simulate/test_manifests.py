@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nri_numa.cluster.manifests import ManifestError
+from nri_numa.cluster.pods import ContainerRole, Workload
 from nri_numa.demo.stage import examples_directory
 from nri_numa.model.workload import QoSClass
-from nri_numa.simulate.manifests import (
-    ManifestError,
-    Manifests,
-    read_manifests,
-    read_manifests_from_text,
-)
-from nri_numa.simulate.pods import ContainerRole, Workload
+from nri_numa.simulate.manifests import Manifests, read_manifests, read_manifests_from_text
 
 POD = """
 apiVersion: v1

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.cluster.manifests import ManifestError
+from nri_numa.cluster.pods import ContainerRole
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.simulate.manifests import ManifestError, read_manifests_from_text
-from nri_numa.simulate.pods import ContainerRole
+from nri_numa.simulate.manifests import read_manifests_from_text
 from nri_numa.simulate.simulator import PodAction, SimulatedOutcome, Simulation, plan_actions
 from tests.machines.named import snc_smt
 from tests.machines.pods import container, document, pod, replicated, run, the

@@ -7,8 +7,9 @@ import re
 import pytest
 import yaml
 
+from nri_numa.cluster.manifests import value_text
 from nri_numa.safe_yaml import MAX_YAML_DEPTH, yaml_problem_text
-from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, load_yaml_documents, value_text
+from nri_numa.simulate.manifests import MAX_MANIFEST_DOCUMENTS, load_yaml_documents
 
 
 @pytest.mark.parametrize(

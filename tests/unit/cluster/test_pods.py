@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.demo.stage import container_message, pod_message
-from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
-from nri_numa.model.workload import QoSClass
-from nri_numa.nri.conversion import container_from, pod_from
-from nri_numa.simulate.pods import (
+from nri_numa.cluster.pods import (
     ContainerManifest,
     ContainerRole,
     PodManifest,
@@ -24,6 +20,10 @@ from nri_numa.simulate.pods import (
     resources_of,
     sum_pod_quantities,
 )
+from nri_numa.demo.stage import container_message, pod_message
+from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
+from nri_numa.model.workload import QoSClass
+from nri_numa.nri.conversion import container_from, pod_from
 
 GIB = 1 << 30
 

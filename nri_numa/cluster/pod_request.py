@@ -1,4 +1,4 @@
-"""What a pod asks for, as values: `nri_numa.scheduler.pod_reader` reads them."""
+"""What a pod asks for, as values: `nri_numa.cluster.pod_reader` reads them."""
 
 from __future__ import annotations
 

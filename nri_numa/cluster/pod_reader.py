@@ -12,6 +12,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from nri_numa.cluster.manifests import ManifestError, read_pod
+from nri_numa.cluster.pod_request import (
+    AmountByResource,
+    ContainerRequest,
+    PodRequest,
+    peak_request,
+)
+from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.engine.place.memory import (
     MEMPOLICY_KEY,
     hugepages_resource_name,
@@ -46,14 +54,6 @@ from nri_numa.model.workload import (
     QoSClass,
     Scope,
 )
-from nri_numa.scheduler.pod_request import (
-    AmountByResource,
-    ContainerRequest,
-    PodRequest,
-    peak_request,
-)
-from nri_numa.simulate.manifests import ManifestError, read_pod
-from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 
 POLICY_NAMES: Final = tuple(str(policy) for policy in Policy)
 _MAX_POD_CONTAINERS: Final = 500

@@ -13,10 +13,10 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.cluster.pod_request import ContainerRequest, PodRequest
 from nri_numa.engine.align.hints import DistanceSums
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.workload import SMT, Policy, Scope
-from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest
 
 AmountByPosition = tuple[int, ...]
 

@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import annotations_of
-from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
-from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.workload import Policy, Scope
-from nri_numa.scheduler.node_resources import (
+from nri_numa.cluster.node_resources import (
     AmountByPosition,
     NodeResource,
     NodeResources,
     UnreadableTopology,
 )
+from nri_numa.kube.requests import annotations_of
+from nri_numa.model.counted_containers import COUNTED_CONTAINERS_NRT_ATTRIBUTE
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy, Scope
 from nri_numa.text import BadQuantity, parse_exact_quantity
 
 NODE_ZONE_TYPE: Final = "Node"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
+from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.model.workload import Policy, Scope
-from nri_numa.scheduler.node_resources import NodeResources, UnreadableTopology
-from nri_numa.scheduler.topology_reader import decode_topology
 from tests.unit.scheduler.objects import GIB, PREFIX, named, table, topology
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import Policy
-from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import GIB, container, pod, single
 
 READER = PodReader(Settings())
@@ -90,7 +90,7 @@ def test_pod_level_resources_are_those_of_its_containers_once() -> None:
 
 
 def test_a_pod_is_read_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_numa.scheduler.pod_reader._MAX_CACHED_PODS", 2)
+    monkeypatch.setattr("nri_numa.cluster.pod_reader._MAX_CACHED_PODS", 2)
     reader = PodReader(Settings())
     for count in range(1, 8):
         document = single(count, name=f"p{count % 4}")

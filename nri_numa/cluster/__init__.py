@@ -1,0 +1,1 @@
+"""A cluster by its objects: Nodes, NodeResourceTopology and Pods, read into values. Pure."""

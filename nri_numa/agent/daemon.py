@@ -57,14 +57,13 @@ from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
     AgentConfig,
     InternalErrorAnswer,
-    node_name,
     parse_duration,
     parse_plugin_index,
 )
 from nri_numa.config.sections import StealTimeMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
-from nri_numa.kubelet.configuration import hostname_override
+from nri_numa.kubelet.configuration import registered_node_name
 from nri_numa.kubelet.state_files import KubeletStateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
@@ -135,7 +134,7 @@ class Daemon:
         self.clock = clock = Clock()
         started = clock.time()
         metrics.record_config_reload(at=started)
-        name = node_name(config, hostname_override)
+        name = config.node_name or registered_node_name(config.kubelet_root)
 
         topology = discover_topology(config.sysfs_root)
         for warning in topology.warnings:

@@ -197,12 +197,11 @@ def publish(config_path: str | None) -> None:
     In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
     KUBERNETES_SERVICE_PORT, and the directory of publish.credentials.
     """
-    from nri_numa.config import node_name
-    from nri_numa.kubelet.configuration import hostname_override
+    from nri_numa.kubelet.configuration import registered_node_name
     from nri_numa.publisher import publisher
 
     config = load_command_config(config_path)
-    node = node_name(config, hostname_override)
+    node = config.node_name or registered_node_name(config.kubelet_root)
     sys.exit(run_service(config, partial(publisher.run_publisher, node=node)))
 
 

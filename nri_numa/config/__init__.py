@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from nri_numa.config.derived import derive_settings, driver_sockets, node_name, slots_resource
+from nri_numa.config.derived import derive_settings, driver_sockets, slots_resource
 from nri_numa.config.layers import changed_paths, effective_document, load_config, merge_reloadable
 from nri_numa.config.problems import validate_config
 from nri_numa.config.sections import (
@@ -31,7 +31,6 @@ __all__ = [
     "is_loopback",
     "load_config",
     "merge_reloadable",
-    "node_name",
     "parse_duration",
     "parse_plugin_index",
     "slots_resource",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec.structs import asdict
 
@@ -30,17 +29,6 @@ from nri_numa.model.settings import (
     Rule,
     Settings,
 )
-
-
-def node_name(config: AgentConfig, kubelets: Callable[[str], str] = lambda root: "") -> str:
-    """The node's name for operators, and of the Node object; nothing is decided by it.
-
-    ``nodeName`` wins; in a pod the downward API sets it by the environment
-    (``NRI_NUMA_NODE_NAME`` from ``spec.nodeName``). Else it is what the kubelet of a directory was
-    set to call it (``kubelets``), else the host name in lower case, as the kubelet registers a
-    node by default.
-    """
-    return config.node_name or kubelets(config.kubelet_root) or socket.gethostname().lower()
 
 
 def slots_resource(config: AgentConfig) -> str:

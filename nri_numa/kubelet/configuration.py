@@ -8,6 +8,7 @@ the flags of the command line.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -365,10 +366,14 @@ def _read_documents(
     return documents, problems, signature
 
 
-def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:
-    """What the running kubelet calls its Node; empty where that is the host name, or not seen."""
+def registered_node_name(kubelet_root: str, proc: str = "/proc") -> str:
+    """What the running kubelet calls its Node: as it was told, or else the host name in lower case.
+
+    It is for operators where ``nodeName`` says nothing; nothing is decided by it.
+    """
     running = _find_kubelet_flags_and_root(kubelet_root, proc)
-    return running[0].hostname_override if running is not None else ""
+    told = running[0].hostname_override if running is not None else ""
+    return told or socket.gethostname().lower()
 
 
 def _find_kubelet_flags_and_root(kubelet_root: str, proc: str) -> tuple[KubeletFlags, str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +144,13 @@ def test_empty_documents_and_empty_keys_are_the_defaults(tmp_path: Path, text: s
     assert config.load_config(write(tmp_path, text)) == AgentConfig()
 
 
-def test_the_downward_apis_name_wins_over_the_files_and_the_machines(tmp_path: Path) -> None:
+def test_the_downward_apis_name_wins_over_the_files(tmp_path: Path) -> None:
     for nothing in ({}, {"NRI_NUMA_NODE_NAME": ""}):
-        assert config.node_name(config.load_config(env=nothing)) == socket.gethostname().lower()
+        assert config.load_config(env=nothing).node_name == ""
     file = write(tmp_path, "nodeName: from-file")
-    assert config.node_name(config.load_config(file)) == "from-file"
+    assert config.load_config(file).node_name == "from-file"
     loaded = config.load_config(file, env={"NRI_NUMA_NODE_NAME": "worker-7.example.org"})
-    assert config.node_name(loaded) == "worker-7.example.org"
+    assert loaded.node_name == "worker-7.example.org"
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig
 from nri_numa.config.layers import LayeredDocument, build_config
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.kubelet.configuration import (
@@ -23,10 +22,10 @@ from nri_numa.kubelet.configuration import (
     KubeletFacts,
     KubeletFlags,
     decode_kubelet_facts,
-    hostname_override,
     merge_file_and_drop_ins,
     parse_command_line,
     read_kubelet_config,
+    registered_node_name,
 )
 from nri_numa.kubelet.inherited_settings import AdoptedSettings, adopt_kubelet_settings
 from nri_numa.model.cpuset import CPUSet
@@ -379,9 +378,6 @@ def test_the_command_line_of_the_kubelet_that_uses_our_directory(
             read_kubelet_config("auto", "", str(tmp_path), str(tmp_path / "proc"))
             == DiscoveredConfig()
         )
-    # The Node is called what that kubelet was told to call it, unless the configuration says so.
-    here = AgentConfig(kubelet_root=str(tmp_path))
-    assert configuration.node_name(here, hostname_override) == "kube-node"
-    named = replace(here, node_name="worker-7")
-    assert configuration.node_name(named, hostname_override) == "worker-7"
-    assert hostname_override(str(tmp_path / "other")) == ""
+    # The Node is called what that kubelet was told to call it.
+    assert registered_node_name(str(tmp_path)) == "kube-node"
+    assert registered_node_name(str(tmp_path / "other")) == socket.gethostname().lower()

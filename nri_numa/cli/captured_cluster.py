@@ -20,13 +20,13 @@ from nri_numa.cluster.manifests import value_text
 from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.pods import is_finished, is_recreated
 from nri_numa.cluster.topology_reader import decode_topology
-from nri_numa.controller.evictor import would_be_recreated
 from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping_or_empty, text_in_section
 from nri_numa.model.cpuset import ListFormatError, NUMASet
-from nri_numa.model.workload import ENDED_POD_PHASES, Strategy
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
 from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 
@@ -160,11 +160,7 @@ def _add_captured_pod(
     node = mapping_or_empty(document.get("spec")).get("nodeName")
     phase = text_in_section(document, "status", "phase")
     room = nodes.published_resources(node) if isinstance(node, str) else None
-    if (
-        not isinstance(node, str)
-        or not isinstance(room, NodeResources)
-        or phase in ENDED_POD_PHASES
-    ):
+    if not isinstance(node, str) or not isinstance(room, NodeResources) or is_finished(document):
         return None
     request, placed = reader.read_pod_request(document), reader.scheduled_numa_nodes(document)
     if request.is_unconstrained or request.invalid_reason:
@@ -193,7 +189,7 @@ def _add_captured_pod(
         is not None
     ]
     charge = room.charge_of_placed_pod(request, placed)
-    moves = would_be_recreated(document), tuple(movers)
+    moves = is_recreated(document), tuple(movers)
     return None if charge is None else ChargedPod(name, node, charge, request, *moves)
 
 

@@ -251,18 +251,10 @@ def _simulate_cluster(
         raise click.UsageError("--cluster - and - are both standard input; expected a file of one")
     with translate_errors():
         config = configuration.load_config(path, {}, _parse_settings("--set", settings))
-    counted_by = slots_resource(config)
     with _combine_errors("the manifests"):
-        manifests = read_manifests(pods, counted_by, every_device=True)
+        manifests = read_manifests(pods, slots_resource(config), every_device=True)
     _require_pods(manifests)
-    return simulate_cluster(
-        cluster,
-        manifests.workloads,
-        configuration.derive_settings(config),
-        output,
-        counted_by,
-        config.dra.enabled,
-    )
+    return simulate_cluster(cluster, manifests.workloads, config, output)
 
 
 def _read_free_memory_and_hugepages(given: str | None, topology: Topology) -> MeasuredFree:

@@ -28,8 +28,8 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import PodManifest, Workload, ineffective_annotation_sentences
+from nri_numa.config import AgentConfig
 from nri_numa.model.machine import count_text
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
@@ -56,15 +56,12 @@ CLAIMS_NOT_JUDGED_TEXT: Final = (
 def simulate_cluster(
     file: str,
     workloads: Sequence[Workload],
-    settings: Settings,
+    config: AgentConfig,
     output: str,
-    counted_by: str = "",
-    claims: bool = False,
 ) -> int:
     """Judge pods one after another, each in what the others leave; the exit code.
 
-    The file is a capture, ``-`` for standard input. Settings, the extended resource that counts
-    exclusive CPUs, and whether our DRA driver is on (``claims``) are those of the nodes.
+    The file is a capture, ``-`` for standard input, and the configuration that of the nodes.
 
     Raises:
         InputError: the file is no capture.
@@ -72,16 +69,16 @@ def simulate_cluster(
     """
     with show_progress(f"reading {file}"):
         try:
-            reader = PodReader(settings, counted_by, claims=claims)
-            cluster = parse_capture(_read_cluster_documents(file), reader, settings.prefix)
+            reader = PodReader(config)
+            cluster = parse_capture(_read_cluster_documents(file), reader, config.annotation_prefix)
         except CaptureError as error:
             raise InputError(escape_unprintable(f"--cluster {file}: {error}")) from error
         except ManifestError as error:
             raise InputError(escape_unprintable(f"--cluster {error}")) from error
     pods = [pod for workload in workloads for pod in workload.pods]
-    mistaken = ineffective_annotation_sentences(workloads, settings.prefix)
-    nodes, candidates = cluster.nodes, VerdictCache(cluster.nodes, settings.strategy)
-    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
+    mistaken = ineffective_annotation_sentences(workloads, config.annotation_prefix)
+    nodes, candidates = cluster.nodes, VerdictCache(cluster.nodes, config.strategy)
+    claimed = config.dra.enabled and any(one.claims for pod in pods for one in pod.containers)
     with show_progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
         about = {
             "nodes": len(cluster.names),
@@ -95,9 +92,7 @@ def simulate_cluster(
             "onTheirWay": len(nodes.assumed_pods),
         }
         judged = [
-            _evaluate_pod(
-                pod, reader.build_pod_request(pod), cluster, candidates, settings.strategy
-            )
+            _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates, config.strategy)
             for pod in pods
         ]
     document = {

@@ -20,6 +20,8 @@ from nri_numa.cluster.pod_request import (
     peak_request,
 )
 from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
+from nri_numa.config.derived import derive_settings, slots_resource
+from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.place.memory import (
     MEMPOLICY_KEY,
     hugepages_resource_name,
@@ -41,7 +43,6 @@ from nri_numa.engine.state import NO_CHARGE, Charge
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.reasons import Rejection
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -65,17 +66,16 @@ _MAX_CACHED_PODS: Final = 10_000
 class PodReader:
     """Reads pods, and remembers what `filter` was asked for until `bind`.
 
-    Args:
-        settings: as the nodes have them.
-        counted: name of the extended resource that counts exclusive CPUs, as the nodes have it.
-        claims: our DRA driver is on. The NUMA nodes of its claims are chosen, and counted, by
-            kube-scheduler itself: holding others for a container would count it twice. A pod does
-            not say whose driver its claims are for, so every container with one is left out, and
-            its node has the last word.
+    Prefix, rules, defaults, permissions, what counts exclusive CPUs and whether the DRA driver is
+    on are those of the nodes. The NUMA nodes of its claims are chosen, and counted, by
+    kube-scheduler itself: holding others for a container would count it twice. A pod does not say
+    whose driver its claims are for, so every container with one is left out, and its node has the
+    last word.
     """
 
-    def __init__(self, settings: Settings, counted: str = "", *, claims: bool = False) -> None:
-        self._settings, self._counted, self._claims = settings, counted, claims
+    def __init__(self, config: AgentConfig) -> None:
+        self._settings, self._counted = derive_settings(config), slots_resource(config)
+        self._claims = config.dra.enabled
         self._known: dict[str, tuple[str, PodRequest]] = {}
 
     def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:

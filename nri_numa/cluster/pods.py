@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,8 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US as PERIOD
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER_CPU
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.kube.requests import annotations_of, mapping_or_empty, text_in_section
+from nri_numa.model.workload import ENDED_POD_PHASES, Container, PodSandbox, QoSClass, Resources
 
 MIN_CFS_QUOTA_US: Final = 1_000
 MIN_CPU_SHARES: Final = 2
@@ -156,6 +157,41 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
         sentences = [*outside, *misspelt_prefix_sentences(workload.annotations, prefix)]
         found.update((f"{workload.source}: {one}", None) for one in sentences)
     return list(found)
+
+
+# --- As the API server has them ----------------------------------------------------------------
+
+
+def is_finished(document: Mapping[str, Any]) -> bool:
+    """Whether a pod has ended: it takes nothing any more, wherever it was."""
+    return text_in_section(document, "status", "phase") in ENDED_POD_PHASES
+
+
+def is_recreated(document: Mapping[str, Any]) -> bool:
+    """Whether a pod's owner makes another one once it is evicted, which may go elsewhere.
+
+    Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
+    not come back at all. Those of kube-system are not ours to move, and a policy refuses it.
+    """
+    metadata = mapping_or_empty(document.get("metadata"))
+    if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
+        return False
+    if is_finished(document) or "kubernetes.io/config.mirror" in annotations_of(document):
+        return False
+    owner = _controller_reference(document)
+    return bool(owner) and owner.get("kind") not in ("DaemonSet", "Node")
+
+
+def controller_uid(document: Mapping[str, Any]) -> str:
+    """The uid of the controller that makes a pod again; empty for none."""
+    return str(_controller_reference(document).get("uid", ""))
+
+
+def _controller_reference(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The reference to the controller; empty where there is none. Files may say anything."""
+    listed = mapping_or_empty(document.get("metadata")).get("ownerReferences")
+    references = [mapping_or_empty(one) for one in listed] if isinstance(listed, list) else []
+    return next((one for one in references if one.get("controller")), {})
 
 
 # --- As a plugin sees them ----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from nri_numa.cluster.pods import controller_uid, is_recreated
 from nri_numa.kube.requests import (
     APIRequest,
     Outcome,
@@ -25,8 +26,6 @@ from nri_numa.kube.requests import (
     Resource,
     Verb,
     annotations_of,
-    mapping_or_empty,
-    text_in_section,
 )
 from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
@@ -38,7 +37,6 @@ from nri_numa.model.offline_capacity import (
     parse_id_list,
     parse_zone_id,
 )
-from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.publisher.desired_objects import pod_event
 from nri_numa.publisher.outbox import Output, TokenBucket, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
@@ -90,35 +88,6 @@ class EvictionCandidate:
     version: str = ""
     retry_at: float = 0.0
     failures: int = 0
-
-
-def would_be_recreated(document: Mapping[str, Any]) -> bool:
-    """Whether a pod's owner makes another one, which may go elsewhere.
-
-    Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
-    not come back at all. Those of kube-system are not ours to move, and a policy refuses it.
-    """
-    metadata = mapping_or_empty(document.get("metadata"))
-    if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
-        return False
-    if text_in_section(document, "status", "phase") in ENDED_POD_PHASES:
-        return False
-    if "kubernetes.io/config.mirror" in annotations_of(document):
-        return False
-    made_by = _controller_reference(metadata)
-    return bool(made_by) and made_by.get("kind") not in ("DaemonSet", "Node")
-
-
-def workload_of(document: Mapping[str, Any]) -> str:
-    """The uid of the controller that makes a pod again; empty for none."""
-    return str(_controller_reference(mapping_or_empty(document.get("metadata"))).get("uid", ""))
-
-
-def _controller_reference(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The reference to the controller; empty where there is none. Files may say anything."""
-    listed = metadata.get("ownerReferences")
-    references = [mapping_or_empty(one) for one in listed] if isinstance(listed, list) else []
-    return next((one for one in references if one.get("controller")), {})
 
 
 CandidateT = TypeVar("CandidateT", bound=EvictionCandidate)
@@ -394,7 +363,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         if outcome.result is not OutcomeKind.SUCCEEDED:
             return
         found: dict[str, NUMANodePod] = {}
-        for document in filter(would_be_recreated, outcome.documents):
+        for document in filter(is_recreated, outcome.documents):
             metadata = document["metadata"]
             uid = str(metadata.get("uid", ""))
             text = annotations_of(document).get(f"{self._prefix}/assigned", "")
@@ -406,7 +375,7 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
                 name=str(metadata.get("name")),
                 uid=uid,
                 node=name,
-                workload=workload_of(document),
+                workload=controller_uid(document),
                 numa_nodes=places,
             )
             if (known := self.pods.get(uid)) is not None:

@@ -21,7 +21,7 @@ from nri_numa import service
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.cluster.pod_request import PodRequest
-from nri_numa.config import AgentConfig, derive_settings
+from nri_numa.config import AgentConfig
 from nri_numa.kube.api import Watch
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, parse_id_list
@@ -200,10 +200,9 @@ class Overview:
     def __init__(self, config: AgentConfig) -> None:
         self.revision = 0
         self._prefix = config.annotation_prefix
-        found = derive_settings(config)
-        self._reader = PodReader(found)
+        self._reader = PodReader(config)
         self._nodes = SchedulerCache()
-        self._candidates = VerdictCache(self._nodes, found.strategy)
+        self._candidates = VerdictCache(self._nodes, config.strategy)
         self._drained: dict[str, frozenset[int]] = {}
         self._page = config.controller.page.node_url
         self._addresses: dict[str, str] = {}

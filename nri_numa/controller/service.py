@@ -18,10 +18,9 @@ import aiohttp
 from yarl import URL
 
 from nri_numa import __version__, service
-from nri_numa import config as configuration
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import TopologyValidity
-from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
+from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.sections import DrainEviction, StealEviction, StuckEviction
 from nri_numa.controller import capacity, evictor
 from nri_numa.controller.capacity import (
@@ -187,15 +186,13 @@ class ControllerService:
                 prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
             )
         if section.stuck.evict:
-            settings, nodes = configuration.derive_settings(config), SchedulerCache()
+            nodes = SchedulerCache()
             self.refused = StuckPodEvictor(
                 prefix,
                 _eviction_rules(section.stuck),
                 nodes,
-                VerdictCache(nodes, settings.strategy),
-                PodReader(
-                    settings, slots_resource(config), claims=config.dra.enabled
-                ).read_pod_request,
+                VerdictCache(nodes, config.strategy),
+                PodReader(config).read_pod_request,
                 now,
             )
         self._evictors = [

@@ -25,12 +25,11 @@ from msgspec import structs
 
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.pods import controller_uid, is_recreated
 from nri_numa.controller.evictor import (
     EvictionCandidate,
     EvictionPace,
     Evictor,
-    workload_of,
-    would_be_recreated,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
 from nri_numa.model.reasons import read_reason_and_detail
@@ -136,7 +135,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
         """A pod is in the phase Pending, or was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
-        said = plugin_rejection(document) if would_be_recreated(document) else ""
+        said = plugin_rejection(document) if is_recreated(document) else ""
         asks = self._asks(document) if uid and said and uid not in self._evicted else None
         if (
             asks is None
@@ -157,7 +156,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 name=str(metadata.get("name", "")),
                 uid=uid,
                 node=str(spec.get("nodeName", "")),
-                workload=workload_of(document),
+                workload=controller_uid(document),
                 version=version,
                 retry_at=now + self._rules.delay_s,
                 pod_request=asks,

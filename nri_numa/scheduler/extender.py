@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nri_numa import __version__, service
-from nri_numa import config as configuration
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, split_address
-from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import MissingTopologyAction
 from nri_numa.kube.api import KubeAPI, Watch, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
@@ -129,7 +127,6 @@ class Extender:
             if section.tls_cert
             else None
         )
-        settings = configuration.derive_settings(config)
         self.metrics = SchedulerMetrics(__version__)
         self.api = KubeAPI(section.credentials, "nri-numa-scheduler")
         # On a connection of its own: renewing must not wait behind lists and bindings.
@@ -146,10 +143,10 @@ class Extender:
             else None
         )
         self.nodes = SchedulerCache()
-        self.reader = PodReader(settings, slots_resource(config), claims=config.dra.enabled)
+        self.reader = PodReader(config)
         self.candidates = VerdictCache(
             self.nodes,
-            settings.strategy,
+            config.strategy,
             unknown_fits=section.on_missing_topology is MissingTopologyAction.ALLOW,
             narrow=section.filter_to_best,
         )

@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
+from nri_numa.cluster.pods import is_finished
 from nri_numa.cluster.topology_reader import TopologyValidity
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, uid_of
@@ -372,7 +373,7 @@ class PodWatcher(WatchHandler):
             text_in_section(document, "status", "phase"),
         )
         elsewhere = node != hold.node if node else age >= ASSUMED_POD_TIMEOUT_S
-        if uid_of(document) != hold.uid or phase in ENDED_POD_PHASES or elsewhere:
+        if uid_of(document) != hold.uid or is_finished(document) or elsewhere:
             self._wake_waiting_pods(self._nodes.forget_pod(hold.uid))
         elif phase == "Pending":
             self._nodes.pod_pending_again(hold.uid, again)

@@ -35,7 +35,7 @@ from nri_numa.cluster.manifests import (
     read_string_map,
     value_text,
 )
-from nri_numa.cluster.pods import Workload
+from nri_numa.cluster.pods import Workload, is_finished
 from nri_numa.model.machine import count_text
 from nri_numa.model.workload import ENDED_POD_PHASES
 
@@ -274,7 +274,7 @@ class _ManifestReader(PodManifestReader):
                     ManifestValue(f"{place.location}, {item.path}", "", item.value, self.problems)
                 )
             return
-        if kind == "Pod" and str(place["status"]["phase"].value) in ENDED_POD_PHASES:
+        if kind == "Pod" and is_finished(place.value):
             self.ended_pods += 1
             return
         before = len(self.problems)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nri_numa import config as configuration
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
+from nri_numa.config import AgentConfig
 from nri_numa.controller.capacity import (
     CapacityReport,
     parse_capacity_file,
@@ -51,9 +51,7 @@ class Extender(Target):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reader = PodReader(
-            configuration.derive_settings(configuration.load_config(None, {}, {}))
-        )
+        self.reader = PodReader(AgentConfig())
 
     def feed(self, data: bytes) -> str:
         """Parts end at ``%%``: the object, a body of filter, a body of bind."""

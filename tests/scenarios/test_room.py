@@ -429,7 +429,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
         nodes.update_node(name, decode_topology(build_topology_contents(PREFIX, found), PREFIX))
         found = zones_document(NodeSnapshot(world.agent.machine, NodeState()))
     judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
-    request = PodReader(Settings()).read_pod_request
+    request = PodReader(AgentConfig()).read_pod_request
     asked = request(single(6))
     assert judges.filter_nodes(asked, ["n"]).feasible == fits
     assert judges.filter_nodes(asked, ["n", "empty"]).feasible == ["empty"]

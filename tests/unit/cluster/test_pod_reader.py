@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.cluster.pod_reader import PodReader
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.config import AgentConfig, DevicePluginSection
+from nri_numa.config.sections import RuleDocument
 from nri_numa.model.workload import Policy
 from tests.unit.scheduler.objects import GIB, container, pod, single
 
-READER = PodReader(Settings())
+READER = PodReader(AgentConfig())
 
 
 def test_the_extended_resource_makes_cpus_exclusive() -> None:
     """As the device plugin does on the node."""
-    reader = PodReader(Settings(), "example.com/cpu")
+    reader = PodReader(
+        AgentConfig(device_plugin=DevicePluginSection(resource_name="example.com/cpu"))
+    )
     one = container(cpu="4", memory="1Gi")
     one["resources"]["limits"] = {**one["resources"]["limits"], "example.com/cpu": "4"}
     (need,) = reader.read_pod_request(pod(one, policy="single-numa-node")).containers
@@ -61,7 +64,7 @@ def test_a_memory_policy_without_memory_nodes_is_refused_everywhere() -> None:
     for more in ({"numamem": "0"}, {"policy": "restricted"}, {"on-failure": "unpinned"}):
         assert not READER.read_pod_request(pod(one, mempolicy="bind", **more)).invalid_reason
     assert not READER.read_pod_request(pod(one, mempolicy="local")).invalid_reason
-    ruled = PodReader(Settings(rules=(Rule(values={"mempolicy": "bind"}),)))
+    ruled = PodReader(AgentConfig(rules=(RuleDocument(keys={"mempolicy": "bind"}),)))
     assert not ruled.read_pod_request(pod(one)).invalid_reason
 
 
@@ -72,7 +75,7 @@ def test_a_pod_that_cannot_be_read_is_wrong_only_if_it_asks() -> None:
     broken["metadata"]["uid"] = "another"
     assert READER.read_pod_request(broken).is_unconstrained
     for garbage in ({}, {"metadata": 3}, {"spec": []}, {"metadata": {"annotations": [1]}}):
-        assert PodReader(Settings()).read_pod_request(garbage).is_unconstrained
+        assert PodReader(AgentConfig()).read_pod_request(garbage).is_unconstrained
 
 
 def test_pod_level_resources_are_those_of_its_containers_once() -> None:
@@ -80,7 +83,7 @@ def test_pod_level_resources_are_those_of_its_containers_once() -> None:
     document = pod(container("a"), container("b"), policy="single-numa-node")
     amounts = {"cpu": "4", "memory": "1Gi"}
     document["spec"]["resources"] = {"requests": amounts, "limits": amounts}
-    wish = PodReader(Settings()).read_pod_request(document)
+    wish = PodReader(AgentConfig()).read_pod_request(document)
     assert [(need.exclusive_cpus, need.charged_milli) for need in wish.containers] == [
         (4, 0),
         (0, 0),
@@ -91,7 +94,7 @@ def test_pod_level_resources_are_those_of_its_containers_once() -> None:
 
 def test_a_pod_is_read_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nri_numa.cluster.pod_reader._MAX_CACHED_PODS", 2)
-    reader = PodReader(Settings())
+    reader = PodReader(AgentConfig())
     for count in range(1, 8):
         document = single(count, name=f"p{count % 4}")
         document["metadata"]["resourceVersion"] = str(count)

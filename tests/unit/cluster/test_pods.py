@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from nri_numa.cluster.pods import (
     ResourceQuantities,
     cgroup_parent,
     container_of,
+    controller_uid,
+    is_recreated,
     oom_score,
     pod_sandbox,
     qos_of,
@@ -268,3 +272,39 @@ def test_what_the_runtime_sends_is_read_back_the_same(whole: PodManifest) -> Non
         # Its labels tell its name, and nothing else of them is read.
         read = container_from(container_message(container))
         assert read == replace(container, labels={})
+
+
+# --- as the API server has them -----------------------------------------------------------------
+
+OWNER = {"kind": "ReplicaSet", "uid": "rs", "controller": True}
+
+
+def document(phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "namespace": "shop", "ownerReferences": [OWNER], **metadata},
+        "status": {"phase": phase},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}]},
+        {"ownerReferences": [{"kind": "DaemonSet", "name": "ds", "controller": True}]},
+        {"ownerReferences": [{"kind": "Node", "name": "n", "controller": True}]},
+        {"deletionTimestamp": "2026-11-22T15:00:00Z"},
+        {"annotations": {"kubernetes.io/config.mirror": "x"}},
+        {"namespace": "kube-system"},
+        {"phase": "Succeeded"},
+        {"phase": "Failed"},
+    ],
+)
+def test_who_does_not_come_back_elsewhere(change: dict[str, Any]) -> None:
+    assert is_recreated(document())
+    assert not is_recreated(document(**change))
+
+
+def test_who_makes_a_pod_again() -> None:
+    assert controller_uid(document(ownerReferences=[{"kind": "Thing", "uid": "a"}, OWNER])) == "rs"
+    assert controller_uid({"metadata": {}}) == ""

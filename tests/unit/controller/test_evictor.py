@@ -18,8 +18,6 @@ from nri_numa.controller.evictor import (
     HostStealEvictor,
     NUMANodeDrainEvictor,
     parse_assigned_numa_nodes,
-    workload_of,
-    would_be_recreated,
 )
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
@@ -200,27 +198,6 @@ def test_a_failed_look_comes_again() -> None:
     assert cluster.output.next_due_at() == float("inf")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ownerReferences": []},
-        {"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}]},
-        {"ownerReferences": [{"kind": "DaemonSet", "name": "ds", "controller": True}]},
-        {"ownerReferences": [{"kind": "Node", "name": "n", "controller": True}]},
-        {"deletionTimestamp": "2026-11-22T15:00:00Z"},
-        {"annotations": {"kubernetes.io/config.mirror": "x"}},
-        {"namespace": "kube-system"},
-    ],
-)
-def test_who_does_not_come_back_elsewhere_stays(change: dict[str, Any]) -> None:
-    assert would_be_recreated(pod("a", "4"))
-    assert not would_be_recreated(pod("a", "4", **change))
-
-
-def test_finished_pods_stay() -> None:
-    assert not would_be_recreated({**pod("a", "4"), "status": {"phase": "Succeeded"}})
-
-
 @pytest.mark.parametrize("text", ["", "[]", "x", '{"a": 1}', '{"a": {"cpus": "x"}}', "[" * 50_000])
 def test_an_annotation_of_nonsense_says_nothing(text: str) -> None:
     assert parse_assigned_numa_nodes(text, CPUS) == frozenset()
@@ -234,12 +211,6 @@ def test_cpus_of_the_numa_nodes_may_be_told_later() -> None:
     cluster.see(ONE)
     cluster.run(200)
     assert [name for name, _ in cluster.evicted] == ["web"]
-
-
-def test_who_makes_a_pod_again() -> None:
-    owners = [{"kind": "Thing", "uid": "a"}, {"kind": "ReplicaSet", "uid": "b", "controller": True}]
-    assert workload_of({"metadata": {"ownerReferences": owners}}) == "b"
-    assert workload_of({"metadata": {}}) == ""
 
 
 # --- NUMA nodes that the host takes away ----------------------------------------------------------

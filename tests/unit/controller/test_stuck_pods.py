@@ -11,6 +11,7 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.topology_reader import decode_topology
+from nri_numa.config import AgentConfig
 from nri_numa.controller.evictor import EvictionPace
 from nri_numa.controller.stuck_pods import (
     MAX_RUNNING_PODS,
@@ -23,7 +24,6 @@ from nri_numa.controller.stuck_pods import (
     spec_allows_node,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
@@ -91,14 +91,14 @@ class Cluster(EvictingCluster):
         self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
     ) -> None:
         super().__init__()
-        found, settings = SchedulerCache(), Settings()
+        found, config = SchedulerCache(), AgentConfig()
         settled = {"delay_s": 60.0, "per_minute": 60.0, "per_workload": most, "window_s": 3600.0}
         self.output = StuckPodEvictor(
             PREFIX,
             EvictionPace(**{**settled, **rules}),
             found,
-            VerdictCache(found, settings.strategy),
-            PodReader(settings).read_pod_request,
+            VerdictCache(found, config.strategy),
+            PodReader(config).read_pod_request,
             0.0,
         )
         for name, free in nodes.items():

@@ -15,7 +15,6 @@ from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
     encode_counted_container_hashes,
 )
-from nri_numa.model.settings import Settings
 from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
@@ -44,7 +43,7 @@ class Watched:
         self.now = 0.0
         self.activator = Recorder()
         self.nodes = SchedulerCache()
-        self.reader = PodReader(Settings())
+        self.reader = PodReader(AgentConfig())
         config = AgentConfig(scheduler=Scheduling(settle=settle))
         api = api or KubeAPI("/nonexistent", "test")
         self.topologies = NodeWatcher(self.nodes, self.activator, PREFIX, lambda: self.now)

@@ -8,14 +8,14 @@ import pytest
 
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
-from nri_numa.model.settings import Settings
+from nri_numa.config import AgentConfig
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import compute_score_key
 from nri_numa.scheduler.nodes import SchedulerCache
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
-READER = PodReader(Settings())
+READER = PodReader(AgentConfig())
 
 
 def judging(
@@ -101,7 +101,7 @@ def test_capacity_that_is_lent_away_scores_less() -> None:
 def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
     """Each of them has room where it goes, and the last CPU stays with those that share."""
     asks = {"policy": "single-numa-node", "cpus": "exclusive"}
-    two = PodReader(Settings()).read_pod_request(
+    two = PodReader(AgentConfig()).read_pod_request(
         pod(container("a", "4", "1Gi"), container("b", "4", "1Gi"), **asks)
     )
     for most, fits in (("8", ["n1"]), ("7", [])):

@@ -12,11 +12,11 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.topology_reader import decode_topology
+from nri_numa.config import AgentConfig
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import AlignmentRequest, align_demands
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Unit
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Fit, Unfit, WorkBudget, evaluate_fit
 from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
@@ -25,7 +25,7 @@ SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
 
 
 def request(document: dict[str, Any]) -> PodRequest:
-    return PodReader(Settings()).read_pod_request(document)
+    return PodReader(AgentConfig()).read_pod_request(document)
 
 
 def places(found: Fit | Unfit) -> dict[str, str]:

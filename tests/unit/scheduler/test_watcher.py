@@ -16,13 +16,12 @@ from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.settings import Settings
 from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import PodWatcher
 from tests.beds.fake_api_server import Asked, Said, fake
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod, single, table, topology
 
-READER = PodReader(Settings())
+READER = PodReader(AgentConfig())
 
 
 def watched_node() -> Watched:

@@ -608,7 +608,7 @@ def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
         return
     text = f"containerd {version[0]}.{version[1]} says the pod's sum when its sandbox is made"
     if version < (2, 3):
-        text += ", and nothing when it is resized (2.3 does): that sum goes on counting"
+        text += ", and nothing when it is resized (2.3 does): sizes of its containers count"
     yield _passed_finding("pod-level resources", text)
 
 

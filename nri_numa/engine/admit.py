@@ -8,7 +8,6 @@ doors, built from the same parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -34,12 +33,19 @@ from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_cpu_count_text
-from nri_numa.engine.pod_reservation import NO_POD_RESERVATION, PodReservation, find_pod_reservation
+from nri_numa.engine.pod_reservation import (
+    NO_POD_RESERVATION,
+    PodReservation,
+    find_pod_reservation,
+    find_pod_share,
+    give_to_pod_pool,
+    is_for_pod_pool,
+)
 from nri_numa.engine.request.demand import (
-    Demand,
     check_claim_in_use,
     complete_options,
     compute_demand,
+    is_in_pod_pool,
     unpinned_memory_request,
 )
 from nri_numa.engine.state import (
@@ -130,8 +136,10 @@ def _place_request(
     case, grant = _resolve_kubelet_grant(case)
     record = vacated.state.pods.get(pod.uid)
     has_others = record is not None and record.containers
+    if not requested.is_unpinned:
+        case = replace(case, share=find_pod_share(case))
     reservation = find_pod_reservation(case) if has_others else NO_POD_RESERVATION
-    case, demand_rejection = _with_demand(case, grant, reservation)
+    case, demand_rejection = _with_demand(case, grant)
     if has_others:
         case, reservation = reservation.open_node(case)
     placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
@@ -198,24 +206,18 @@ def _resolve_kubelet_grant(case: PlacementRequest) -> tuple[PlacementRequest, _G
 
 
 def _with_demand(
-    case: PlacementRequest, grant: _GrantDecision, reservation: PodReservation
+    case: PlacementRequest, grant: _GrantDecision
 ) -> tuple[PlacementRequest, Rejection | None]:
     """Add what it needs beside the others of its pod, if there is anything to place.
 
-    Where others share the pod's CPUs it has these, or they give it all but one. CPUs that it has
-    while it runs are dropped unless it may own all of them.
+    CPUs that it has while it runs are dropped unless it may own all of them.
     """
     requested, held = case.requested, case.current_cpus
     if requested.is_unpinned or (grant is not None and not isinstance(grant, OverrideGrant)):
         return case, None
-    compute = partial(
-        compute_demand, case.pod, case.container, requested, case.node.machine.total_memory_bytes
+    demand = compute_demand(
+        case.pod, case.container, requested, case.node.machine.total_memory_bytes, case.share
     )
-    demand = compute(reservation.booked)
-    if reservation.sharers:
-        among_sharers = compute(reservation.booked_without_sharers)
-        if isinstance(among_sharers, Demand) and among_sharers.exclusive_cpus:
-            demand = among_sharers
     if isinstance(demand, Rejection):
         return case, demand
     if held is not NO_CPUS and len(held) > demand.exclusive_cpus:
@@ -420,15 +422,18 @@ def release_container(
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
-    Its pod keeps it from ``ended`` on, as far as another container could be refused it.
+    Its pod keeps it from ``ended`` on, as far as another container could be refused it; where
+    containers share a pool of the pod's, they have it.
     """
     state = node.state
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
     after = state_without_ended(node, allocation, ended)
-    change = ChangedStateIds((container_id,), (allocation.pod_uid,))
-    updates = updates_between(node, node.with_state(after), skip=container_id)
+    pool = state.pod_pool(allocation.pod_uid) if is_for_pod_pool(state, allocation) else ()
+    ids = tuple(a.container_id for a in pool)
+    change = ChangedStateIds((container_id, *ids), (allocation.pod_uid,))
+    updates = updates_between(node, node.with_state(after), skip=container_id, resized=ids)
     return Released(state=after, change=change, updates=updates)
 
 
@@ -438,6 +443,8 @@ def state_without_ended(
     """The state once a container has ended; see `release_container`."""
     state, container_id = node.state, allocation.container_id
     keeps = allocation.is_reservable and node.machine.settings.reservation_seconds
+    if is_for_pod_pool(state, allocation):
+        return give_to_pod_pool(node, allocation)
     if ended is not None and keeps and not state.cpu_sharers(allocation):
         return state.with_reservation(container_id, ended)
     return state.without_allocation(container_id)
@@ -584,6 +591,9 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
         "assigned_at": case.node.now,
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
+        "uses_pod_resources": case.share.uses_pod_resources,
+        "is_in_pod_pool": case.share.uses_pod_resources
+        and is_in_pod_pool(case.pod, requested, case.share),
     }
     if placed.kind is ContainerKind.FOREIGN:
         kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)

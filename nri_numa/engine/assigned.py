@@ -33,8 +33,9 @@ from nri_numa.engine.request.demand import (
     complete_options,
     compute_demand,
     cpu_size_milli,
+    first_share,
     hugepage_demand,
-    requested_cpu_milli,
+    own_request_milli,
     requested_memory,
     unpinned_memory_request,
 )
@@ -56,6 +57,7 @@ from nri_numa.model.workload import (
     PlacementOptions,
     PodSandbox,
     Policy,
+    Resources,
 )
 
 ASSIGNED_KEY: Final = "assigned"
@@ -75,6 +77,7 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
         leaves: memory nodes that its memory migrates from.
         ahead: that move made room before anybody asked for it.
         soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
+        sum, pool: it has its pod's sum, and shares the CPUs that owners of its pod leave.
     """
 
     cpus: str
@@ -91,6 +94,8 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     leaves: NUMASet = NO_NUMA_NODES
     ahead: bool | None = None
     soft: str = ""
+    sum: bool = False
+    pool: bool = False
 
     @property
     def current_smt(self) -> SMT:
@@ -127,6 +132,8 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
         leaves=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
         ahead=allocation.moved_proactively if is_migrating else None,
         soft=str(allocation.cpus) if allocation.yields_to_exclusive else "",
+        sum=allocation.uses_pod_resources,
+        pool=allocation.is_in_pod_pool,
     )
     text = _encode_document(document).decode()
     return sign_document(text[:-1], allocation.container_id, key) if key else text
@@ -174,7 +181,11 @@ def adopt_assignment(
     else:
         allocation = replace(allocation, **facts_of_caption(allocation.reason))
     size_milli = cpu_size_milli(container.resources)
-    if allocation.exclusive and not has_same_cpus and allocation.cpu_milli != size_milli:
+    has_milli = 1000 * len(allocation.cpus)
+    is_size = has_milli == size_milli
+    if allocation.is_in_pod_pool:
+        is_size = has_milli <= size_milli and size_milli % 1000 == 0
+    if allocation.exclusive and not (has_same_cpus or is_size):
         # Resized since, and perhaps no owner any more: its present size must say the same.
         return (
             f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
@@ -264,6 +275,13 @@ def _decode_allocation(
     return _self_contradiction_text(allocation) or (allocation, has_same_cpus)
 
 
+def _size_milli(document: _Document, resources: Resources, owned_cpus: int) -> int:
+    """Thousandths of a CPU: an owner's are its CPUs, unless they are those of its pod's pool."""
+    if owned_cpus and not document.pool:
+        return 1000 * owned_cpus
+    return max(1000 * owned_cpus, cpu_size_milli(resources))
+
+
 def _allocation_from(
     machine: NodeModel,
     pod: PodSandbox,
@@ -280,11 +298,12 @@ def _allocation_from(
     if kind is ContainerKind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
         slots = allocated_slots(machine.settings, container)
-    cpu_milli = len(cpus) * 1000 if is_owner else cpu_size_milli(resources)
+    cpu_milli = _size_milli(document, resources, len(cpus) if is_owner else 0)
     if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         cpu_milli, numa_nodes = 0, NO_NUMA_NODES
     # What an owner has; of others what is requested, in equal parts.
-    requested_milli = min(cpu_milli, requested_cpu_milli(pod, resources))
+    share = first_share(pod, resources)
+    requested_milli = min(cpu_milli, share.limit_milli(own_request_milli(pod.qos, resources)))
     counts = machine.topology.cpu_count_by_node(cpus)
     milli_by_node = (
         {i: 1000 * count for i, count in counts.items()}
@@ -312,7 +331,7 @@ def _allocation_from(
             numa_nodes,
             milli_by_node,
             mems,
-            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes),
+            requested_memory(pod, container, machine.total_memory_bytes, memory_bytes, share),
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
@@ -327,6 +346,8 @@ def _allocation_from(
         reason=document.reason,
         unpinned_memory=unpinned_memory,
         movable=document.movable and kind in COMPUTED_KINDS,
+        uses_pod_resources=document.sum,
+        is_in_pod_pool=document.pool,
         moved_proactively=document.ahead is True,
         lifted_quota=0 if resources.cpu_quota == NO_CFS_QUOTA and is_owner else None,
         slots=slots,

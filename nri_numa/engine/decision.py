@@ -11,7 +11,7 @@ import msgspec
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import uses_kubelet_rules
-from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.demand import NO_POD_SHARE, Demand, PodShare
 from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
@@ -223,6 +223,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         node: as it is without this container.
         demand: what it needs; for a pod that is placed as a whole, what the pod needs.
+        share: what its pod has, and leaves it.
         policy: to align by. The degrade ladder tries a weaker one than was asked for.
         current_cpus: CPUs that a running container has already and must keep.
         is_running: it runs already; else it is being created.
@@ -236,6 +237,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     policy: Policy = Policy.NONE
     current_cpus: CPUSet = NO_CPUS
     is_running: bool = False
+    share: PodShare = NO_POD_SHARE
 
     @property
     def initial_placement(self) -> Placement:

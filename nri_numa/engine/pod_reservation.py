@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import check_pool_floor
 from nri_numa.engine.decision import PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
-from nri_numa.engine.request.demand import cpu_size_milli, pod_cpu_request_milli, uses_pod_resources
+from nri_numa.engine.request.demand import (
+    PodShare,
+    cpu_size_milli,
+    first_share,
+    is_in_pod_pool,
+    own_request_milli,
+    told_sum,
+)
 from nri_numa.engine.state import (
     NO_CHARGE,
     POD_RESERVATION_NAME,
@@ -26,10 +33,12 @@ from nri_numa.engine.state import (
     Charge,
     ContainerKind,
     NodeState,
+    PodRecord,
+    charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.workload import CPUMode, Scope
+from nri_numa.model.workload import PodSandbox, QoSClass, Scope
 
 
 class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,21 +46,13 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reserved: for containers of it that ended or are to come, by container id.
-        booked: for its live containers, in sum.
         sharers: containers that share the pod's own CPUs, by container id.
         is_joining: the container shares these, too; else it takes some of them.
     """
 
     reserved: tuple[Allocation, ...] = ()
-    booked: Charge = NO_CHARGE
     sharers: tuple[Allocation, ...] = ()
     is_joining: bool = False
-
-    @property
-    def booked_without_sharers(self) -> Charge:
-        """`booked` without the sharers' CPUs that it has if it joins them, or else all but one."""
-        count = len(self.sharers[0].cpus) - (0 if self.is_joining else 1)
-        return self.booked.subtract(Charge(cpu_milli=1000 * count))
 
     def open_node(self, case: PlacementRequest) -> tuple[PlacementRequest, PodReservation]:
         """The node as the container may use it, and what is to be restored afterwards.
@@ -59,7 +60,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
         A container with CPUs of its own, or a list, may use all that is reserved. One that shares
         leaves the CPUs; alone in its pod it speaks for it, and nothing more is to come.
         """
-        state, reserved, sharers = case.node.state, self.reserved, self.sharers
+        state, reserved = case.node.state, self.reserved
         has_own_cpus = case.demand.exclusive_cpus > 0
         if reserved:
             is_first = len(state.pods[case.pod.uid].containers) == 1
@@ -69,13 +70,9 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
                     reserved = ()
                 cpus_alone = [_reservation_without_memory(a) for a in reserved if a.exclusive]
                 state = state.with_allocation(*cpus_alone)
-        if not has_own_cpus:
-            sharers = ()
-        elif not self.is_joining:
-            state = state.without_allocation(*(a.container_id for a in sharers))
-        return replace(case, node=case.node.with_state(state)), replace(
-            self, reserved=reserved, sharers=sharers
-        )
+        if has_own_cpus and not self.is_joining:
+            state = state.without_allocation(*(a.container_id for a in self.sharers))
+        return replace(case, node=case.node.with_state(state)), replace(self, reserved=reserved)
 
     def restore(
         self, case: PlacementRequest, state: NodeState, allocation: Allocation
@@ -84,20 +81,17 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
 
         Returns the ids of those that share fewer CPUs now, too.
         """
-        topology, total = case.node.machine.topology, pod_cpu_request_milli(case.pod)
+        total = case.share.total_milli(own_request_milli(case.pod.qos, case.container.resources))
         if self.reserved:
             node = case.node.with_state(state)
-            state = restore_pod_reservation(node, self.reserved, allocation, total)
+            state = restore_pod_reservation(node, self.reserved, allocation, total or None)
         if not self.sharers or self.is_joining:
             return state, ()
         # As many fewer are left to them as it took, wherever these were.
-        milli = (total or 0) - state.charge_of_pod(case.pod.uid, "").cpu_milli
-        like = self.sharers[0]
-        cpus = CPUSet(sorted(like.cpus - allocation.cpus)[: milli // 1000])
-        idle_siblings = like.idle_siblings & topology.siblings_of(cpus)
-        like = replace(like, cpus=cpus, idle_siblings=idle_siblings)
-        state = with_pod_pool(state, self.sharers, like, topology)
-        return state, tuple(a.container_id for a in self.sharers)
+        ids = tuple(a.container_id for a in self.sharers)
+        state = state.without_allocation(*(i for i in ids if i in state.allocations))
+        node = case.node.with_state(state)
+        return resize_pod_pool(node, self.sharers, case.share.sum, None), ids
 
 
 NO_POD_RESERVATION: Final = PodReservation()
@@ -110,26 +104,173 @@ def find_pod_reservation(case: PlacementRequest) -> PodReservation:
     reserved = state.reservations_of(pod.uid)
     if requested.is_unpinned:
         return PodReservation(reserved=reserved)
-    own_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
-    booked = state.charge_of_pod(pod.uid, case.container.id, own_list)
-    sharers = _pod_pool_sharers(case)
-    is_joining = bool(sharers) and uses_pod_resources(
-        pod, requested, cpu_size_milli(case.container.resources)
+    sharers = state.pod_pool(pod.uid) if requested.scope is Scope.POD else ()
+    is_joining = bool(sharers) and is_in_pod_pool(pod, requested, case.share)
+    return PodReservation(reserved=reserved, sharers=sharers, is_joining=is_joining)
+
+
+def sum_in_force(record: PodRecord | None, pod: PodSandbox) -> Charge:
+    """The sum of a pod that was told last, by the runtime or by a container that has it.
+
+    What the runtime told before a container did is no news: before 2.3, containerd tells the sum of
+    the pod's creation for ever.
+    """
+    told = told_sum(pod)
+    is_news = record is None or record.total is None or record.told != told
+    return told if is_news or record is None or record.total is None else record.total
+
+
+def find_pod_share(case: PlacementRequest, prior: Allocation | None = None) -> PodShare:
+    """What a pod has, and leaves to a container that is created, or resized from ``prior``."""
+    pod, resources, record = case.pod, case.container.resources, case.pod_record
+    if record is None:
+        return first_share(pod, resources)
+    if prior is None:
+        is_own = case.container.name in record.grown
+        share = first_share(pod, resources, sum_in_force(record, pod), is_own=is_own)
+        return _with_others(case, share)
+    memory = resources.memory_limit or 0
+    total = sum_told_by(case.node.state, pod, prior, cpu_size_milli(resources), memory)
+    share = PodShare(sum=total, uses_pod_resources=prior.uses_pod_resources)
+    share = _with_others(case, share)
+    if share.uses_pod_resources:
+        return share
+    # What it has already, nobody takes off it: the others were not told their size yet.
+    milli = own_request_milli(pod.qos, resources)
+    limit = share.total_milli(milli) - min(milli, _booked((prior,)).cpu_milli)
+    others = replace(share.others, cpu_milli=min(share.others.cpu_milli, limit))
+    return replace(share, others=others)
+
+
+def _with_others(case: PlacementRequest, share: PodShare) -> PodShare:
+    """Add what other live containers of its pod have and leave a container."""
+    requested, own, others = case.requested, NO_CHARGE, NO_CHARGE
+    joins = is_in_pod_pool(case.pod, requested, share)
+    live = _live(case.node.state, case.pod.uid)
+    members = [a for a in live if a.container_id != case.container.id]
+    pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
+    for a in _once(members, pods_list):
+        booked = _booked((a,))
+        if not a.uses_pod_resources:
+            own = own.add(booked)
+        elif a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE:
+            # It gives all but one CPU, and memory that it only might use.
+            milli = 0 if joins else min(1000, booked.cpu_milli)
+            booked = Charge(milli, booked.memory if share.uses_pod_resources else 0)
+        others = others.add(booked)
+    return replace(share, own=own, others=others)
+
+
+def sum_told_by(
+    state: NodeState, pod: PodSandbox, prior: Allocation, size: int, memory: int
+) -> Charge:
+    """The sum of a pod once one of its containers has another size, which is the pod's if it is."""
+    total = sum_in_force(state.pods.get(pod.uid), pod)
+    if not prior.uses_pod_resources or pod.qos is not QoSClass.GUARANTEED:
+        return total
+    if size != prior.cpu_milli and total.cpu_milli:
+        total = replace(total, cpu_milli=size)
+    if memory != prior.memory_bytes >= total.memory > 0:
+        total = replace(total, memory=memory)
+    return total
+
+
+def with_sum_told(
+    state: NodeState, pod: PodSandbox, allocation: Allocation, total: Charge
+) -> NodeState:
+    """Remember which sum a resize told, and whose own size is that of its pod by now."""
+    record, told = state.pods[pod.uid], told_sum(pod)
+    is_told = total == told
+    grown = record.grown
+    if not allocation.uses_pod_resources and allocation.cpu_milli >= total.cpu_milli > 0:
+        grown |= {allocation.container}
+    after = replace(
+        record, told=None if is_told else told, total=None if is_told else total, grown=grown
     )
-    return PodReservation(reserved=reserved, booked=booked, sharers=sharers, is_joining=is_joining)
+    return state if after == record else state.with_pod(after)
 
 
-def _pod_pool_sharers(case: PlacementRequest) -> tuple[Allocation, ...]:
-    """The live containers that share the pod's own CPUs: by their size each could have all."""
-    requested, total = case.requested, pod_cpu_request_milli(case.pod)
-    if requested.scope is not Scope.POD or requested.slots is not None or total is None:
-        return ()
-    if requested.numacpu is not None or requested.cpus is CPUMode.SHARED:
-        return ()
-    return tuple(
-        a for a in case.node.state.allocations_of_pod(case.pod.uid)
-        if a.kind is ContainerKind.EXCLUSIVE and not a.reserved_at and a.cpu_milli >= total
-    )  # fmt: skip
+def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
+    """The number of CPUs that a pod's other containers leave to its pool, at least one."""
+    others = _booked(a for a in _live(state, uid) if not a.uses_pod_resources)
+    return max(1, (total_milli - others.cpu_milli) // 1000)
+
+
+def resize_pod_pool(
+    node: NodeSnapshot, pool: tuple[Allocation, ...], total: Charge, before: Allocation | None
+) -> NodeState:
+    """Add a pod's pool to a state without it, with what the pod's owners leave it by now.
+
+    It grows by what an owner has no more that had ``before``, and by nobody else's CPUs.
+    """
+    state, topology, like = node.state, node.machine.topology, pool[0]
+    own, idle_siblings = like.cpus, like.idle_siblings
+    freed = NO_CPUS
+    if before is not None and before.kind is ContainerKind.EXCLUSIVE:
+        freed, idle_siblings = before.cpus, idle_siblings | before.idle_siblings
+    usable = sorted((own | freed) - state.unavailable_cpus, key=lambda cpu: (cpu not in own, cpu))
+    cpus = CPUSet(usable[: pod_pool_cpus(state, like.pod_uid, total.cpu_milli)])
+    idle_siblings = (idle_siblings & topology.siblings_of(cpus)) - cpus - state.unavailable_cpus
+    pool = _with_pool_memory(state, pool, total.memory, before)
+    return with_pod_pool(
+        state, pool, replace(like, cpus=cpus, idle_siblings=idle_siblings), topology
+    )
+
+
+def _with_pool_memory(
+    state: NodeState, pool: tuple[Allocation, ...], total: int, before: Allocation | None
+) -> tuple[Allocation, ...]:
+    """Book for a pool once the memory that its pod's owners leave, as far as they gave it back."""
+    owners = _booked(a for a in _live(state, pool[0].pod_uid) if not a.uses_pod_resources)
+    change = max(0, total - owners.memory) - _booked(pool).memory
+    if total <= 0 or not change:
+        return pool
+    changed = []
+    for one in pool:
+        charges = dict(one.charges)
+        for i in one.mems:  # by id
+            charge = charges.get(i, NO_CHARGE)
+            had = NO_CHARGE if before is None else before.charges.get(i, NO_CHARGE)
+            step = max(-charge.memory, min(change, had.memory))
+            charges[i] = replace(charge, memory=charge.memory + step)
+            change -= step
+        changed.append(replace(one, charges=charges))
+    return tuple(changed)
+
+
+def is_for_pod_pool(state: NodeState, ended: Allocation) -> bool:
+    """True if a pod's pool gets what a live owner of the pod had."""
+    is_owner = ended.kind is ContainerKind.EXCLUSIVE and not ended.uses_pod_resources
+    return is_owner and not ended.reserved_at and bool(state.pod_pool(ended.pod_uid))
+
+
+def give_to_pod_pool(node: NodeSnapshot, ended: Allocation) -> NodeState:
+    """The state once a pod's pool has what an owner of the pod had."""
+    state, uid = node.state, ended.pod_uid
+    pool, total = state.pod_pool(uid), _booked(_once(_live(state, uid)))
+    ids = [ended.container_id, *(a.container_id for a in pool)]
+    return resize_pod_pool(node.with_state(state.without_allocation(*ids)), pool, total, ended)
+
+
+def _live(state: NodeState, uid: str) -> list[Allocation]:
+    return [a for a in state.allocations_of_pod(uid) if not a.reserved_at]
+
+
+def _once(allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS) -> list[Allocation]:
+    """Allocations whose CPUs are counted once where several own the same; a list not at all."""
+    lists = {listed.bits}
+    found = []
+    for a in allocations:
+        if a.exclusive and a.cpus.bits in lists:
+            a = replace(a, charges=charges_with_cpu_removed(a.charges))
+        elif a.exclusive:
+            lists.add(a.cpus.bits)
+        found.append(a)
+    return found
+
+
+def _booked(allocations: Iterable[Allocation]) -> Charge:
+    return reduce(Charge.add, (c for a in allocations for c in a.charges.values()), NO_CHARGE)
 
 
 def with_pod_pool(

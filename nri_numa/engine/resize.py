@@ -59,12 +59,21 @@ from nri_numa.engine.place.needs import (
     lowered_capacity_factor_text,
     smt_misaligned_text,
 )
-from nri_numa.engine.pod_reservation import with_pod_pool
+from nri_numa.engine.pod_reservation import (
+    find_pod_share,
+    pod_pool_cpus,
+    resize_pod_pool,
+    sum_told_by,
+    with_pod_pool,
+    with_sum_told,
+)
 from nri_numa.engine.request.demand import (
     SLOTS_KEY,
     Demand,
+    PodShare,
     compute_demand,
     cpu_size_milli,
+    own_request_milli,
     unpinned_memory_request,
     with_slots,
 )
@@ -88,20 +97,25 @@ from nri_numa.model.workload import (
 RESIZE_RULE_TEXT = "a resize stays in place"
 
 
-def resize_in_place(case: PlacementRequest, allocation: Allocation) -> Placement | Rejection:
+def resize_in_place(
+    case: PlacementRequest, allocation: Allocation, offered: CPUSet = NO_CPUS
+) -> Placement | Rejection:
     """Give a running container its new size where it is.
 
     What it uses is not in the reading. What cannot grow where it is, is the business of its
     ``on-failure``: ``reject`` fails; ``widen`` adds CPUs of other NUMA nodes to those it owns;
     otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
-    allocated there.
+    allocated there. CPUs that its pod's pool ``offered`` come first.
     """
     node = case.node
     if node.reading is not None:
         node = replace(node, reading=node.reading.with_own_charges_added(allocation))
-    change = _Resize(replace(case, node=node), allocation)
+    change = _Resize(replace(case, node=node), allocation, offered)
     if allocation.kind in (ContainerKind.LISTED, ContainerKind.UNPINNED):
         return change.resize_listed()
+    shortage = change.check_pod_sum()
+    if shortage is not None:
+        return shortage
     if case.demand.exclusive_cpus:
         return change.resize_exclusive()
     return change.resize_shared()
@@ -118,14 +132,31 @@ def shared_again_text(prior: Allocation, milli: int) -> str:
 class _Resize:
     """One change of size on its way."""
 
-    def __init__(self, case: PlacementRequest, allocation: Allocation) -> None:
-        self.case, self.prior = case, allocation
+    def __init__(self, case: PlacementRequest, allocation: Allocation, offered: CPUSet) -> None:
+        self.case, self.prior, self.offered = case, allocation, offered
         self.steps: list[str] = []
         self.has_shortfall = False
         self.had_shortfall = allocation.has_shortfall
         self.is_misaligned = not allocation.aligned and (
             not self.had_shortfall or allocation.is_misaligned
         )
+
+    def check_pod_sum(self) -> Rejection | None:
+        """See that others of its pod leave it its size, or that it may run with less."""
+        case, share = self.case, self.case.share
+        milli = own_request_milli(case.pod.qos, case.container.resources)
+        limit, change = share.limit_milli(milli), case.demand.own_cpu_milli - self.prior.cpu_milli
+        is_due = change > 0 or (self.had_shortfall and not change)
+        if share.uses_pod_resources or not is_due or limit >= milli:
+            return None
+        text = shortage_clause(
+            "cpu",
+            human_milli(milli),
+            f"{human_milli(limit)} free in its pod, which has "
+            f"{human_milli(share.total_milli(milli))}",
+        )
+        shortage = _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
+        return None if self._accepts_shortage(shortage) else shortage
 
     def resize_listed(self) -> Placement | Rejection:
         """CPUs of a list stay that list; only the amounts change."""
@@ -243,6 +274,10 @@ class _Resize:
         free = exclusive_candidate_cpus(node, count)
         avoided = held & node.machine.avoided_isolated_cpus(count)
         free = cpus_above_floors(node, free, held)
+        if not avoided and len(self.offered) >= count - len(held):
+            given = self._grow_from_pod_pool()
+            if isinstance(given, ChosenCPUs):
+                return given
         home, smt = self._own_nodes(), self._effective_smt()
         limits = count_free_exclusive_by_node(node, free | held, smt, node.free_cpu_milli)
         room = sum(limits.get(i, 0) for i in home)
@@ -265,6 +300,12 @@ class _Resize:
             text += exclusive_holders_text(node.state, home, requests=True)
             return _shortage_rejection(RejectionReason.NOT_ENOUGH_CPUS, text)
         return check_exclusive_limits(case, f"cpu: {who}", chosen.cpus, chosen.idle) or chosen
+
+    def _grow_from_pod_pool(self) -> ChosenCPUs | NotEnoughCPUs | SMTMisaligned:
+        node, smt = self.case.node, self._effective_smt()
+        cpus = self.offered | self.prior.cpus
+        limits = count_free_exclusive_by_node(node, cpus, smt, node.free_cpu_milli)
+        return self._take_cpus(self.offered, limits, strict=True)
 
     def _milli_to_allocate(self) -> int:
         """Thousandths of a CPU that are allocated for shared CPUs: what its request pays for."""
@@ -405,7 +446,7 @@ def resize_container(
         if isinstance(resized, Rejected):
             return resized
         allocation, trace = resized
-        after, sharers = state_with_resized_container(node, allocation)
+        after, sharers = state_with_resized_container(node, pod, allocation)
         change = ChangedStateIds((container.id, *sharers), (pod.uid,))
     elif not allocation.is_pinned:
         after, change = _with_unpinned_memory(node, pod, container, update)
@@ -435,23 +476,24 @@ def _with_unpinned_memory(
 
 
 def state_with_resized_container(
-    node: NodeSnapshot, allocation: Allocation
+    node: NodeSnapshot, pod: PodSandbox, allocation: Allocation
 ) -> tuple[NodeState, tuple[str, ...]]:
     """The state once a container has its new size, and who else has other CPUs of its pod then."""
-    after = node.state
-    had, sharers = after.allocations[allocation.container_id], tuple[Allocation, ...]()
-    if allocation.exclusive and allocation.cpus != had.cpus:
-        sharers = _pool_sharers(after, had)
-    after = after.without_allocation(had.container_id, *(a.container_id for a in sharers))
-    after = after.with_allocation(allocation)
-    after = with_pod_pool(after, sharers, allocation, node.machine.topology)
-    return after, tuple(a.container_id for a in sharers)
-
-
-def _pool_sharers(state: NodeState, allocation: Allocation) -> tuple[Allocation, ...]:
-    """Others of its pod that have the same computed CPUs, which go with it."""
-    is_computed = allocation.kind is ContainerKind.EXCLUSIVE
-    return state.cpu_sharers(allocation) if is_computed else ()
+    before, had = node.state, node.state.allocations[allocation.container_id]
+    total = sum_told_by(before, pod, had, allocation.cpu_milli, allocation.memory_bytes)
+    pool = tuple(a for a in before.pod_pool(pod.uid) if a is not had)
+    ids = tuple(a.container_id for a in pool)
+    is_member = allocation.is_in_pod_pool and allocation.kind is ContainerKind.EXCLUSIVE
+    after = before.without_allocation(had.container_id, *ids).with_allocation(allocation)
+    if pool and is_member:
+        after = with_pod_pool(after, pool, allocation, node.machine.topology)
+    elif pool and not allocation.uses_pod_resources:
+        after = resize_pod_pool(node.with_state(after), pool, total, had)
+    else:
+        after = after.with_allocation(*pool)
+    old, new = before.allocations, after.allocations
+    changed = tuple(i for i in ids if new[i] != old[i])
+    return with_sum_told(after, pod, allocation, total), changed
 
 
 def resources_if_resized(allocation: Allocation, resources: Resources) -> Resources | None:
@@ -609,10 +651,9 @@ def resize_to_current_resources(
     Only these count: a rule that reads differently by now moves no running container.
     """
     machine, had = node.machine, node.state.allocations[container.id]
-    rest = node.state.without_allocation(container.id)
+    pool = node.state.pod_pool(pod.uid) if had.is_in_pod_pool else ()
+    rest = node.state.without_allocation(*{container.id, *(a.container_id for a in pool)})
     allocation = had.with_migration_finished
-    for one in _pool_sharers(rest, allocation):
-        rest = rest.without_allocation(one.container_id)
     without_it = node.with_state(rest)
     trace = DecisionTrace(
         pod=pod,
@@ -629,26 +670,53 @@ def resize_to_current_resources(
     if isinstance(requested, Rejection):
         return _resize_rejection(requested, trace)
     trace = replace(trace, requested=requested)
-    pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
-    others = rest.charge_of_pod(pod.uid, container.id, pods_list)
+    case = PlacementRequest(node, pod, container, requested, policy=allocation.policy)
+    share = find_pod_share(case, had)
     demand = compute_demand(
         pod,
         container,
         requested,
         machine.total_memory_bytes,
-        others,
+        share,
         is_exclusive=allocation.exclusive,
     )
     if isinstance(demand, Rejection):
         return Rejected(demand, replace(trace, rule=demand.rule))
-    demand = _demand_staying_exclusive(allocation, demand)
+    demand = _demand_staying_exclusive(allocation, demand, share)
     trace = replace(trace, demand=demand)
-    case = PlacementRequest(without_it, pod, container, requested, demand, allocation.policy)
-    placed = resize_in_place(case, allocation)
+    if pool and demand.exclusive_cpus and not allocation.exclusive:
+        allocation = _among_sharers(allocation, pool[0])
+    case = replace(case, node=without_it, demand=demand, share=share)
+    placed = resize_in_place(*_open_pod_pool(case, allocation))
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
     after = _resized_allocation(case, allocation, placed).with_migration_started(had)
     return after, replace(trace, decision_steps=placed.decision_steps)
+
+
+def _among_sharers(allocation: Allocation, sharer: Allocation) -> Allocation:
+    """A container of a pod's pool that shared beside it and has a whole number of CPUs by now."""
+    return replace(
+        allocation, kind=sharer.kind, exclusive=True, cpus=sharer.cpus,
+        idle_siblings=sharer.idle_siblings, numa_nodes=sharer.numa_nodes, smt=sharer.smt,
+    )  # fmt: skip
+
+
+def _open_pod_pool(
+    case: PlacementRequest, allocation: Allocation
+) -> tuple[PlacementRequest, Allocation, CPUSet]:
+    """The node once the pool of its pod gave what an owner is to have, and which CPUs these are."""
+    state, pool = case.node.state, case.node.state.pod_pool(case.pod.uid)
+    if not pool:
+        return case, allocation, NO_CPUS
+    milli = own_request_milli(case.pod.qos, case.container.resources)
+    total_milli = case.share.total_milli(milli) - case.share.limit_milli(milli)
+    state = state.without_allocation(*(a.container_id for a in pool))
+    cpus = pool[0].cpus
+    remaining = CPUSet(sorted(cpus)[: pod_pool_cpus(state, case.pod.uid, total_milli)])
+    like = replace(pool[0], cpus=remaining)
+    state = with_pod_pool(state, pool, like, case.node.machine.topology)
+    return replace(case, node=case.node.with_state(state)), allocation, cpus - remaining
 
 
 def _resized_allocation(
@@ -669,14 +737,19 @@ def _resize_rejection(why: Rejection, trace: DecisionTrace) -> Rejected:
     return Rejected(why, replace(trace, rule=why.rule), is_resize=True)
 
 
-def _demand_staying_exclusive(allocation: Allocation, wanted: Demand) -> Demand:
-    """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now."""
+def _demand_staying_exclusive(allocation: Allocation, wanted: Demand, share: PodShare) -> Demand:
+    """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now.
+
+    Those of a pod's pool are one at least, whatever its owners have.
+    """
+    if allocation.kind is not ContainerKind.EXCLUSIVE or wanted.exclusive_cpus:
+        return wanted
     whole, fraction = divmod(wanted.cpu_milli, 1000)
-    if (
-        allocation.kind is not ContainerKind.EXCLUSIVE
-        or wanted.exclusive_cpus
-        or fraction
-        or not whole
-    ):
+    own_whole, own_fraction = divmod(wanted.own_cpu_milli, 1000)
+    if share.uses_pod_resources and own_whole and not own_fraction:
+        whole, fraction = max(1, whole), 0
+    elif wanted.cpu_milli < wanted.own_cpu_milli and not own_fraction:
+        whole, fraction = min(own_whole, len(allocation.cpus)), 0  # it cannot grow in its pod
+    if fraction or not whole:
         return wanted
     return replace(wanted, exclusive_cpus=whole, cpu_notes=())  # which say that it shares

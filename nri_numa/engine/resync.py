@@ -28,6 +28,7 @@ from nri_numa.engine.foreign_pins import (
     parse_foreign_cpuset,
     reclassify_cpuset,
 )
+from nri_numa.engine.pod_reservation import give_to_pod_pool, is_for_pod_pool
 from nri_numa.engine.resize import (
     resize_to_current_resources,
     resources_if_resized,
@@ -199,11 +200,18 @@ class _Rebuild:
             for container_id, a in sorted(prior.allocations.items())
             if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
         ]
-        for a in reservations if self.machine.settings.reservation_seconds else ():
-            if not (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
-                state = state.with_allocation(a)
-                if not a.reserved_at:
-                    state = state.with_reservation(a.container_id, self.node.now)
+        for a in reservations:
+            if (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
+                continue
+            with_it = state.with_allocation(a)
+            if is_for_pod_pool(with_it, a):
+                state = give_to_pod_pool(self.node.with_state(with_it), a)
+            elif self.machine.settings.reservation_seconds:
+                state = (
+                    with_it
+                    if a.reserved_at
+                    else with_it.with_reservation(a.container_id, self.node.now)
+                )
         self.node = self.node.with_state(state)
 
     def resize_known(self, allocations: Iterable[Allocation]) -> None:
@@ -224,7 +232,7 @@ class _Rebuild:
                 )
             else:
                 self.node = self.node.with_state(
-                    state_with_resized_container(self.node, resized[0])[0]
+                    state_with_resized_container(self.node, pod, resized[0])[0]
                 )
                 self.resized.append(resized)
 

@@ -125,6 +125,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         unpinned_for: why it runs without the pin that it asks for; None for any other.
         unpinned_memory: bytes that it requests and that are charged nowhere, since nothing pins its
             memory.
+        uses_pod_resources: its size is its pod's sum (KEP-2837), as was decided at its creation.
+        is_in_pod_pool: with exclusive CPUs it shares those that owners of its pod leave.
     """
 
     container_id: str
@@ -166,6 +168,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     moved_for: str = ""
     unpinned_for: RejectionReason | None = None
     unpinned_memory: int = 0
+    uses_pod_resources: bool = msgspec.field(name="sum", default=False)
+    is_in_pod_pool: bool = msgspec.field(name="pool", default=False)
 
     @property
     def is_pinned(self) -> bool:
@@ -263,6 +267,9 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
         sandbox_cgroup: the cgroupsPath of its latest sandbox, whose cgroup was there; empty where
             nothing would be kept for it, and where none was seen.
+        told, total: the sum that the runtime tells, in thousandths of a CPU and bytes, and the one
+            that a container has told since; None where they are one.
+        grown: names of containers whose own size grew to the sum that the runtime tells.
     """
 
     uid: str
@@ -272,6 +279,9 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     affinity_is_preferred: bool = True
     previous: Mapping[str, PreviousCPUs] = msgspec.field(default_factory=dict)
     sandbox_cgroup: str = ""
+    told: Charge | None = None
+    total: Charge | None = None
+    grown: frozenset[str] = frozenset()
 
 
 NO_CONTAINER_IDS: frozenset[str] = frozenset()
@@ -356,25 +366,24 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         record = self.pods.get(uid)
         return [] if record is None else [self.allocations[i] for i in sorted(record.containers)]
 
-    def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
-        """Sum booked for a pod's live containers, without one of them and an exclusive list."""
-        total, lists = NO_CHARGE, {listed.bits}
-        for a in self.allocations_of_pod(uid):
-            if a.reserved_at or a.container_id == but:
-                continue
-            charges = a.charges
-            if a.exclusive:
-                charges = charges_with_cpu_removed(charges) if a.cpus.bits in lists else charges
-                lists.add(a.cpus.bits)
-            for charge in charges.values():
-                total = total.add(charge)
-        return total
+    def pod_pool(self, uid: str) -> tuple[Allocation, ...]:
+        """Live containers of a pod that share its pool of exclusive CPUs, by container id."""
+        return tuple(
+            a
+            for a in self.allocations_of_pod(uid)
+            if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE and not a.reserved_at
+        )
 
     def requested_memory_of_pod(self, uid: str, but: str) -> Charge:
         """Memory of a pod's live containers without one of them, be it pinned or not."""
-        others = (a for a in self.allocations_of_pod(uid) if a.container_id != but)
-        unpinned = sum(a.unpinned_memory for a in others)
-        return self.charge_of_pod(uid, but).add(Charge(memory=unpinned))
+        live = (a for a in self.allocations_of_pod(uid) if not a.reserved_at)
+        return Charge(
+            memory=sum(
+                a.unpinned_memory + sum(charge.memory for charge in a.charges.values())
+                for a in live
+                if a.container_id != but
+            )
+        )
 
     def cpu_sharers(self, allocation: Allocation) -> tuple[Allocation, ...]:
         """Other containers of its pod that own the same CPUs as one."""

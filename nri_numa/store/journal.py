@@ -16,16 +16,20 @@ docs/adr/0006-checkpoint.md.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.captions import facts_of_caption
 from nri_numa.engine.state import (
     Allocation,
+    Charge,
+    ContainerKind,
     NodeState,
     PodRecord,
     PreviousCPUs,
@@ -239,7 +243,8 @@ def _decode_kernel_list(kind: type, value: object) -> object:
 
 def pod_document(record: PodRecord) -> Document | None:
     """What is worth remembering of a pod beyond its containers; None when nothing is."""
-    if record.affinity is None and not (record.previous or record.sandbox_cgroup):
+    is_told = record.told is not None or record.grown
+    if record.affinity is None and not (record.previous or record.sandbox_cgroup or is_told):
         return None
     document: Document = {"pod_id": record.pod_id}
     if record.affinity is not None:
@@ -249,6 +254,10 @@ def pod_document(record: PodRecord) -> Document | None:
         document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.previous.items()}
     if record.sandbox_cgroup:
         document["cgroup"] = record.sandbox_cgroup
+    if record.told is not None:
+        document["told"], document["total"] = record.told, record.total
+    if record.grown:
+        document["grown"] = sorted(record.grown)
     return document
 
 
@@ -268,6 +277,9 @@ def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
         sandbox_cgroup=cgroup,
+        told=msgspec.convert(document.get("told"), Charge | None),
+        total=msgspec.convert(document.get("total"), Charge | None),
+        grown=msgspec.convert(document.get("grown", ()), frozenset[str]),
     )
 
 
@@ -307,4 +319,20 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
         except (*_DECODE_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
-    return build_node_state(allocations, records), problems
+    return build_node_state(_with_pod_pools(allocations), records), problems
+
+
+def _with_pod_pools(allocations: list[Allocation]) -> list[Allocation]:
+    """Mark who shares a pod's pool, which older checkpoints do not: they have less than they may.
+
+    One that is alone there with all of its pod's CPUs cannot be told from an owner.
+    """
+    counts = Counter((a.pod_uid, a.cpus) for a in allocations if a.kind is ContainerKind.EXCLUSIVE)
+    return [
+        replace(a, uses_pod_resources=True, is_in_pod_pool=True)
+        if a.kind is ContainerKind.EXCLUSIVE
+        and (counts[a.pod_uid, a.cpus] > 1 or a.cpu_milli > 1000 * len(a.cpus))
+        and not a.has_shortfall
+        else a
+        for a in allocations
+    ]

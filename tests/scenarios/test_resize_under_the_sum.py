@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import ContainerKind
-from tests.beds.world import World, pod, resources
+from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import PodSandbox, QoSClass
+from tests.beds.world import GIB, World, pod, resources, says
 from tests.machines import named as machines
 
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
@@ -28,3 +32,217 @@ def test_the_kubelets_update_of_spec_resources_has_shares_of_two_beside_the_quot
     assert world.update("p-c", grown) is None
     assert world.allocation("p-c").kind is ContainerKind.EXCLUSIVE
     assert (len(world.cpus("p-a")), len(world.cpus("p-c"))) == (1, 4)
+
+
+def node_of_two() -> World:
+    """CPUs 0-15 and 16-31."""
+    return World(
+        build_synthetic_topology(
+            sockets=2, numa_per_socket=1, cores_per_numa=16, threads=1, memory_gib=32
+        )
+    )
+
+
+def told(world: World, of: PodSandbox, total: float, memory: float = 8) -> None:
+    """From now on the runtime tells another sum."""
+    world.pods[of.id] = replace(of, resources=resources(total, memory))
+
+
+def had(world: World) -> dict[str, tuple[int, int]]:
+    """By container, exclusive CPUs and thousandths of a CPU that are booked for it."""
+    return {
+        a.container: (len(a.cpus), sum(c.cpu_milli for c in a.charges.values()))
+        for a in world.agent.state.allocations.values()
+        if not a.reserved_at
+    }
+
+
+@pytest.mark.parametrize("scope", ["container", "pod"])
+@pytest.mark.parametrize(
+    ("total", "sizes", "steps", "expected"),
+    [
+        pytest.param(
+            2.5, {"a": 2.0, "f": 0.5}, [("a", 4.0)], {"a": (4, 4000), "f": (0, 500)},
+            id="own grows, no new sum",
+        ),
+        pytest.param(
+            2, {"a": 1.0, "b": 1.0}, [("a", 3.0), ("b", 1.0)], {"a": (3, 3000), "b": (1, 1000)},
+            id="the other one's memory afterwards",
+        ),
+        pytest.param(
+            4, {"a": 2.0, "b": 2.0}, [6, ("a", 4.0)], {"a": (4, 4000), "b": (2, 2000)},
+            id="own grows, sum first",
+        ),
+        pytest.param(
+            4, {"a": 2.0, "b": 2.0}, [("a", 4.0)], {"a": (4, 4000), "b": (2, 2000)},
+            id="own grows to the sum",
+        ),
+        pytest.param(
+            8, {"a": 4.0, "b": 4.0}, [4, ("a", 2.0)], {"a": (2, 2000), "b": (4, 4000)},
+            id="own shrinks, sum first",
+        ),
+        pytest.param(
+            8, {"a": 4.0, "b": 4.0}, [4, ("a", 2.0), ("b", 2.0)], {"a": (2, 2000), "b": (2, 2000)},
+            id="both shrink, sum first",
+        ),
+        pytest.param(
+            8, {"a": 4.0, "b": 4.0}, [("a", 2.0)], {"a": (2, 2000), "b": (4, 4000)},
+            id="own shrinks, container first",
+        ),
+        pytest.param(
+            4, {"a": 4.0}, [("a", 3.85)], {"a": (0, 3850)}, id="own, to a fraction",
+        ),
+        pytest.param(4, {"a": 4.0}, [("a", 6.0)], {"a": (6, 6000)}, id="an only one grows"),
+    ],
+)  # fmt: skip
+def test_an_owner_has_its_size_whenever_the_sum_is_told(
+    scope: str, total: float, sizes: dict[str, float], steps: list[object], expected: object
+) -> None:
+    world = node_of_two()
+    of = pod("p", {**WHOLE, "scope": scope}, total=resources(total, 8))
+    for name, cpus in sizes.items():
+        world.add(of, name, cpus, 1)
+    for number, step in enumerate(steps):
+        if isinstance(step, tuple):
+            assert world.update(f"p-{step[0]}", resources(step[1], 1 + number)) is None
+        else:
+            told(world, of, float(str(step)))
+        world.check()
+    assert had(world) == expected
+    world.restart()
+    assert had(world) == expected
+
+
+POOL_CASES = [
+    ("the pool gives", {"a": 1, "c": 4}, [("a", 2)], {"a": (2, 2000), "c": (2, 2000)}),
+    ("the pool takes", {"a": 2, "c": 4}, [("a", 1)], {"a": (1, 1000), "c": (3, 3000)}),
+    ("spec.resources grow", {"a": 1, "c": 4}, [("c", 5)], {"a": (1, 1000), "c": (4, 4000)}),
+    ("and shrink", {"a": 2, "c": 5}, [("c", 3)], {"a": (2, 2000), "c": (1, 1000)}),
+    ("below its owners", {"a": 2, "c": 4}, [("c", 2)], {"a": (2, 2000), "c": (1, 1000)}),
+    ("a fraction grows", {"f": 0.5, "c": 4}, [("f", 1.5)], {"f": (0, 1500), "c": (2, 2000)}),
+    ("a fraction comes", {"c": 4, "f": 0.5}, [], {"f": (0, 500), "c": (3, 3000)}),
+    (
+        "spec.resources and an owner", {"a": 1, "c": 4}, [("c", 5), ("a", 2)],
+        {"a": (2, 2000), "c": (3, 3000)},
+    ),
+    (
+        "an owner and spec.resources", {"a": 1, "c": 4}, [("a", 2), ("c", 5)],
+        {"a": (2, 2000), "c": (3, 3000)},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "expected"),
+    [pytest.param(*case[1:], id=case[0]) for case in POOL_CASES],
+)
+@pytest.mark.parametrize("lost", [False, True], ids=["", "without a checkpoint"])
+def test_a_pods_pool_has_what_its_owners_leave(
+    sizes: dict[str, float], steps: list[tuple[str, float]], expected: object, lost: bool
+) -> None:
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(max(sizes.values()), 8))
+    for name, cpus in sizes.items():
+        world.add(of, name, cpus, 1)
+    for name, cpus in steps:
+        assert world.update(f"p-{name}", resources(cpus, 1)) is None
+        world.check()
+    assert had(world) == expected
+    world.restart(lost=lost)
+    assert had(world) == expected
+
+
+def test_a_pool_of_an_older_checkpoint_is_known_by_its_cpus() -> None:
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(4, 8))
+    for name, cpus in (("own", 1), ("x", 4), ("y", 4)):
+        world.add(of, name, cpus, 1)
+    for document in world.store.documents.values():
+        for key in ("sum", "pool"):
+            document.pop(key, None)
+    world.restart()
+    assert world.update("p-own", resources(2, 1)) is None
+    assert had(world) == {"own": (2, 2000), "x": (2, 2000), "y": (2, 2000)}
+
+
+@pytest.mark.parametrize("on_failure", ["reject", "widen"])
+def test_the_last_cpu_of_a_pool_is_nobody_elses(on_failure: str) -> None:
+    world = node_of_two()
+    of = pod("p", {**WHOLE, "on-failure": on_failure}, total=resources(4, 8))
+    world.add(of, "a", 3, 1)
+    world.add(of, "c", 4, 1)
+    if on_failure == "reject":
+        says(
+            world.update_refused("p-a", resources(4, 1)), "NotEnoughCPUs",
+            "cpu: 4 CPUs needed, 3 CPUs free in its pod, which has 4 CPUs",
+        )  # fmt: skip
+    else:
+        assert world.update("p-a", resources(4, 1)) is None
+    assert had(world) == {"a": (3, 3000), "c": (1, 1000)}
+    assert world.allocation("p-a").has_shortfall == (on_failure == "widen")
+
+
+def test_a_container_that_grew_and_comes_again_has_cpus_of_its_own() -> None:
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(4, 8))
+    world.add(of, "a", 2, 1)
+    world.add(of, "b", 2, 1)
+    assert world.update("p-a", resources(4, 1)) is None
+    world.restart()
+    world.stop("p-a")
+    world.add(of, "a", 4, 1)
+    assert had(world) == {"a": (4, 4000), "b": (2, 2000)}
+
+
+def test_a_burstable_owner_grows_though_its_pods_sum_is_old() -> None:
+    world = node_of_two()
+    of = pod("p", {"cpus": "exclusive"}, qos=QoSClass.BURSTABLE, total=resources(2))
+    world.add(of, "a", 2)
+    assert world.update("p-a", resources(4)) is None
+    assert had(world) == {"a": (4, 4000)}
+
+
+def test_a_resize_that_nobody_told_of_is_the_same() -> None:
+    """The sum is the new one, and both containers are found with half their size."""
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(8, 8))
+    for name in "ab":
+        world.add(of, name, 4, 1)
+    told(world, of, 4)
+    for name in "ab":
+        world.unseen(f"p-{name}", cpu_shares=2048, cpu_quota=200_000)
+    world.restart()
+    assert had(world) == {"a": (2, 2000), "b": (2, 2000)}
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["", "while the agent is away"])
+def test_the_pool_grows_when_an_owner_of_its_pod_ends(away: bool) -> None:
+    world = World(node_of_two().topology, Settings(reservation_seconds=600))
+    of = pod("p", WHOLE, total=resources(4, 4))
+    world.add(of, "proxy", 4, 4)
+    world.add(of, "init", 3, 1)
+    assert had(world) == {"init": (3, 3000), "proxy": (1, 1000)}
+    if away:
+        del world.live["p-init"]
+        world.restart()
+    else:
+        world.stop("p-init")
+    assert had(world) == {"proxy": (4, 4000)}
+    assert sum(c.memory for c in world.agent.state.charges.values()) == 4 * GIB
+    world.add(of, "log", 4, 4)
+    world.add(of, "main", 2, 1)
+    assert had(world) == {"proxy": (2, 2000), "log": (2, 2000), "main": (2, 2000)}
+    assert sum(c.memory for c in world.agent.state.charges.values()) == 4 * GIB
+
+
+def test_memory_of_those_who_share_a_pool_is_booked_once() -> None:
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(4, 4))
+    for name, cpus, memory in (("x", 4, 4), ("y", 4, 4), ("own", 1, 1)):
+        world.add(of, name, cpus, memory)
+    for memory in (6, 3):
+        for name in "xy":
+            assert world.update(f"p-{name}", resources(4, memory)) is None
+        assert sum(c.memory for c in world.agent.state.charges.values()) == memory * GIB
+    assert world.update("p-own", resources(1, 2)) is None
+    assert sum(c.memory for c in world.agent.state.charges.values()) == 3 * GIB

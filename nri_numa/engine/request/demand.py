@@ -105,6 +105,75 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_notes + self.memory_notes
 
 
+class PodShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of a pod, and what containers of it have; in thousandths of a CPU and bytes.
+
+    Attributes:
+        sum: what the pod's requests are, as far as it was told; 0 where it was not.
+        own: booked for other live containers that have resources of their own.
+        others: what a container leaves to the other live ones.
+        uses_pod_resources: as in `Allocation`.
+    """
+
+    sum: Charge = NO_CHARGE
+    own: Charge = NO_CHARGE
+    others: Charge = NO_CHARGE
+    uses_pod_resources: bool = False
+
+    def total_milli(self, milli: int) -> int:
+        """The pod's CPUs where a container requests so many: no less than all request."""
+        if self.uses_pod_resources:
+            return self.sum.cpu_milli
+        return max(self.sum.cpu_milli, self.own.cpu_milli + milli)
+
+    def limit_milli(self, milli: int) -> int:
+        """What others leave of a container's request."""
+        if not self.sum.cpu_milli:
+            return milli
+        return max(0, min(milli, self.total_milli(milli) - self.others.cpu_milli))
+
+    def limit_memory(self, need: int) -> int:
+        """What others leave of a container's bytes."""
+        if self.sum.memory <= 0:
+            return need
+        own = 0 if self.uses_pod_resources else self.own.memory
+        return max(0, min(need, max(self.sum.memory, own + need) - self.others.memory))
+
+
+NO_POD_SHARE: Final = PodShare()
+
+
+def first_share(
+    pod: PodSandbox, resources: Resources, total: Charge | None = None, *, is_own: bool = False
+) -> PodShare:
+    """The share of a container alone in its pod, whose sum is ``total``, or else what is told.
+
+    With ``is_own`` it is known to have resources of its own.
+    """
+    total = told_sum(pod) if total is None else total
+    is_user = not is_own and has_pods_size(pod, resources, total.cpu_milli)
+    if is_user and pod.qos is QoSClass.GUARANTEED:
+        total = replace(total, cpu_milli=cpu_size_milli(resources))
+    return PodShare(sum=total, uses_pod_resources=is_user)
+
+
+def told_sum(pod: PodSandbox) -> Charge:
+    """The sum that the runtime tells of a pod; 0 where it does not."""
+    return Charge(pod_cpu_request_milli(pod) or 0, max(0, pod.resources.memory_limit or 0))
+
+
+def has_pods_size(pod: PodSandbox, resources: Resources, total_milli: int) -> bool:
+    """True if a container has its pod's limits, as one without resources of its own (KEP-2837).
+
+    ``total_milli`` is the pod's sum, 0 where nobody tells it.
+    """
+    if not total_milli:
+        return False
+    if pod.qos is QoSClass.GUARANTEED:
+        return cpu_size_milli(resources) >= total_milli
+    return cpu_request_milli(resources, []) > total_milli
+
+
 def _demand_rejection(what: str, expected: str, *, reason: RejectionReason) -> Rejection:
     """A need that cannot be met on any machine; ``what`` names the resource and its value."""
     return Rejection(
@@ -119,7 +188,7 @@ def compute_demand(
     container: Container,
     requested: PlacementOptions,
     capacity_bytes: int,
-    others: Charge = NO_CHARGE,
+    share: PodShare | None = None,
     *,
     is_exclusive: bool = False,
 ) -> Demand | Rejection:
@@ -135,26 +204,29 @@ def compute_demand(
 
     A container without resources in a pod that has some of its own is given the pod's limits by the
     kubelet (KEP-2837), as its limits and its request. So what a container has is bounded by what
-    the other containers leave of the pod's sum. ``capacity_bytes`` is the machine's memory as the
-    kubelet counts it (MemTotal).
+    the other containers leave of the pod's sum, ``share``. ``capacity_bytes`` is the machine's
+    memory as the kubelet counts it (MemTotal).
     """
     resources = container.resources
+    share = share or first_share(pod, resources)
     notes: list[str] = []
     memory_notes: list[str] = []
-    demand = _cpu_demand(pod, resources, others, notes)
+    demand = _cpu_demand(pod, resources, share, notes)
     exclusive_cpus, ignored = 0, ""
     # An explicit list is taken as it is, and bind: none touches nothing: no number is needed.
     if requested.numacpu is None and requested.bind is not Bind.NONE:
         # Could not be kept on shared CPUs.
         needs_cores = requested.smt in _WHOLE_CORE_SMT_MODES and "smt" in requested.explicit_keys
-        decided = _count_exclusive_cpus(pod, requested, demand, notes, is_exclusive=is_exclusive)
+        decided = _count_exclusive_cpus(
+            pod, requested, demand, share, notes, is_exclusive=is_exclusive
+        )
         if isinstance(decided, Rejection):
             return decided
         exclusive_cpus, ignored = decided
         if not exclusive_cpus and needs_cores:
             notes.append(f"smt: {requested.smt.value} has no effect on shared CPUs")
     own_bytes, memory_source = _memory_demand(pod, container, capacity_bytes, memory_notes)
-    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, others)
+    allocated = requested_memory(pod, container, capacity_bytes, own_bytes, share)
     cpu_milli, memory_bytes = demand.cpu_milli, own_bytes
     requested_milli = demand.cpu_requested_milli
     if pod.qos is QoSClass.GUARANTEED and pod_cpu_request_milli(pod) is not None:
@@ -172,7 +244,7 @@ def compute_demand(
         memory_source=memory_source,
         cpu_notes=tuple(notes),
         memory_notes=tuple(memory_notes),
-        pod_requested_milli=_pod_requested_milli(pod, requested_milli, others)
+        pod_requested_milli=_pod_requested_milli(pod, requested_milli, share)
         if requested.list_is_pods
         else None,
         memory_requested=allocated,
@@ -181,7 +253,7 @@ def compute_demand(
     )
 
 
-def _cpu_demand(pod: PodSandbox, resources: Resources, others: Charge, notes: list[str]) -> Demand:
+def _cpu_demand(pod: PodSandbox, resources: Resources, share: PodShare, notes: list[str]) -> Demand:
     """The size of a container, and what its request pays for."""
     request = cpu_request_milli(resources, notes)
     limit = cpu_limit_milli(resources, notes)
@@ -194,7 +266,7 @@ def _cpu_demand(pod: PodSandbox, resources: Resources, others: Charge, notes: li
         own_cpu_milli=limit or request,
         cpu_is_lower_bound=is_lower_bound,
         cpu_source="limit" if limit else "request" if request else "none",
-        cpu_requested_milli=requested_cpu_milli(pod, resources, others),
+        cpu_requested_milli=share.limit_milli(own_request_milli(pod.qos, resources)),
     )
 
 
@@ -202,6 +274,7 @@ def _count_exclusive_cpus(
     pod: PodSandbox,
     requested: PlacementOptions,
     size: Demand,
+    share: PodShare,
     notes: list[str],
     *,
     is_exclusive: bool,
@@ -219,11 +292,7 @@ def _count_exclusive_cpus(
     if not count:
         return 0, ""
     whole_cpus = size.cpu_requested_milli // 1000
-    if (
-        requested.slots is None
-        and whole_cpus
-        and uses_pod_resources(pod, requested, size.cpu_milli)
-    ):
+    if whole_cpus and is_in_pod_pool(pod, requested, share):
         count = min(count, whole_cpus)  # what others of its pod leave
     if requested.cpus is None and count > whole_cpus:
         notes.append(f"it shares CPUs: {_requested_text(size.cpu_requested_milli, count)}")
@@ -289,20 +358,20 @@ def _shares_instead_text(requested: PlacementOptions, cause: str) -> str:
     return f"it shares CPUs beside cpus: exclusive ({requested.source_text('cpus')}): {cause}"
 
 
-def uses_pod_resources(pod: PodSandbox, requested: PlacementOptions, milli: int) -> bool:
-    """True if a container of this size has what its pod has, as without resources of its own.
+def is_in_pod_pool(pod: PodSandbox, requested: PlacementOptions, share: PodShare) -> bool:
+    """True if a container shares what those with CPUs of their own leave of its pod's.
 
-    Such containers of a pod that is placed as a whole share what others with CPUs of their own
-    leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
+    Such are containers without resources of their own in a pod that is placed as a whole, as under
+    the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
     """
-    if (
-        pod.qos is not QoSClass.GUARANTEED
-        or requested.scope is not Scope.POD
-        or requested.numacpu is not None
-    ):
-        return False
-    pod_milli = pod_cpu_request_milli(pod)
-    return pod_milli is not None and milli >= pod_milli > 0
+    return (
+        share.uses_pod_resources
+        and pod.qos is QoSClass.GUARANTEED
+        and requested.scope is Scope.POD
+        and requested.numacpu is None
+        and requested.slots is None
+        and requested.cpus is not CPUMode.SHARED
+    )
 
 
 def _requested_text(requested_milli: int, count: int) -> str:
@@ -404,22 +473,10 @@ def cpu_size_milli(resources: Resources) -> int:
     return cpu_limit_milli(resources, []) or cpu_request_milli(resources, [])
 
 
-def requested_cpu_milli(pod: PodSandbox, resources: Resources, others: Charge = NO_CHARGE) -> int:
-    """Thousandths of a CPU that a container's request pays for."""
-    requested_milli = _requested_cpu_milli(pod.qos, resources)
-    total = pod_cpu_request_milli(pod)
-    if total is None:
-        return requested_milli
-    if pod.qos is QoSClass.GUARANTEED:
-        # Before UpdatePodSandbox, runtimes report the sum of when the pod was made; no container
-        # has a larger limit than its pod.
-        total = max(total, requested_milli)
-    return max(0, min(requested_milli, total - others.cpu_milli))
-
-
-def _pod_requested_milli(pod: PodSandbox, requested_milli: int, others: Charge) -> int | None:
-    total = pod_cpu_request_milli(pod)
-    return None if total is None else max(requested_milli, total - others.cpu_milli)
+def _pod_requested_milli(pod: PodSandbox, requested_milli: int, share: PodShare) -> int | None:
+    if pod_cpu_request_milli(pod) is None:
+        return None
+    return max(requested_milli, share.total_milli(requested_milli) - share.others.cpu_milli)
 
 
 def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
@@ -429,10 +486,10 @@ def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
         return None
     if (resources.cpu_shares or 0) >= MAX_CPU_SHARES and not resources.cpu_quota:
         return None
-    return _requested_cpu_milli(pod.qos, resources)
+    return own_request_milli(pod.qos, resources)
 
 
-def _requested_cpu_milli(qos: QoSClass, resources: Resources) -> int:
+def own_request_milli(qos: QoSClass, resources: Resources) -> int:
     """Thousandths of a CPU that are requested; a Guaranteed pod's limits are its requests.
 
     The kubelet updates a container without requests of its own, beside a quota, with the least
@@ -450,7 +507,7 @@ def requested_memory(
     container: Container,
     capacity_bytes: int,
     need: int,
-    others: Charge = NO_CHARGE,
+    share: PodShare,
 ) -> int:
     """Bytes of a container's need that its request pays for.
 
@@ -460,10 +517,7 @@ def requested_memory(
     is still seen, in what the kernel says is free.
     """
     if pod.qos is QoSClass.GUARANTEED:
-        total = pod.resources.memory_limit
-        if total is None or total <= 0:
-            return need
-        return max(0, min(need, max(total, need) - others.memory))
+        return share.limit_memory(need)
     return min(need, _bytes_requested_by_oom_score(pod, container, capacity_bytes))
 
 
@@ -488,7 +542,8 @@ def unpinned_memory_request(
     limit = container.resources.memory_limit or 0
     if not 0 < limit < _MIN_UNLIMITED_BYTES:
         return 0
-    return requested_memory(pod, container, capacity_bytes, limit, others)
+    share = PodShare(sum=told_sum(pod), others=others, uses_pod_resources=True)
+    return requested_memory(pod, container, capacity_bytes, limit, share)
 
 
 def _memory_demand(

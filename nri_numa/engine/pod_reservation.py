@@ -196,6 +196,15 @@ def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
     return max(1, (total_milli - others.cpu_milli) // 1000)
 
 
+def by_core(topology: Topology, cpus: CPUSet) -> list[int]:
+    """CPUs in the order of their cores, then of their ids, so that a pool is cut between cores.
+
+    One that is offline is a core of its own.
+    """
+    cores = {cpu: one.core for cpu, one in topology.cpus.items()}
+    return sorted(cpus, key=lambda cpu: (cores.get(cpu, cpu), cpu))
+
+
 def resize_pod_pool(
     node: NodeSnapshot, pool: tuple[Allocation, ...], total: Charge, before: Allocation | None
 ) -> NodeState:
@@ -208,7 +217,8 @@ def resize_pod_pool(
     freed = NO_CPUS
     if before is not None and before.kind is ContainerKind.EXCLUSIVE:
         freed, idle_siblings = before.cpus, idle_siblings | before.idle_siblings
-    usable = sorted((own | freed) - state.unavailable_cpus, key=lambda cpu: (cpu not in own, cpu))
+    usable = by_core(topology, (own | freed) - state.unavailable_cpus)
+    usable.sort(key=lambda cpu: cpu not in own)
     cpus = CPUSet(usable[: pod_pool_cpus(state, like.pod_uid, total.cpu_milli)])
     idle_siblings = (idle_siblings & topology.siblings_of(cpus)) - cpus - state.unavailable_cpus
     pool = _with_pool_memory(state, pool, total.memory, before)

@@ -60,6 +60,7 @@ from nri_numa.engine.place.needs import (
     smt_misaligned_text,
 )
 from nri_numa.engine.pod_reservation import (
+    by_core,
     find_pod_share,
     pod_pool_cpus,
     resize_pod_pool,
@@ -712,10 +713,11 @@ def _open_pod_pool(
     milli = own_request_milli(case.pod.qos, case.container.resources)
     total_milli = case.share.total_milli(milli) - case.share.limit_milli(milli)
     state = state.without_allocation(*(a.container_id for a in pool))
-    cpus = pool[0].cpus
-    remaining = CPUSet(sorted(cpus)[: pod_pool_cpus(state, case.pod.uid, total_milli)])
+    cpus, topology = pool[0].cpus, case.node.machine.topology
+    count = pod_pool_cpus(state, case.pod.uid, total_milli)
+    remaining = CPUSet(by_core(topology, cpus)[:count])
     like = replace(pool[0], cpus=remaining)
-    state = with_pod_pool(state, pool, like, case.node.machine.topology)
+    state = with_pod_pool(state, pool, like, topology)
     return replace(case, node=case.node.with_state(state)), allocation, cpus - remaining
 
 

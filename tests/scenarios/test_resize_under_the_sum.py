@@ -11,6 +11,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.world import GIB, World, pod, resources, says
 from tests.machines import named as machines
+from tests.machines import pods
 
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 
@@ -246,3 +247,39 @@ def test_memory_of_those_who_share_a_pool_is_booked_once() -> None:
         assert sum(c.memory for c in world.agent.state.charges.values()) == memory * GIB
     assert world.update("p-own", resources(1, 2)) is None
     assert sum(c.memory for c in world.agent.state.charges.values()) == 3 * GIB
+
+
+def test_those_who_share_a_fraction_have_one_pool_again_when_it_is_whole() -> None:
+    world = node_of_two()
+    of = pod("p", WHOLE, total=resources(4, 4))
+    for name in "xy":
+        world.add(of, name, 4, 4)
+    world.add(of, "own", 1, 1)
+    for cpus in (4.5, 5):
+        for name in "xy":
+            assert world.update(f"p-{name}", resources(cpus, 4)) is None
+    assert had(world) == {"own": (1, 1000), "x": (4, 4000), "y": (4, 4000)}
+    assert world.cpus("p-x") == world.cpus("p-y")
+
+
+def test_simulate_resizes_a_pod_whose_sum_is_smaller_by_now() -> None:
+    limits = [{"limits": {"cpu": cpus, "memory": "1Gi"}} for cpus in (4, 2)]
+    specs = [{"containers": [pods.container(name, one) for name in "ab"]} for one in limits]
+    result = pods.run(node_of_two().topology, *(pods.document("Pod", "p", s, WHOLE) for s in specs))
+    outcomes = [outcome for event in result.events for outcome in event.outcomes]
+    assert [len(o.allocation.cpus) for o in outcomes if o.allocation] == [4, 4, 2, 2]
+
+
+@pytest.mark.parametrize("key", ["smt", "smt.a"])
+def test_a_pool_gives_whole_cores_if_it_has_them(key: str) -> None:
+    """Else an owner's are free ones."""
+    world = World(machines.dual_smt())
+    of = pod("p", {**WHOLE, key: "full-core"}, total=resources(6, 4))
+    world.add(of, "c", 6, 4)
+    world.add(of, "a", 2, 1)
+    before = world.cpus("p-c") | world.cpus("p-a")
+    assert world.update("p-a", resources(4, 1)) is None
+    own, topology = world.cpus("p-a"), world.topology
+    assert (len(own), len(world.cpus("p-c"))) == (4, 2)
+    assert topology.siblings_of(own) == own
+    assert (own <= before) == (key == "smt")

@@ -245,7 +245,9 @@ def test_memory_of_those_who_share_a_pool_is_booked_once() -> None:
         for name in "xy":
             assert world.update(f"p-{name}", resources(4, memory)) is None
         assert sum(c.memory for c in world.agent.state.charges.values()) == memory * GIB
-    assert world.update("p-own", resources(1, 2)) is None
+    for cpus in (1, 2):
+        assert world.update("p-own", resources(cpus, 2)) is None
+    assert had(world)["x"] == (2, 2000)
     assert sum(c.memory for c in world.agent.state.charges.values()) == 3 * GIB
 
 

@@ -136,7 +136,9 @@ def _place_request(
     case, grant = _resolve_kubelet_grant(case)
     record = vacated.state.pods.get(pod.uid)
     has_others = record is not None and record.containers
-    if not requested.is_unpinned:
+    told = pod.resources
+    has_share = record is not None or told.cpu_shares or told.cpu_quota or told.memory_limit
+    if has_share and not requested.is_unpinned:
         case = replace(case, share=find_pod_share(case))
     reservation = find_pod_reservation(case) if has_others else NO_POD_RESERVATION
     case, demand_rejection = _with_demand(case, grant)
@@ -430,8 +432,9 @@ def release_container(
     if allocation is None or allocation.reserved_at:
         return Released(state=state)
     after = state_without_ended(node, allocation, ended)
-    pool = state.pod_pool(allocation.pod_uid) if is_for_pod_pool(state, allocation) else ()
-    ids = tuple(a.container_id for a in pool)
+    ids: tuple[str, ...] = ()
+    if allocation.exclusive and is_for_pod_pool(state, allocation):
+        ids = tuple(a.container_id for a in state.pod_pool(allocation.pod_uid))
     change = ChangedStateIds((container_id, *ids), (allocation.pod_uid,))
     updates = updates_between(node, node.with_state(after), skip=container_id, resized=ids)
     return Released(state=after, change=change, updates=updates)
@@ -443,7 +446,7 @@ def state_without_ended(
     """The state once a container has ended; see `release_container`."""
     state, container_id = node.state, allocation.container_id
     keeps = allocation.is_reservable and node.machine.settings.reservation_seconds
-    if is_for_pod_pool(state, allocation):
+    if allocation.exclusive and is_for_pod_pool(state, allocation):
         return give_to_pod_pool(node, allocation)
     if ended is not None and keeps and not state.cpu_sharers(allocation):
         return state.with_reservation(container_id, ended)

@@ -144,16 +144,15 @@ def find_pod_share(case: PlacementRequest, prior: Allocation | None = None) -> P
 
 def _with_others(case: PlacementRequest, share: PodShare) -> PodShare:
     """Add what other live containers of its pod have and leave a container."""
-    requested, own, others = case.requested, NO_CHARGE, NO_CHARGE
+    requested = case.requested
     joins = is_in_pod_pool(case.pod, requested, share)
-    live = _live(case.node.state, case.pod.uid)
-    members = [a for a in live if a.container_id != case.container.id]
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
-    for a in _once(members, pods_list):
+    live = _live(case.node.state, case.pod.uid)
+    members = _once([a for a in live if a.container_id != case.container.id], pods_list)
+    own = others = _booked([a for a in members if not a.uses_pod_resources])
+    for a in [a for a in members if a.uses_pod_resources]:
         booked = _booked((a,))
-        if not a.uses_pod_resources:
-            own = own.add(booked)
-        elif a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE:
+        if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE:
             # It gives all but one CPU, and memory that it only might use.
             milli = 0 if joins else min(1000, booked.cpu_milli)
             booked = Charge(milli, booked.memory if share.uses_pod_resources else 0)
@@ -280,7 +279,13 @@ def _once(allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS) -> list[A
 
 
 def _booked(allocations: Iterable[Allocation]) -> Charge:
-    return reduce(Charge.add, (c for a in allocations for c in a.charges.values()), NO_CHARGE)
+    """CPUs and memory of allocations, in sum."""
+    cpu_milli = memory = 0
+    for a in allocations:
+        for charge in a.charges.values():
+            cpu_milli += charge.cpu_milli
+            memory += charge.memory
+    return Charge(cpu_milli, memory)
 
 
 def with_pod_pool(

@@ -136,7 +136,9 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
                     )
         narrow = explain_text._PREFERRED_PLACE_TEXT in text
         assert not narrow or document["result"]["policy"] != "none"
-        for numa_node, free in re.findall(r"Free on NUMA node ([0-9]+): ([0-9.]+) of", text):
+        for numa_node, free in re.findall(
+            r"Free on NUMA node ([0-9]+): ([0-9.]+) of [0-9.]+ CPU", text
+        ):
             (cpu,) = (r for r in document["resources"] if r["resource"] == "cpu")
             (here,) = (n for n in cpu["numaNodes"] if n["numaNode"] == int(numa_node))
             assert free == Unit(cpu["unit"]).amount_text(here["free"], free=True).split()[0]

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nri_numa.model.workload import Container, PodSandbox, Resources
+from nri_numa.nri.conversion import answer_request
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.events import ConfigureRequested, RequestAnswered
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
+from tests.beds.recording_plugin import RecordingPlugin
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "wire"
 
@@ -92,3 +95,13 @@ class SessionPair:
         (answered,) = self.to_runtime()
         assert isinstance(answered, RequestAnswered)
         return answered
+
+
+def captured_update(name: str) -> tuple[PodSandbox, Container, Resources]:
+    """Return what the agent is asked by one captured UpdateContainer."""
+    session = SessionPair().active().plugin
+    session.receive_data(golden(name))
+    (event,) = drain(session)
+    asked: list[Any] = []
+    answer_request(RecordingPlugin(update_container=lambda *of: asked.extend(of) or ()), event)
+    return asked[0], asked[1], asked[2]

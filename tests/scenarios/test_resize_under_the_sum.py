@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.state import ContainerKind
+from nri_numa.engine.request.demand import MIN_CPU_SHARES
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
+from tests.beds.wire import captured_update
 from tests.beds.world import GIB, World, pod, resources, says
 from tests.machines import named as machines
 from tests.machines import pods
@@ -16,23 +17,27 @@ from tests.machines import pods
 WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 
 
-def usual() -> World:
-    """CPUs 0-7 and 8-15, 16 GiB each."""
-    return World(machines.dual_no_smt())
-
-
-def test_the_kubelets_update_of_spec_resources_has_shares_of_two_beside_the_quota(
-    world: World,
-) -> None:
-    """The container requests nothing of its own, and the quota is its pod's."""
-    of = pod("p", WHOLE, total=resources(4, 4))
-    world.add(of, "a", 1, 1)
-    world.add(of, "c", 4, 4)
+def test_a_captured_resize_of_spec_resources_and_of_an_owner_beside_the_pool() -> None:
+    """The kubelet sends the least shares beside the pod's quota, the runtime the sum of before."""
+    of, c, of_the_pod = captured_update("update-container-with-pods-size")
+    _, a, its_own = captured_update("update-container-beside-pods-pool")
+    assert (of.resources.cpu_quota, of_the_pod.cpu_quota, of_the_pod.cpu_shares) == (
+        400_000, 500_000, MIN_CPU_SHARES,
+    )  # fmt: skip
+    world = node_of_two()
+    world.place(of, a)
+    world.place(of, c)
+    before = {one.id: world.cpus(one.id) for one in (a, c)}
     world.put("neighbour", {"policy": "single-numa-node"}, 2)
-    grown = replace(resources(5, 4), cpu_shares=2)
-    assert world.update("p-c", grown) is None
-    assert world.allocation("p-c").kind is ContainerKind.EXCLUSIVE
-    assert (len(world.cpus("p-a")), len(world.cpus("p-c"))) == (1, 4)
+    assert had(world) == {"a": (1, 1000), "c": (3, 3000), "app": (2, 2000)}
+    for update, id, expected in (
+        (of_the_pod, c.id, {"a": (1, 1000), "c": (4, 4000)}),
+        (its_own, a.id, {"a": (2, 2000), "c": (3, 3000)}),
+    ):
+        assert world.update(id, update) is None
+        assert had(world) == expected | {"app": (2, 2000)}
+        world.check()
+    assert before[a.id] < world.cpus(a.id)
 
 
 def node_of_two() -> World:

@@ -266,15 +266,18 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
 def test_a_container_without_requests_stays_off_a_numa_node_without_memory(
     strategy: Strategy, mems: str
 ) -> None:
-    """What the kernel has free counts, since nothing of it was requested."""
-    free = {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}
-    topology = build_synthetic_topology(
-        sockets=2, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=64
-    )
-    world = World(topology, Settings(strategy=strategy), reading=MeasuredFree(memory=free))
-    policy = {"policy": "best-effort"}
-    places = [world.put(f"p{n}", policy, qos=QoSClass.BEST_EFFORT)[1] for n in range(4)]
-    assert "".join(places) == mems
+    """What the kernel has free counts, since nothing of it was requested: 5 %, at least 1 GiB."""
+    for memory_gib, free in (
+        (64, {0: 195 << 20, 1: 64 * GIB, 2: 3 * GIB, 3: 4 * GIB}),
+        (8, {0: 600 << 20, 1: 8 * GIB, 2: 1000 << 20, 3: 1 * GIB}),
+    ):
+        topology = build_synthetic_topology(
+            sockets=2, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=memory_gib
+        )
+        world = World(topology, Settings(strategy=strategy), reading=MeasuredFree(memory=free))
+        policy = {"policy": "best-effort"}
+        places = [world.put(f"p{n}", policy, qos=QoSClass.BEST_EFFORT)[1] for n in range(4)]
+        assert "".join(places) == mems
 
 
 # --- Cases 2 and 3 of the policies: strict means strict at every step, and in scope ``pod`` too -

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -590,6 +591,10 @@ def test_others_of_a_pod_may_share_or_start_unpinned_where_none_could_be_owned(
     assert not world.agent.state.reservations_of(of.uid)
 
 
+def one_cpu_each(count: int) -> str:
+    return json.dumps({f"c{number}": {"cpu": "1"} for number in range(count)})
+
+
 @pytest.mark.parametrize(
     ("containers", "said"),
     [
@@ -600,6 +605,8 @@ def test_others_of_a_pod_may_share_or_start_unpinned_where_none_could_be_owned(
         ('{"b":{"cpus":"4"}}', "expected containers in the order"),
         ('{"b":{"cpu":"four"}}', "expected containers in the order"),
         ('{"b":4}', "expected containers in the order"),
+        (one_cpu_each(65), "expected containers in the order"),
+        (one_cpu_each(64), "containers has 64 CPUs and 0 bytes"),
         ('{"b":{"cpu":"9"}}', "containers has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/"),
         (
             '{"b":{"cpu":"4","memory":"5Gi"}}',

@@ -376,9 +376,17 @@ FORGED = {
 }  # fmt: skip
 
 
+FORGED_BEYOND_LISTS = {
+    "a list it has not": "the runtime has CPUs 2-9 for it",
+    "memory nodes it does not list": "the runtime has NUMA node 1 for it",
+}
+
+
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
+def test_a_forged_annotation_is_never_adopted(
+    name: str, signed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also with the signature of another container of the same node on it."""
     note, wishes, cpus, has = FORGED[name]
     world = World(
@@ -396,6 +404,8 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
     )  # fmt: skip
     world.synchronize()
     assert world.count("claims_disbelieved_total") == 1
+    log = str([vars(record).get("fields") for record in caplog.records])
+    assert FORGED_BEYOND_LISTS.get(name, "") in log
     allocation = world.allocation(made.id)
     assert allocation.reason != "x"
     assert len(world.agent.state.exclusive) <= cpus

@@ -486,6 +486,7 @@ def test_a_list_does_not_move_and_says_so() -> None:
         "movable: true, which has no effect: a container with a list does not move",
     )
     assert not answer.allocation.movable
+    assert world.admit(pod("free", MOVABLE), wants=resources(2, 1)).warnings == ()
 
 
 def test_without_the_checkpoint_it_is_still_on_its_way() -> None:

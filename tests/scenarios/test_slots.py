@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.request.demand import parse_slots
+from nri_numa.engine.request.demand import MAX_SLOTS, parse_slots
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
@@ -182,6 +182,14 @@ def test_ids_of_both_sorts_bind_nothing() -> None:
     read = parse_slots("slot-1,numa1-slot-2")
     assert not isinstance(read, str)
     assert (read.count, read.by_node) == (2, {})
+
+
+def test_slots_have_a_limit() -> None:
+    ids = [f"slot-{number}" for number in range(MAX_SLOTS + 1)]
+    read = parse_slots(",".join(ids[1:]))
+    assert not isinstance(read, str)
+    assert read.count == MAX_SLOTS
+    assert isinstance(parse_slots(",".join(ids)), str)
 
 
 def test_slots_outlive_the_agent_and_the_checkpoint(world: World) -> None:

@@ -586,7 +586,9 @@ def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) 
         (ALWAYS_BUSY_SCHEDULE, "high"),
         (NEVER_BUSY_SCHEDULE, "low"),
         (BusySchedule(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00"),
+        (BusySchedule(((1379, 1439),)), "22:59-23:59"),
     ],
 )
 def test_a_load_is_written_as_it_is_read(load: BusySchedule, text: str) -> None:
     assert format_load(load) == text
+    assert parse_load(text) == load

@@ -129,11 +129,19 @@ def test_static_pod(client: Client, node: Node) -> None:
     poll(lambda: client.pod(f"static-{node.name}") is None, "end of the static pod")
 
 
-def resize(client: Client, name: str, cpu: str) -> None:
-    """Ask for another CPU request and limit of a pod's container ``main``, in place."""
-    resources = {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}
-    patch = json.dumps({"spec": {"containers": [{"name": "main", "resources": resources}]}})
+def resize(client: Client, name: str, cpu: str, of: str = "main") -> None:
+    """Ask for another CPU request and limit of a pod's container, in place."""
+    _resize(client, name, {"containers": [{"name": of, "resources": size(cpu=cpu)}]})
+
+
+def _resize(client: Client, name: str, spec: JsonObject) -> None:
+    patch = json.dumps({"spec": spec})
     client.kubectl("patch", "pod", name, "--subresource=resize", "--patch", patch)
+
+
+def size(**amounts: str) -> JsonObject:
+    """Resources with these amounts as requests and as limits."""
+    return {"requests": amounts, "limits": amounts}
 
 
 def quota(node: Node, placed: JsonObject) -> int:
@@ -158,12 +166,54 @@ def test_resize_that_is_refused_is_told_in_the_pods_conditions(client: Client, n
     own = node.cpus(owner)
     resize(client, "owner", str(len(MACHINE)))
 
-    def told(placed: JsonObject) -> bool:
-        texts = [each.get("message", "") for each in placed["status"]["conditions"]]
-        return any("default/owner" in text for text in texts)
-
-    client.wait_pod("owner", told, "with the refusal in its conditions")
+    wait_told(client, "owner", "default/owner")
     assert node.cpus(owner) == own
+
+
+def wait_told(client: Client, name: str, words: str) -> None:
+    """Wait until a pod's conditions have these words."""
+
+    def told(placed: JsonObject) -> bool:
+        return any(words in each.get("message", "") for each in placed["status"]["conditions"])
+
+    client.wait_pod(name, told, f"with {words!r} in its conditions")
+
+
+def run_pool(client: Client, *others: JsonObject) -> JsonObject:
+    """A pod of one CPU, which is that of its container without resources."""
+    return client.run(
+        pod(
+            "pool",
+            container(cpus="", memory=""),
+            *others,
+            resources=size(cpu="1", memory="64Mi"),
+            annotations=asks(policy="single-numa-node", scope="pod"),
+        )
+    )
+
+
+def test_resize_of_spec_resources_leaves_the_pods_pool_its_cpus(client: Client, node: Node) -> None:
+    placed = run_pool(client)
+    shared = client.run(pod("shared"))
+    own, before = node.cpus(placed), node.pid(placed)
+    assert len(own) == 1
+    _resize(client, "pool", {"resources": size(cpu="1", memory="96Mi")})
+    name = ("memory", "memory.limit_in_bytes", "memory.max")
+    poll(lambda: node.cgroup_file(placed, *name) == str(96 << 20), "resized memory limit")
+    assert node.pid(client.wait_ready("pool")) == before
+    assert node.cpus(placed) == own
+    assert node.cpus(shared) == MACHINE - own
+
+
+def test_resize_beside_a_pods_pool_that_cannot_give_is_told(client: Client, node: Node) -> None:
+    """The pool's last CPU stays: what would get less than its size keeps what it has."""
+    placed = run_pool(client, container("beside", cpus="500m"))
+    own = node.cpus(placed, "main")
+    assert len(own) == 1
+    resize(client, "pool", "1", of="beside")
+    wait_told(client, "pool", "1 CPU needed, 0 CPUs free in its pod")
+    assert node.cpus(placed, "main") == own
+    assert node.cpus(placed, "beside") == MACHINE - own
 
 
 def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:

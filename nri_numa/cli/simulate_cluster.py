@@ -1,39 +1,48 @@
-"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, where, and what would move."""
+"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, where, and what would move.
+
+The file is what ``kubectl get noderesourcetopologies,nodes,pods -A -o json`` prints. It is read as
+the scheduler's watches would bring it (`nri_numa.cluster`); what runs is what a node could get
+back. Where a pod fits on no node, the fewest pods of one node are searched that would have to move,
+by trying.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from math import inf
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache, partial
+from itertools import combinations, groupby, islice
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_numa import safe_yaml
-from nri_numa.cli.captured_cluster import (
-    CAPTURE_COMMAND,
-    MAX_MOVED_PODS,
-    CapturedCluster,
-    CaptureError,
-    find_blocking_pods,
-    find_moving_containers,
-    nodes_by_container,
-    parse_capture,
-)
 from nri_numa.cli.common import InputError, Unreachable, show_progress
 from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lines
-from nri_numa.cluster.manifests import ManifestError
-from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
+from nri_numa.cluster.manifests import ManifestError, value_text
+from nri_numa.cluster.node_facts import NODE_CONSTRAINTS, Exclusion, node_admits
+from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
-from nri_numa.cluster.pods import PodManifest, Workload, ineffective_annotation_sentences
+from nri_numa.cluster.pods import (
+    PodManifest,
+    Workload,
+    ineffective_annotation_sentences,
+    is_finished,
+    is_recreated,
+)
 from nri_numa.config import AgentConfig
+from nri_numa.engine.rebalance import MAX_MOVES
+from nri_numa.errors import AgentError
+from nri_numa.kube.requests import annotations_of, mapping_or_empty, text_in_section
+from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import count_text
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
-from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.nodes import AssumedPod
+from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
 from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
 from nri_numa.text import escape_unprintable, human_bytes
 
@@ -43,21 +52,83 @@ MAX_YAML_CHARS: Final = 16 << 20
 """Characters: YAML is read a hundred times slower than JSON."""
 MAX_NAMED_NODES: Final = 5
 """Nodes that a line names."""
-NUMA_ONLY_NOTE: Final = (
-    "Only NUMA nodes are judged: not the sum of requests, node selectors, affinity, taints, "
-    "volumes, quotas of the nodes, or priorities."
+MAX_MOVED_PODS: Final = 4
+"""Pods of a set; moving more of them is another question."""
+MAX_MOVE_SETS: Final = 20_000
+"""Sets that are judged, some seconds of work."""
+_MAX_COMPARED_SETS: Final = 20
+"""Sets of the smallest size that are compared by where their pods could go."""
+CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
+_CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
+NOT_JUDGED_NOTE: Final = (
+    "Judged are NUMA nodes, and taints, node selectors and node affinity: not the sum of requests, "
+    "volumes, affinity among pods, quotas of the nodes, or priorities."
 )
 CLAIMS_NOT_JUDGED_TEXT: Final = (
     "What containers get of ResourceClaims is allocated by the scheduler itself: such containers "
     "are not judged."
 )
+_EXCLUSION_TEXTS: Final = {
+    Exclusion.CORDONED: "it is cordoned",
+    Exclusion.TAINT: "it has a taint that the pod does not tolerate",
+    Exclusion.AFFINITY: "the pod's node selector or node affinity leaves it out",
+}
+
+Document = Mapping[str, Any]
+Judge = Callable[[NodeResources, PodRequest], Verdict]
+
+
+class CaptureError(AgentError):
+    """What was given is no capture of a cluster; the text says what was expected."""
+
+
+class ChargedPod(Struct, frozen=True):
+    """A pod that has NUMA nodes of its node, and is charged for them there.
+
+    Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted:
+    ``spec`` says on which nodes. Its ``movers`` may change NUMA nodes while they run: each as a pod
+    of one container.
+    """
+
+    name: str
+    node: str
+    charge: ResourceCounts
+    request: PodRequest
+    movable: bool
+    spec: Document = {}
+    movers: tuple[ChargedPod, ...] = ()
+
+
+class CapturedCluster(Struct, frozen=True):
+    """A cluster, and what was odd in its capture.
+
+    The names, in order, are those of all nodes, without an object too; ``pods`` counts all that
+    have not ended.
+    """
+
+    state: ClusterState
+    names: tuple[str, ...]
+    running: tuple[ChargedPod, ...]
+    pods: int
+    notes: tuple[str, ...]
+
+    def exclusion(self, name: str, spec: Document) -> Exclusion | None:
+        """Why a node takes no pod with this spec; None where it does, or no Node is known."""
+        facts = self.state.facts(name)
+        return None if facts is None else node_admits(facts, spec)
+
+    def rooms(self) -> dict[str, NodeResources]:
+        """What nodes whose agents place containers have left for others."""
+        found = ((name, self.state.free_resources(name)) for name in self.names)
+        return {
+            name: room
+            for name, room in found
+            if isinstance(room, NodeResources) and not room.agent_not_ready
+        }
 
 
 def simulate_cluster(
-    file: str,
-    workloads: Sequence[Workload],
-    config: AgentConfig,
-    output: str,
+    file: str, workloads: Sequence[Workload], config: AgentConfig, output: str
 ) -> int:
     """Judge pods one after another, each in what the others leave; the exit code.
 
@@ -67,46 +138,100 @@ def simulate_cluster(
         InputError: the file is no capture.
         Unreachable: it cannot be read.
     """
+    reader = PodReader(config)
     with show_progress(f"reading {file}"):
         try:
-            reader = PodReader(config)
-            cluster = parse_capture(_read_cluster_documents(file), reader, config.annotation_prefix)
+            cluster = parse_capture(_read_cluster_documents(file), reader)
         except CaptureError as error:
             raise InputError(escape_unprintable(f"--cluster {file}: {error}")) from error
         except ManifestError as error:
             raise InputError(escape_unprintable(f"--cluster {error}")) from error
     pods = [pod for workload in workloads for pod in workload.pods]
     mistaken = ineffective_annotation_sentences(workloads, config.annotation_prefix)
-    nodes, candidates = cluster.nodes, VerdictCache(cluster.nodes, config.strategy)
+    state, candidates = cluster.state, VerdictCache(cluster.state, config.strategy)
     claimed = config.dra.enabled and any(one.claims for pod in pods for one in pod.containers)
     with show_progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
+        facts = [one for name in cluster.names if (one := state.facts(name)) is not None]
         about = {
             "nodes": len(cluster.names),
-            "cordoned": sorted(cluster.cordoned),
+            "cordoned": [one.name for one in facts if one.unschedulable],
             "unknown": {
                 name: candidates.unreadable_reason(name) or "it has no NodeResourceTopology"
                 for name in cluster.names
-                if not isinstance(nodes.published_resources(name), NodeResources)
+                if not isinstance(state.published_resources(name), NodeResources)
             },
             "pods": cluster.pods,
-            "onTheirWay": len(nodes.assumed_pods),
+            "onTheirWay": len(state.assumed_pods),
         }
         judged = [
             _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates, config.strategy)
             for pod in pods
         ]
-    document = {
-        "cluster": about,
-        "pods": judged,
-        "notes": [
-            *mistaken,
-            *cluster.notes,
-            *([CLAIMS_NOT_JUDGED_TEXT] if claimed else []),
-            NUMA_ONLY_NOTE,
-        ],
-    }
+    notes = [*mistaken, *cluster.notes, *([CLAIMS_NOT_JUDGED_TEXT] if claimed else [])]
+    document = {"cluster": about, "pods": judged, "notes": [*notes, NOT_JUDGED_NOTE]}
     write_document_or_lines(document, output, report_lines(document))
     return 2 if mistaken else int(not all(one["fits"] for one in judged))
+
+
+# --- the capture ----------------------------------------------------------------------------------
+
+
+def parse_capture(documents: Iterable[object], reader: PodReader) -> CapturedCluster:
+    """Read a capture: lists of objects, or objects, as kubectl prints them.
+
+    Raises:
+        CaptureError: it is something else, or has no NodeResourceTopology.
+    """
+    found: dict[str, dict[str, Document]] = {kind: {} for kind in _CAPTURED_KINDS}
+    others: set[str] = set()
+    for one in _flatten_objects(documents):
+        kind = one.get("kind")
+        if not isinstance(kind, str) or kind not in found:
+            others.add(kind[:60] if isinstance(kind, str) else "something without a kind")
+            continue
+        name = text_in_section(one, "metadata", "name")
+        if not name:
+            raise CaptureError(
+                f"a {kind} has no metadata.name; expected what {CAPTURE_COMMAND} prints"
+            )
+        namespace = text_in_section(one, "metadata", "namespace")
+        found[kind][f"{namespace}/{name}" if kind == "Pod" else name] = one
+    topologies, nodes, pods = (found[kind] for kind in _CAPTURED_KINDS)
+    if not topologies:
+        seen = sorted([*others, *(kind for kind in _CAPTURED_KINDS if found[kind])])
+        raise CaptureError(
+            f"has no NodeResourceTopology, but {', '.join(seen) or 'nothing'}; expected what "
+            f"{CAPTURE_COMMAND} prints, where nri-numa publish writes them "
+            "(publish.nodeResourceTopology)"
+        )
+    pods = {name: one for name, one in sorted(pods.items()) if not is_finished(one)}
+    state = ClusterState.from_documents(
+        [*topologies.values(), *nodes.values(), *pods.values()], reader
+    )
+    running = (_charged_pod(name, one, state, reader) for name, one in pods.items())
+    return CapturedCluster(
+        state=state,
+        names=tuple(sorted(nodes or topologies)),
+        running=tuple(filter(None, running)),
+        pods=len(pods),
+        notes=tuple(_capture_notes(others, topologies.keys(), nodes.keys(), pods.keys())),
+    )
+
+
+def _capture_notes(
+    others: Set[str], topologies: Set[str], nodes: Set[str], pods: Set[str]
+) -> Iterator[str]:
+    if others:
+        yield f"Passed over: {', '.join(sorted(others))}."
+    if not nodes:
+        yield (
+            "It has no Nodes: all nodes with a NodeResourceTopology count as ready, and without "
+            "taints."
+        )
+    if not pods:
+        yield "It has no pods: what would have to move is not known."
+    if nodes and (lost := topologies - nodes):
+        yield f"NodeResourceTopology without a Node, passed over: {_names_text(sorted(lost))}."
 
 
 def _read_cluster_documents(file: str) -> Iterator[object]:
@@ -140,6 +265,78 @@ def _read_cluster_documents(file: str) -> Iterator[object]:
             at += 1
 
 
+def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
+    for one in documents:
+        if not isinstance(one, Mapping):
+            raise CaptureError(f"is {value_text(one)}, expected what {CAPTURE_COMMAND} prints")
+        items = one.get("items")
+        if isinstance(items, list) and str(one.get("kind", "List")).endswith("List"):
+            # The kind of a typed list's items is not written on each of them.
+            kind = str(one.get("kind", "")).removesuffix("List")
+            yield from _flatten_objects(
+                {"kind": kind, **item} if kind and isinstance(item, Mapping) else item
+                for item in items
+            )
+        else:
+            yield one
+
+
+def _charged_pod(
+    name: str, document: Document, state: ClusterState, reader: PodReader
+) -> ChargedPod | None:
+    """What a pod that left the phase Pending takes of its node; None for nothing that is known."""
+    node = text_in_section(document, "spec", "nodeName")
+    room = state.published_resources(node)
+    pending = text_in_section(document, "status", "phase") == "Pending"
+    if pending or not isinstance(room, NodeResources):
+        return None
+    request = reader.read_pod_request(document)
+    placed = _assigned_numa_nodes(document, reader.prefix) or reader.scheduled_numa_nodes(document)
+    charge = room.charge_of_placed_pod(request, placed)
+    if charge is None:
+        return None
+    spec = mapping_or_empty(document.get("spec"))
+    return ChargedPod(
+        name,
+        node,
+        charge,
+        request,
+        movable=is_recreated(document),
+        spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
+        movers=tuple(_movers(name, node, room, request, placed)),
+    )
+
+
+def _movers(
+    name: str,
+    node: str,
+    room: NodeResources,
+    request: PodRequest,
+    placed: Mapping[str, NUMASet],
+) -> Iterator[ChargedPod]:
+    """Containers of a pod that may change their one NUMA node while they run."""
+    for one in request.containers if request.pod_scope_request is None else ():
+        its = placed.get(one.container, ())
+        if one.container not in request.movable or one.is_init or len(its) != 1:
+            continue
+        alone = replace(request, containers=(one,))
+        charge = room.charge_of_placed_pod(alone, placed)
+        if charge is not None:
+            yield ChargedPod(f"{name}/{one.container}", node, charge, alone, movable=True)
+
+
+def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
+    """NUMA nodes by container, as the node says in the annotation ``assigned``."""
+    try:
+        said = json.loads(annotations_of(document).get(f"{prefix}/assigned", "{}"))
+        return {name: NUMASet.parse(one["mems"]) for name, one in said.items() if one["mems"]}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ListFormatError):
+        return {}
+
+
+# --- one pod --------------------------------------------------------------------------------------
+
+
 def _evaluate_pod(
     pod: PodManifest,
     request: PodRequest,
@@ -148,7 +345,12 @@ def _evaluate_pod(
     strategy: Strategy,
 ) -> dict[str, Any]:
     """Where a pod fits, which it then takes; why not elsewhere; and what would have to move."""
-    names = [name for name in cluster.names if name not in cluster.cordoned]
+    excluded = {
+        name: reason
+        for name in cluster.names
+        if (reason := cluster.exclusion(name, pod.node_constraints)) is not None
+    }
+    names = [name for name in cluster.names if name not in excluded]
     filtered = candidates.filter_nodes(request, names)
     fits: list[tuple[int, str, Fit]] = []
     if not request.is_unconstrained:
@@ -158,9 +360,9 @@ def _evaluate_pod(
             fits.append((verdict.score, name, verdict))
     # The best first, as the scheduler takes them; then by name.
     fits.sort(key=lambda one: (-one[0], one[1]))
-    reasons: dict[str, list[str]] = {}
-    for name, why in (filtered.failed | filtered.unresolvable).items():
-        reasons.setdefault(why, []).append(name)
+    reasons = {name: _EXCLUSION_TEXTS[reason] for name, reason in excluded.items()}
+    reasons |= filtered.failed | filtered.unresolvable
+    hopeless = {name for name, reason in excluded.items() if reason is Exclusion.AFFINITY}
     document: dict[str, Any] = {
         "namespace": pod.namespace,
         "pod": pod.name,
@@ -180,34 +382,192 @@ def _evaluate_pod(
             }
             for i, (s, n, v) in enumerate(fits)
         ],
-        "refused": [
-            {"reason": why, "hopeless": nodes[0] in filtered.unresolvable, "nodes": nodes}
-            for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
-        ],
+        "refused": _group_by_reason(reasons, hopeless | filtered.unresolvable.keys()),
         "wouldHaveToMove": None,
     }
     if fits:
         _, node, verdict = fits[0]
-        places, charge = dict(verdict.numa_nodes), verdict.pod_charge
-        cluster.nodes.assume_pod(
+        cluster.state.assume_pod(
             AssumedPod(
                 request=request,
                 node=node,
-                numa_nodes=places,
-                charge=charge,
+                numa_nodes=dict(verdict.numa_nodes),
+                charge=verdict.pod_charge,
                 assumed_at=0,
-                expires_at=inf,
             )
         )
     elif not filtered.feasible and not request.invalid_reason:
-        rooms = {
-            name: room
-            for name in names
-            if isinstance(room := cluster.nodes.free_resources(name), NodeResources)
-            and not room.agent_not_ready
-        }
-        document["wouldHaveToMove"] = find_blocking_pods(request, rooms, cluster.running, strategy)
+        document["wouldHaveToMove"] = find_blocking_pods(request, names, cluster, strategy)
     return document
+
+
+def _group_by_reason(reasons: Mapping[str, str], hopeless: Set[str]) -> list[dict[str, Any]]:
+    """Nodes of one reason together, the most first; then by reason."""
+    groups: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        groups.setdefault(why, []).append(name)
+    return [
+        {"reason": why, "hopeless": nodes[0] in hopeless, "nodes": nodes}
+        for why, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
+    ]
+
+
+def nodes_by_container(verdict: Fit) -> dict[str, str]:
+    """NUMA nodes by container."""
+    return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}
+
+
+# --- what would have to move ----------------------------------------------------------------------
+
+
+class _MoveSearch:
+    """Tries sets of pods of one node, and counts them."""
+
+    def __init__(
+        self, request: PodRequest, rooms: Mapping[str, NodeResources], judge: Judge
+    ) -> None:
+        self._request, self._rooms, self._judge = request, rooms, judge
+        self.tried = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether no more sets are tried."""
+        return self.tried >= MAX_MOVE_SETS
+
+    def fit_without(self, node: str, pods: Iterable[ChargedPod]) -> Fit | None:
+        """How the pod fits on a node without others."""
+        self.tried += 1
+        room = self._rooms[node].plus_pods([pod.charge for pod in pods])
+        verdict = self._judge(room, self._request)
+        return verdict if isinstance(verdict, Fit) else None
+
+    def sets_of(
+        self, size: int, pods_by_node: Mapping[str, Sequence[ChargedPod]]
+    ) -> Iterator[tuple[str, tuple[ChargedPod, ...], Fit]]:
+        """Sets of so many pods without which the pod fits on their node."""
+        for node, pods in pods_by_node.items():
+            for subset in combinations(pods, size):
+                if self.is_cut:
+                    return
+                if fit := self.fit_without(node, subset):
+                    yield node, subset, fit
+
+
+def find_blocking_pods(
+    request: PodRequest, names: Iterable[str], cluster: CapturedCluster, strategy: Strategy
+) -> dict[str, Any]:
+    """Find the fewest pods of one node without which a pod fits there, in `MAX_MOVE_SETS` tries.
+
+    Names are of nodes that may get it; pods that no workload makes again stay. The answer, a part
+    of the document, has the pod's node and NUMA nodes then, and where each of the pods that move
+    fits, empty for nowhere. The search was ``cut`` when not all sets of up to `MAX_MOVED_PODS` pods
+    were judged.
+    """
+    rooms = cluster.rooms()
+    judge: Judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
+    search = _MoveSearch(request, rooms, judge)
+    asked = rooms.keys() & set(names)
+    movable = sorted(
+        (pod for pod in cluster.running if pod.movable and pod.node in asked),
+        key=lambda pod: (pod.node, pod.name),
+    )
+    pods_by_node = {
+        node: pods
+        for node, group in groupby(movable, key=lambda pod: pod.node)
+        if (pods := tuple(group)) and not search.is_cut and search.fit_without(node, pods)
+    }
+    found: list[tuple[str, tuple[ChargedPod, ...], Fit]] = []
+    for size in range(1, MAX_MOVED_PODS + 1):
+        if found := list(islice(search.sets_of(size, pods_by_node), _MAX_COMPARED_SETS)):
+            break
+    large = any(len(pods) > MAX_MOVED_PODS for pods in pods_by_node.values())
+    moves: list[dict[str, Any]] = [
+        {
+            "node": node,
+            "numaNodes": nodes_by_container(fit),
+            "pods": _find_targets(pods, rooms, cluster, judge),
+        }
+        for node, pods, fit in found
+    ]
+    # Those first whose pods have somewhere to go; then by names, which are total.
+    best = min(
+        moves,
+        key=lambda move: (
+            sum(not pod["fitsOn"] for pod in move["pods"]),
+            move["node"],
+            [pod["pod"] for pod in move["pods"]],
+        ),
+        default={"node": "", "numaNodes": {}, "pods": []},
+    )
+    return {**best, "setsTried": search.tried, "cut": search.is_cut or (not found and large)}
+
+
+def _find_targets(
+    pods: Sequence[ChargedPod],
+    rooms: Mapping[str, NodeResources],
+    cluster: CapturedCluster,
+    judge: Judge,
+) -> list[dict[str, str]]:
+    """Where each pod of a node fits beside those before it; empty for nowhere."""
+    left = {name: room for name, room in sorted(rooms.items()) if name != pods[0].node}
+    targets = []
+    for pod in pods:
+        target = ""
+        for name, room in left.items():
+            if cluster.exclusion(name, pod.spec) is not None:
+                continue
+            if isinstance(fit := judge(room, pod.request), Fit):
+                target = name
+                if fit.pod_charge is not None:
+                    left[name] = room.minus_pods([fit.pod_charge])
+                break
+        targets.append({"pod": pod.name, "fitsOn": target})
+    return targets
+
+
+def find_moving_containers(
+    verdict: Fit, node: str, running: Iterable[ChargedPod], strategy: Strategy
+) -> list[dict[str, Any]]:
+    """Movable containers of one node that make room there by sums, and where each goes.
+
+    The fewest bytes first, then the fewest containers, as the node chooses.
+    """
+    movers = [one for pod in running if pod.node == node for one in pod.movers]
+    sets = [
+        (sum(map(_memory_bytes, chosen)), n, [one.name for one in chosen], chosen)
+        for n in range(1, MAX_MOVES + 1)
+        for chosen in islice(combinations(movers, n), MAX_MOVE_SETS)
+    ]
+    for *_, chosen in sorted(sets, key=lambda one: one[:3])[:MAX_MOVE_SETS]:
+        if to := _places_of_movers(verdict, chosen, strategy):
+            return to
+    return []
+
+
+def _memory_bytes(pod: ChargedPod) -> int:
+    return sum(pod.charge.other_resources.get("memory", ()))
+
+
+def _places_of_movers(
+    verdict: Fit, chosen: Sequence[ChargedPod], strategy: Strategy
+) -> list[dict[str, Any]]:
+    """Where containers go so that a pod is as its verdict says; none where that is not so."""
+    # Their memory is on both sides until it has moved.
+    given = verdict.room.plus_pods([replace(one.charge, other_resources={}) for one in chosen])
+    new = evaluate_fit(given, verdict.request, strategy)
+    if not isinstance(new, Fit) or new.numa_nodes != verdict.numa_nodes or new.pod_charge is None:
+        return []
+    rest, to = given.minus_pods([new.pod_charge]), []
+    for one in chosen:
+        there = evaluate_fit(rest, one.request, strategy)
+        if not isinstance(there, Fit) or there.pod_charge is None:
+            return []
+        where = next(iter(nodes_by_container(there).values()), "")
+        if not where.isdigit():
+            return []
+        rest = rest.minus_pods([there.pod_charge])
+        to.append({"container": one.name, "bytes": _memory_bytes(one), "numaNode": where})
+    return to
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -220,8 +580,6 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
     if cluster["onTheirWay"]:
         head += f", {cluster['onTheirWay']} of them on their way"
     lines = [head + "."]
-    if cluster["cordoned"]:
-        lines.append(f"Cordoned, not asked: {_names_text(cluster['cordoned'])}.")
     pods = document["pods"]
     for _, alike in groupby(pods, key=lambda one: list(_verdict_lines(one, ""))):
         group = [*alike]
@@ -241,9 +599,10 @@ def report_lines(document: Mapping[str, Any]) -> list[str]:
 
 def _verdict_lines(one: Mapping[str, Any], name: str) -> Iterator[str]:
     if not one["asks"]:
-        yield f"{name} asks for nothing that nri-numa decides: every node fits."
-        return
-    if one["fits"]:
+        others = "every other node fits" if one["fits"] else "no node takes it"
+        fits = others if one["refused"] else "every node fits"
+        yield f"{name} asks for nothing that nri-numa decides: {fits}."
+    elif one["fits"]:
         yield (
             f"{name} fits on {count_text(len(one['nodes']), 'node')}; it would go to {one['node']}"
         )

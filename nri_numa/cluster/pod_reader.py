@@ -79,6 +79,11 @@ class PodReader:
         self._claims = config.dra.enabled
         self._known: dict[str, tuple[str, PodRequest]] = {}
 
+    @property
+    def prefix(self) -> str:
+        """Of annotations and attributes, as the nodes have it."""
+        return self._settings.prefix
+
     def read_pod_request(self, document: Mapping[str, Any]) -> PodRequest:
         """What a pod asks for. A pod that cannot be read asks for nothing, or wrongly."""
         metadata = mapping_or_empty(document.get("metadata"))

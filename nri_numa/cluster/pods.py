@@ -25,7 +25,12 @@ from nri_numa.engine.request.annotations import (
 )
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US as PERIOD
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER_CPU
-from nri_numa.kube.requests import annotations_of, mapping_or_empty, text_in_section
+from nri_numa.kube.requests import (
+    annotations_of,
+    list_of_mappings,
+    mapping_or_empty,
+    text_in_section,
+)
 from nri_numa.model.workload import ENDED_POD_PHASES, Container, PodSandbox, QoSClass, Resources
 
 MIN_CFS_QUOTA_US: Final = 1_000
@@ -92,6 +97,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
         pod_requests, pod_limits: pod-level resources (KEP-2837); None where there are none.
         critical: node-critical by its priority class.
         runtime_handler: name of its runtime class, which ordinarily is the handler's too.
+        node_constraints: of its spec, what says which Nodes it may be put on.
     """
 
     source: str
@@ -106,6 +112,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
     pod_limits: ResourceQuantities | None = None
     critical: bool = False
     runtime_handler: str = ""
+    node_constraints: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def full_name(self) -> str:
@@ -190,8 +197,7 @@ def controller_uid(document: Mapping[str, Any]) -> str:
 def _controller_reference(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The reference to the controller; empty where there is none. Files may say anything."""
     listed = mapping_or_empty(document.get("metadata")).get("ownerReferences")
-    references = [mapping_or_empty(one) for one in listed] if isinstance(listed, list) else []
-    return next((one for one in references if one.get("controller")), {})
+    return next((one for one in list_of_mappings(listed) if one.get("controller")), {})
 
 
 # --- As a plugin sees them ----------------------------------------------------------------------

@@ -31,10 +31,10 @@ from nri_numa.model.offline_capacity import (
     CPU_ID_LIMIT,
     DRAINED_ANNOTATION,
     NODE_EXISTING_NUMA_IDS_ANNOTATION,
-    NUMA_NODE_ID_LIMIT,
     BadCapacity,
     format_id_list,
     parse_id_list,
+    parse_ids_or_empty,
     parse_zone_id,
 )
 from nri_numa.publisher.desired_objects import pod_event
@@ -315,14 +315,14 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; its publisher says which CPUs its NUMA nodes have, perhaps later."""
         annotations = annotations_of(document)
-        ids = _parse_ids_or_empty(
+        ids = parse_ids_or_empty(
             annotations.get(f"{self._prefix}/{NODE_EXISTING_NUMA_IDS_ANNOTATION}", "")
         )
         fields = annotations.get(f"{self._prefix}/numacpu", "").split("|")
         self._cpus[name] = {}
         if len(ids) == len(fields):
             each = zip(sorted(ids), fields, strict=True)
-            self._cpus[name] = {i: _parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in each}
+            self._cpus[name] = {i: parse_ids_or_empty(cpus, CPU_ID_LIMIT) for i, cpus in each}
 
     def on_node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
@@ -383,14 +383,6 @@ class _NUMANodeEvictor(Evictor[NUMANodePod]):
         self._replace_pods(name, found)
 
 
-def _parse_ids_or_empty(text: str, most: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
-    """A list of ids; none where it cannot be read."""
-    try:
-        return parse_id_list(text, most)
-    except BadCapacity:
-        return frozenset()
-
-
 class NUMANodeDrainEvictor(_NUMANodeEvictor):
     """NUMA nodes that an operator's annotation ``drained`` names.
 
@@ -408,7 +400,7 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; a list that cannot be read drains nothing."""
         super().on_node_updated(name, document, now)
-        named = _parse_ids_or_empty(
+        named = parse_ids_or_empty(
             annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
         )
         self._set_draining(name, named, now + self._rules.delay_s)

@@ -1,7 +1,7 @@
 """The NUMA nodes of all nodes, and the page that shows them: its files, and who may read it.
 
 Whether a pod fits is judged as the scheduler judges it. Pods on their way to a node are not counted
-here: the page shows what the nodes publish.
+here, but for successors of pods that were evicted: the page shows what the nodes publish.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from nri_numa import service
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import POLICY_NAMES, PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig
 from nri_numa.kube.api import Watch
-from nri_numa.kube.requests import annotations_of
-from nri_numa.model.offline_capacity import DRAINED_ANNOTATION, BadCapacity, parse_id_list
 from nri_numa.scheduler.candidates import NO_TOPOLOGY_TEXT, VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.nodes import NodeInfo, SchedulerCache
 from nri_numa.text import BadQuantity, whole_bytes
 from nri_numa.web.protocol import (
     TEXT_CONTENT_TYPE,
@@ -41,8 +39,6 @@ from nri_numa.web.security import TokenFile
 
 MAX_NODES_PER_OVERVIEW_ANSWER: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
-INTERNAL_ADDRESS_TYPE: Final = "InternalIP"
-"""Type of the address of a Node by which the cluster reaches it."""
 _YIELD_EVERY_NODES: Final = 100
 """Nodes that are counted before other tasks have a turn."""
 CLUSTER_PAGE_PATH: Final = "/cluster/"
@@ -195,69 +191,34 @@ def parse_query(given: Mapping[str, str]) -> OverviewQuery:
 
 
 class Overview:
-    """What is known of all nodes; `revision` is another one after each change."""
+    """What is known of all nodes, for those who look at it."""
 
-    def __init__(self, config: AgentConfig) -> None:
-        self.revision = 0
-        self._prefix = config.annotation_prefix
-        self._reader = PodReader(config)
-        self._nodes = SchedulerCache()
-        self._candidates = VerdictCache(self._nodes, config.strategy)
-        self._drained: dict[str, frozenset[int]] = {}
+    def __init__(
+        self,
+        config: AgentConfig,
+        nodes: ClusterState,
+        candidates: VerdictCache,
+        reader: PodReader,
+    ) -> None:
+        self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._page = config.controller.page.node_url
-        self._addresses: dict[str, str] = {}
+
+    @property
+    def revision(self) -> int:
+        """Another number after each change."""
+        return self._nodes.revision
 
     @property
     def needs_node_addresses(self) -> bool:
         """Whether more is needed of Nodes than their metadata."""
         return "{address}" in self._page
 
-    # --- what is there ----------------------------------------------------------------------------
-
-    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A Node exists, new or changed."""
-        try:
-            drained = parse_id_list(
-                annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
-            )
-        except BadCapacity:
-            drained = frozenset()
-        addresses = (document.get("status") or {}).get("addresses") or ()
-        address = next(
-            (a.get("address", "") for a in addresses if a.get("type") == INTERNAL_ADDRESS_TYPE), ""
-        )
-        if (self._drained.get(name), self._addresses.get(name)) != (drained, address):
-            self._drained[name], self._addresses[name] = drained, address
-            self.revision += 1
-
-    def on_node_removed(self, name: str) -> None:
-        """A Node does not exist any more."""
-        self._addresses.pop(name, None)
-        if self._drained.pop(name, None) is not None:
-            self.revision += 1
-
-    def update_node(self, name: str, room: NodeInfo) -> None:
-        """A NodeResourceTopology exists, new or changed."""
-        before = self._nodes.published_resources(name)
-        self._nodes.update_node(name, room)
-        if self._nodes.published_resources(name) is not before:
-            self.revision += 1
-
-    def on_topology_removed(self, name: str) -> None:
-        """A NodeResourceTopology does not exist any more."""
-        self._nodes.remove_node(name)
-        self.revision += 1
-
-    def on_topology_expired(self, name: str) -> None:
-        """A NodeResourceTopology is not valid any more."""
-        self.revision += self._nodes.mark_agent_not_ready(name)
-
     # --- what is shown ----------------------------------------------------------------------------
 
     async def overview_document(self, query: OverviewQuery) -> dict[str, Any]:
         """The answer to a query; gives way to others while it judges thousands of nodes."""
         revision = self.revision
-        every = sorted(self._drained.keys() | self._nodes.node_names)
+        every = sorted(self._nodes.all_node_names)
         states = {name: self._node_state(name) for name in every}
         names = [name for name in every if query.name in name and query.state in ("", states[name])]
         request = self._hypothetical_pod_request(query)
@@ -300,7 +261,7 @@ class Overview:
                     sum(max(one.exclusive.free) for one in rooms),
                     sum(map(_max_unfragmented_request, rooms)),
                 ),
-                "drainedNumaNodes": sum(map(len, self._drained.values())),
+                "drainedNumaNodes": sum(len(self._drained(name)) for name in every),
                 "states": {s: n for s, n in Counter(states.values()).items() if s},
             },
             "asked": asked,
@@ -312,13 +273,17 @@ class Overview:
             "grid": [cells[name] for name in names] if query.grid else [],
         }
 
+    def _drained(self, name: str) -> frozenset[int]:
+        facts = self._nodes.facts(name)
+        return facts.drained if facts is not None else frozenset()
+
     def _node_state(self, name: str) -> str:
         room = self._nodes.published_resources(name)
         if not isinstance(room, NodeResources):
             return "unknown"
         if room.agent_not_ready:
             return "not-ready"
-        if self._drained.get(name):
+        if self._drained(name):
             return "drained"
         return "lowered" if min(room.factor) < FULL_CAPACITY_FACTOR_MILLI else ""
 
@@ -338,7 +303,8 @@ class Overview:
         )
 
     def _node_page_url(self, name: str) -> str:
-        address = self._addresses.get(name, "")
+        facts = self._nodes.facts(name)
+        address = facts.address if facts is not None else ""
         if not self._page or ("{address}" in self._page and not address):
             return ""
         host = f"[{address}]" if ":" in address else address
@@ -370,7 +336,7 @@ class Overview:
         self, name: str, request: PodRequest | None, reason: str | None
     ) -> NodeOverviewEntry:
         room = self._nodes.published_resources(name)
-        drained = self._drained.get(name, frozenset())
+        drained = self._drained(name)
         places = ""
         if request is not None and not request.is_unconstrained and reason == "":
             verdict = self._candidates.evaluate_node(request, name)

@@ -18,8 +18,8 @@ import aiohttp
 from yarl import URL
 
 from nri_numa import __version__, service
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
-from nri_numa.cluster.topology_reader import TopologyValidity
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.config.sections import DrainEviction, StealEviction, StuckEviction
 from nri_numa.controller import capacity, evictor
@@ -40,7 +40,6 @@ from nri_numa.model.offline_capacity import MAX_CAPACITY_VALIDITY_S, BadCapacity
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import VerdictCache
-from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.watcher import PODS_PATH, TOPOLOGIES_PATH
 from nri_numa.web.protocol import APIError, Handler, HTTPRequest, Response, Route
 from nri_numa.web.security import Certificate, TokenFile
@@ -103,13 +102,17 @@ class ControllerMetrics(WriterMetrics):
         )
 
 
+ObjectChanged = Callable[[str, Mapping[str, Any], float], object]
+"""Takes an object by its name, with the time."""
+
+
 class _ObjectEventFanout(WatchHandler):
     """Objects of one kind by their key, as several parts of the controller follow them."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
+        changed: Iterable[ObjectChanged],
         removed: Iterable[Callable[[str], object]] = (),
     ) -> None:
         self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
@@ -123,31 +126,6 @@ class _ObjectEventFanout(WatchHandler):
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)
-
-
-class _TopologyFanout:
-    """What nodes publish, read once for all parts of the controller that judge by it."""
-
-    def __init__(self, prefix: str, parts: Sequence[StuckPodEvictor | Overview]) -> None:
-        self._fresh, self._parts = TopologyValidity(prefix), parts
-
-    def on_topology_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A NodeResourceTopology exists, new or changed."""
-        room = self._fresh.decode_with_validity(name, document, now)
-        for part in self._parts:
-            part.update_node(name, room)
-
-    def on_topology_removed(self, name: str) -> None:
-        """A NodeResourceTopology does not exist any more."""
-        self._fresh.forget_node(name)
-        for part in self._parts:
-            part.on_topology_removed(name)
-
-    def on_tick(self, now: float, wall: float) -> None:
-        """Time has passed."""
-        for name in self._fresh.expired_nodes(now):
-            for part in self._parts:
-                part.on_topology_expired(name)
 
 
 class ControllerService:
@@ -178,6 +156,12 @@ class ControllerService:
             ),
         )
         now = clock()
+        # One state for all that judge by it.
+        self._cluster, reader = ClusterState(prefix), PodReader(config)
+        candidates = VerdictCache(self._cluster, config.strategy)
+        self._overview = (
+            Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
+        )
         self.drained = self.stolen = self.refused = None
         if section.drain.evict:
             self.drained = NUMANodeDrainEvictor(prefix, _eviction_rules(section.drain), now)
@@ -186,14 +170,8 @@ class ControllerService:
                 prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
             )
         if section.stuck.evict:
-            nodes = SchedulerCache()
             self.refused = StuckPodEvictor(
-                prefix,
-                _eviction_rules(section.stuck),
-                nodes,
-                VerdictCache(nodes, config.strategy),
-                PodReader(config).read_pod_request,
-                now,
+                prefix, _eviction_rules(section.stuck), self._cluster, candidates, reader, now
             )
         self._evictors = [
             one for one in (self.drained, self.stolen, self.refused) if one is not None
@@ -267,26 +245,25 @@ class ControllerService:
             watches.append(Watch(self._api, path, objects, **more))
             return watches[-1]
 
-        clock = self._clock
-        overview = Overview(config) if self._section.page.enabled else None
-        shown = [overview] if overview is not None else []
-        every = [self.capacity, *self._evictors, *shown]
-        judging = [one for one in (self.refused, overview) if one is not None]
-        readers = [_TopologyFanout(config.annotation_prefix, judging)] if judging else []
-        self._ticking = [*readers, *self._evictors]
-        nodes = _ObjectEventFanout(
-            clock, [one.on_node_updated for one in every], [one.on_node_removed for one in every]
-        )
+        clock, cluster, overview = self._clock, self._cluster, self._overview
+        parts = [self.capacity, *self._evictors]
+        node_changed: list[ObjectChanged] = [one.on_node_updated for one in parts]
+        node_removed: list[Callable[[str], object]] = [one.on_node_removed for one in parts]
+        changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
+        if self.refused is not None or overview is not None:
+            node_changed.append(lambda name, node, _: cluster.update_node(name, node))
+            node_removed.append(cluster.remove_node)
+            changed.append(cluster.update_topology)
+            removed.append(cluster.remove_topology)
+        if self.stolen is not None:
+            changed.append(self.stolen.on_topology_updated)
+            removed.append(self.stolen.on_topology_removed)
+        nodes = _ObjectEventFanout(clock, node_changed, node_removed)
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
         whole = self.refused is not None or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: ClusterPage | None = None
-        published: list[_TopologyFanout | HostStealEvictor] = [*readers]
-        if self.stolen is not None:
-            published.append(self.stolen)
-        if published:
-            changed = [one.on_topology_updated for one in published]
-            removed = [one.on_topology_removed for one in published]
+        if changed:
             topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
             if overview is not None:
                 self.page = ClusterPage(config, overview, topologies)
@@ -457,10 +434,10 @@ class ControllerService:
     async def _run_ticks(self) -> None:
         while True:
             now, wall = self._clock(), time.time()
-            for one in self._ticking:
-                one.on_tick(
-                    now, wall
-                )  # also where this replica does not lead: a new leader goes on
+            self._cluster.expire_topologies(now)
+            for one in self._evictors:
+                # Also where this replica does not lead: a new leader goes on.
+                one.on_tick(now, wall)
             if self._may_write():
                 self.capacity.update_due_nodes(now, wall)
                 self._writer.wake.set()

@@ -17,13 +17,16 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import structs
 
+from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
+from nri_numa.cluster.node_facts import NODE_CONSTRAINTS, node_admits
 from nri_numa.cluster.node_resources import NodeResources
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import controller_uid, is_recreated
 from nri_numa.controller.evictor import (
@@ -35,7 +38,6 @@ from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_
 from nri_numa.model.reasons import read_reason_and_detail
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
-from nri_numa.scheduler.nodes import AssumedPod, NodeInfo, SchedulerCache
 
 WAITING_REASON: Final = "CreateContainerError"
 REJECTION_EVENT_SELECTOR: Final = "involvedObject.kind=Pod,reason=Failed"
@@ -88,8 +90,9 @@ class StuckPodEvictor(Evictor[StuckPod]):
     """Pods that wait for their node without effect.
 
     Args:
-        candidates: judges what nodes publish, with room as `nodes` has it.
-        asks: reads what a pod asks for.
+        nodes: what is known of the cluster; room of successors is held there.
+        candidates: judges by it.
+        reader: reads what a pod asks for.
     """
 
     reason, event_suffix = "NUMAPodMoved", "moved"
@@ -98,45 +101,26 @@ class StuckPodEvictor(Evictor[StuckPod]):
         self,
         prefix: str,
         rules: EvictionPace,
-        nodes: SchedulerCache,
+        nodes: ClusterState,
         candidates: VerdictCache,
-        asks: Callable[[Mapping[str, Any]], PodRequest],
+        reader: PodReader,
         now: float,
     ) -> None:
         super().__init__("stuck", prefix, rules, now)
-        self._nodes, self._candidates, self._asks = nodes, candidates, asks
-        self._facts: dict[str, NodeFacts] = {}
+        self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None
 
     # --- what is there ----------------------------------------------------------------------------
-
-    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A Node exists, new or changed."""
-        self._facts[name] = facts_of(name, document)
-
-    def on_node_removed(self, name: str) -> None:
-        """A Node does not exist any more."""
-        self._facts.pop(name, None)
-
-    def update_node(self, name: str, room: NodeInfo) -> None:
-        """A NodeResourceTopology exists, new or changed."""
-        self._nodes.update_node(name, room)
-
-    def on_topology_removed(self, name: str) -> None:
-        """A NodeResourceTopology does not exist any more."""
-        self._nodes.remove_node(name)
-
-    def on_topology_expired(self, name: str) -> None:
-        """A NodeResourceTopology is not valid any more."""
-        self._nodes.mark_agent_not_ready(name)
 
     def on_pod(self, document: Mapping[str, Any], now: float) -> None:
         """A pod is in the phase Pending, or was read because one of its containers waits."""
         metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
         said = plugin_rejection(document) if is_recreated(document) else ""
-        asks = self._asks(document) if uid and said and uid not in self._evicted else None
+        asks = None
+        if uid and said and uid not in self._evicted:
+            asks = self._reader.read_pod_request(document)
         if (
             asks is None
             or not asks.has_placement_request
@@ -162,7 +146,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 pod_request=asks,
                 unstarted_request=unstarted_request(asks, document),
                 is_running=running,
-                spec={key: spec.get(key) for key in ("tolerations", "nodeSelector", "affinity")},
+                spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
                 refusal=said,
                 stuck_since=now,
             )
@@ -252,11 +236,10 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 yield
             if work.done >= MAX_QUESTION_WORK:
                 break
-            if name == pod.node or (there := self._facts.get(name)) is None:
+            facts = self._nodes.facts(name)
+            if name == pod.node or facts is None or node_admits(facts, pod.spec) is not None:
                 continue
-            if not isinstance(
-                self._nodes.free_resources(name), NodeResources
-            ) or not spec_allows_node(there, pod.spec):
+            if not isinstance(self._nodes.free_resources(name), NodeResources):
                 continue
             verdict = self._candidates.evaluate_node(pod.pod_request, name, work)
             if isinstance(verdict, Fit) and not verdict.requires_moves and not verdict.by_sums:
@@ -347,115 +330,3 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
 
 def _is_pod_running(document: Mapping[str, Any]) -> bool:
     return (document.get("status") or {}).get("phase") == "Running"
-
-
-# --- which Nodes a pod may be put on --------------------------------------------------------------
-
-# The rules are those of kube-scheduler's filters NodeAffinity, NodeUnschedulable and
-# TaintToleration (k8s.io/component-helpers/scheduling/corev1). What else keeps a pod from a node
-# is not looked at; a word that is not known here is a no.
-
-_TAINT_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
-_UNSCHEDULABLE_TAINT: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
-
-Taint = tuple[str, str, str]
-"""Key, value and effect."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What of a Node decides which pods may come: its labels, and taints that keep pods away."""
-
-    name: str
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...]
-
-
-def facts_of(name: str, document: Mapping[str, Any]) -> NodeFacts:
-    """What counts of a Node."""
-    metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
-    found: list[Taint] = [
-        (one.get("key") or "", one.get("value") or "", one["effect"])
-        for one in spec.get("taints") or ()
-        if one.get("effect") in _TAINT_EFFECTS
-    ]
-    if spec.get("unschedulable") and not any(one[0] == _UNSCHEDULABLE_TAINT[0] for one in found):
-        found.append(_UNSCHEDULABLE_TAINT)
-    return NodeFacts(name=name, labels=metadata.get("labels") or {}, taints=tuple(found))
-
-
-def spec_allows_node(to: NodeFacts, spec: Mapping[str, Any]) -> bool:
-    """Whether a pod with this spec may be put there."""
-    tolerations = spec.get("tolerations") or ()
-    if not all(any(_tolerates_taint(one, taint) for one in tolerations) for taint in to.taints):
-        return False
-    chosen: Mapping[str, str] = spec.get("nodeSelector") or {}
-    if any(to.labels.get(key) != value for key, value in chosen.items()):
-        return False
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is None:
-        return True
-    return any(_matches_term(to, one) for one in required.get("nodeSelectorTerms") or ())
-
-
-def _tolerates_taint(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    key, value, effect = taint
-    if toleration.get("effect") not in (None, "", effect):
-        return False
-    operator = toleration.get("operator") or "Equal"
-    if not toleration.get("key"):
-        return bool(operator == "Exists")
-    if toleration["key"] != key:
-        return False
-    return bool(
-        operator == "Exists" or (operator == "Equal" and (toleration.get("value") or "") == value)
-    )
-
-
-def _matches_term(to: NodeFacts, term: Mapping[str, Any]) -> bool:
-    """All of a term's expressions; an empty term takes no pod."""
-    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
-    if not labels and not fields:
-        return False
-    return all(_matches_expression(to.labels, one) for one in labels) and all(
-        _matches_expression({"metadata.name": to.name}, one) for one in fields
-    )
-
-
-def _matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
-    value = labels.get(str(expression.get("key", "")))
-    values = expression.get("values") or ()
-    match expression.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return _compare_integers(value, values) > 0
-        case "Lt":
-            return _compare_integers(value, values) < 0
-        case _:
-            return False
-
-
-def _compare_integers(value: str | None, values: Sequence[object]) -> int:
-    """-1, 0 or 1; 0 where one of both is no whole number."""
-    one = _parse_integer(value)
-    other = _parse_integer(values[0]) if len(values) == 1 else None
-    if one is None or other is None:
-        return 0
-    return (one > other) - (one < other)
-
-
-def _parse_integer(text: object) -> int | None:
-    if not isinstance(text, str) or len(text) > 18:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        return None

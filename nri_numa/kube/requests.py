@@ -238,3 +238,8 @@ def text_in_section(document: Mapping[str, Any], section: str, key: str) -> str:
 def mapping_or_empty(value: object) -> Mapping[str, Any]:
     """The value where it is a mapping, which a document of a user need not have."""
     return value if isinstance(value, Mapping) else {}
+
+
+def list_of_mappings(value: object) -> list[Mapping[str, Any]]:
+    """The mappings in a list; none where it is no list."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

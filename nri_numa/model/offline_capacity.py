@@ -177,6 +177,14 @@ def parse_id_list(text: str, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
     return frozenset(found)
 
 
+def parse_ids_or_empty(text: object, limit: int = NUMA_NODE_ID_LIMIT) -> frozenset[int]:
+    """Read a list as `parse_id_list` does; one that cannot be read names none."""
+    try:
+        return parse_id_list(text, limit) if isinstance(text, str) else frozenset()
+    except BadCapacity:
+        return frozenset()
+
+
 def format_id_list(ids: frozenset[int] | set[int]) -> str:
     """The shortest list of these NUMA nodes, as `parse_id_list` reads it."""
     return str(CPUSet.from_bits(sum(1 << i for i in ids)))

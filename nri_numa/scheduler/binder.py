@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, parse_duration
@@ -24,7 +25,6 @@ from nri_numa.kube.requests import KubeError, Resource, text_in_section
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Unfit
-from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.scheduler.protocol import BindingArgs
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S, PodWatcher
 
@@ -42,7 +42,7 @@ class Binder:
     def __init__(
         self,
         api: KubeAPI,
-        nodes: SchedulerCache,
+        nodes: ClusterState,
         candidates: VerdictCache,
         reader: PodReader,
         pods: PodWatcher,

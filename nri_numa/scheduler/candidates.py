@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NO_NODE_RESOURCES, NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.model.workload import Strategy
@@ -23,7 +24,6 @@ from nri_numa.scheduler.fit import (
     evaluate_fit,
     min_near_best_score_key,
 )
-from nri_numa.scheduler.nodes import SchedulerCache
 
 NO_TOPOLOGY_TEXT: Final = "no NodeResourceTopology says what its NUMA nodes have"
 AGENT_NOT_READY_TEXT: Final = "its agent does not place containers now"
@@ -82,7 +82,7 @@ class VerdictCache:
 
     def __init__(
         self,
-        nodes: SchedulerCache,
+        nodes: ClusterState,
         strategy: Strategy,
         *,
         unknown_fits: bool = False,

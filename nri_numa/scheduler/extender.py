@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nri_numa import __version__, service
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig, split_address
@@ -21,7 +22,6 @@ from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import VerdictCache
-from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.watcher import (
     PENDING_BOUND_PODS_SELECTOR,
     PODS_PATH,
@@ -142,7 +142,7 @@ class Extender:
             if section.lease
             else None
         )
-        self.nodes = SchedulerCache()
+        self.nodes = ClusterState(config.annotation_prefix)
         self.reader = PodReader(config)
         self.candidates = VerdictCache(
             self.nodes,
@@ -153,7 +153,7 @@ class Extender:
         self.activator = PodActivator(
             self.api, config, self.metrics.wakes, clock=clock, wall=time.time
         )
-        self.node_watcher = NodeWatcher(self.nodes, self.activator, config.annotation_prefix, clock)
+        self.node_watcher = NodeWatcher(self.nodes, self.activator, clock)
         self.pod_watcher = PodWatcher(
             self.api, self.nodes, self.reader, self.activator, config, clock
         )

@@ -10,10 +10,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 from prometheus_client import Counter
 
+from nri_numa.cluster.cluster_state import AssumedPod, ClusterState, assumed_pod_of
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pods import is_finished
-from nri_numa.cluster.topology_reader import TopologyValidity
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.kube.api import KubeAPI, WatchHandler, name_of, uid_of
 from nri_numa.kube.requests import (
@@ -25,7 +25,6 @@ from nri_numa.kube.requests import (
 )
 from nri_numa.model.workload import ENDED_POD_PHASES
 from nri_numa.observe.logs import get_logger
-from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from nri_numa.text import escape_unprintable
 
 log = get_logger("scheduler")
@@ -184,13 +183,11 @@ class NodeWatcher(WatchHandler):
 
     def __init__(
         self,
-        nodes: SchedulerCache,
+        nodes: ClusterState,
         activator: PodActivator,
-        prefix: str,
         clock: Callable[[], float],
     ) -> None:
         self._nodes, self._activator, self._clock = nodes, activator, clock
-        self._fresh = TopologyValidity(prefix)
         self._unreadable = SparseWarning(
             "NodeResourceTopology objects cannot be read: nothing is known of their nodes"
         )
@@ -201,27 +198,24 @@ class NodeWatcher(WatchHandler):
     def on_update(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
         name = name_of(document)
-        known = self._fresh.decode_with_validity(name, document, self._clock())
-        if isinstance(known, UnreadableTopology) and self._nodes.published_resources(name) != known:
+        before = self._nodes.published_resources(name)
+        if self._nodes.update_topology(name, document, self._clock()):
+            self._activator.on_free_increased(name)
+        known = self._nodes.published_resources(name)
+        if isinstance(known, UnreadableTopology) and known != before:
             self._unreadable.count_occurrence(
                 node=name, problem=escape_unprintable(known.reason)[:500]
             )
-        if self._nodes.update_node(name, known):
-            self._activator.on_free_increased(name)
 
     def on_every_deleted_key(self, key: str) -> None:
         """An object does not exist any more."""
-        self._fresh.forget_node(key)
-        self._nodes.remove_node(key)
+        self._nodes.remove_topology(key)
 
     def expire_topologies(self) -> None:
         """Time has passed."""
         now = self._clock()
-        for name in self._fresh.expired_nodes(now):
-            if self._nodes.mark_agent_not_ready(name):
-                self._stale.count_occurrence(
-                    node=name, remedy="look at nri-numa publish of that node"
-                )
+        for name in self._nodes.expire_topologies(now):
+            self._stale.count_occurrence(node=name, remedy="look at nri-numa publish of that node")
         self._unreadable.log_if_due(now)
         self._stale.log_if_due(now)
 
@@ -241,7 +235,7 @@ class PodWatcher(WatchHandler):
     def __init__(
         self,
         api: KubeAPI,
-        nodes: SchedulerCache,
+        nodes: ClusterState,
         reader: PodReader,
         activator: PodActivator,
         config: AgentConfig,
@@ -268,7 +262,7 @@ class PodWatcher(WatchHandler):
             # A list from before its binding did not name it.
             self._nodes.pod_pending_again(uid)
         elif (held is not None or self._reader.scheduled_numa_nodes(document)) and (
-            hold := self._assumed_pod(document)
+            hold := assumed_pod_of(document, self._reader, self._clock())
         ) is not None:
             # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
             self._nodes.assume_pod(hold)
@@ -429,28 +423,14 @@ class PodWatcher(WatchHandler):
         """
         uid, now = uid_of(document), self._clock()
         held = self._nodes.assumed_pods.get(uid)
-        hold = self._assumed_pod(document) if self._reader.scheduled_numa_nodes(document) else None
+        placed = self._reader.scheduled_numa_nodes(document)
+        hold = assumed_pod_of(document, self._reader, now) if placed else None
         self._reader.drop_pod(uid)
         if hold is None or (held is not None and held.node == hold.node):
             return
         pending = text_in_section(document, "status", "phase") == "Pending"
         left_at, until = inf if pending else now, self._expected_count_time(document)
         self._nodes.assume_pod(replace(hold, left_at=left_at, expires_at=until))
-
-    def _assumed_pod(self, document: Mapping[str, Any]) -> AssumedPod | None:
-        """What is to be held for a pod that has a node; None where it asks for nothing."""
-        node, request = (
-            text_in_section(document, "spec", "nodeName"),
-            self._reader.read_pod_request(document),
-        )
-        if request.is_unconstrained or request.invalid_reason or not node:
-            return None
-        return AssumedPod(
-            request=request,
-            node=node,
-            numa_nodes=self._reader.scheduled_numa_nodes(document),
-            assumed_at=self._clock(),
-        )
 
     def _expected_count_time(self, document: Mapping[str, Any]) -> float:
         """When a node has counted a pod that leaves the phase Pending now.

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from nri_numa.cluster.topology_reader import decode_topology
+from nri_numa.cluster.cluster_state import ClusterState
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
@@ -15,6 +16,7 @@ from nri_numa.controller.overview import ClusterPage as ServedPage
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.service import TOPOLOGIES_PATH
 from nri_numa.kube.api import KubeAPI, Watch
+from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.web.server import MetricsAndProbeServer
 from tests.beds.loop_thread import LoopThread
 
@@ -40,7 +42,9 @@ class ClusterPage(LoopThread):
     def __init__(self, token_file: Path | None = None, node_url: str = "") -> None:
         section = Section(enabled=True, token_file=str(token_file or ""), node_url=node_url)
         config = AgentConfig(controller=Controller(address="127.0.0.1:0", page=section))
-        self._overview = Overview(config)
+        self._nodes = ClusterState(PREFIX)
+        candidates = VerdictCache(self._nodes, config.strategy)
+        self._overview = Overview(config, self._nodes, candidates, PodReader(config))
         self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES_PATH, _Unwatched())
         page = ServedPage(config, self._overview, self._watch)
         super().__init__()
@@ -70,9 +74,9 @@ class ClusterPage(LoopThread):
                 text = (drained or {}).get(name, "")
                 drained_by = {f"{PREFIX}/drained": text} if text else {}
                 node = {"metadata": {"annotations": drained_by}, "status": one.get("status")}
-                self._overview.on_node_updated(name, node, 0.0)
+                self._nodes.update_node(name, node)
                 if "zones" in one:
-                    self._overview.update_node(name, decode_topology(one, PREFIX))
+                    self._nodes.update_topology(name, one, 0.0)
             self._watch.synced.set()
 
         self.do(told)
@@ -81,8 +85,8 @@ class ClusterPage(LoopThread):
         self._watch.problem = problem
 
     def forget(self, name: str) -> None:
-        self.do(lambda: self._overview.on_node_removed(name))
-        self.do(lambda: self._overview.on_topology_removed(name))
+        self.do(lambda: self._nodes.remove_node(name))
+        self.do(lambda: self._nodes.remove_topology(name))
 
     def close(self) -> None:
         self.hang_up()

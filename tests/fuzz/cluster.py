@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
@@ -26,7 +27,6 @@ from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_SCORE
-from nri_numa.scheduler.nodes import SchedulerCache
 from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -56,12 +56,12 @@ class Extender(Target):
     def feed(self, data: bytes) -> str:
         """Parts end at ``%%``: the object, a body of filter, a body of bind."""
         parts = [*data.split(b"%%", 2), b"", b""][:3]
-        nodes = SchedulerCache()
+        nodes = ClusterState(PREFIX)
         document = _json(parts[0].decode(errors="replace"))
         known = decode_topology(document, PREFIX) if isinstance(document, dict) else None
         if known is not None:
-            nodes.update_node("edited", known)
-        nodes.update_node("good", decode_topology(topology(8, 8), PREFIX))
+            nodes.update_resources("edited", known)
+        nodes.update_resources("good", decode_topology(topology(8, 8), PREFIX))
         said = "no question"
         try:
             asked = protocol.parse_extender_args(parts[1])
@@ -77,7 +77,7 @@ class Extender(Target):
             short(str(error))
         return f"{type(known).__name__} {said}"
 
-    def judged(self, nodes: SchedulerCache, pod: Any, names: list[str]) -> str:
+    def judged(self, nodes: ClusterState, pod: Any, names: list[str]) -> str:
         """Every node has one answer, in one line."""
         request, candidates = (
             self.reader.read_pod_request(pod),

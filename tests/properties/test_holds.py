@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
+from nri_numa.cluster.cluster_state import AssumedPod
 from nri_numa.cluster.manifests import read_pod
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pods import container_of, pod_sandbox
@@ -35,7 +36,6 @@ from nri_numa.model.workload import Strategy
 from nri_numa.publisher import topology
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import MAX_RECHECK_PAUSE_S
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import StartingCpuset
 from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
+from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
@@ -36,7 +37,6 @@ from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.publisher.topology import build_topology_contents
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from nri_numa.scheduler.nodes import AssumedPod, SchedulerCache
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
@@ -424,9 +424,11 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
     found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
-    nodes = SchedulerCache()
+    nodes = ClusterState(PREFIX)
     for name in ("n", "empty"):
-        nodes.update_node(name, decode_topology(build_topology_contents(PREFIX, found), PREFIX))
+        nodes.update_resources(
+            name, decode_topology(build_topology_contents(PREFIX, found), PREFIX)
+        )
         found = zones_document(NodeSnapshot(world.agent.machine, NodeState()))
     judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
     request = PodReader(AgentConfig()).read_pod_request
@@ -446,7 +448,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
             )
         )
         assert judges.filter_nodes(asked, ["n"]).feasible == []
-        assert nodes.update_node(
+        assert nodes.update_resources(
             "n", decode_topology(build_topology_contents(PREFIX, found), PREFIX)
         )
     assert isinstance(new(world), Admitted if fits else Rejected)

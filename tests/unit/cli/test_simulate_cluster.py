@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from nri_numa.cli import captured_cluster, cli, simulate_cluster
+from nri_numa.cli import cli, simulate_cluster
 from tests.unit.cli.conftest import invoke
 from tests.unit.scheduler.objects import PREFIX, container, named, pod, single, topology
 
@@ -88,7 +88,7 @@ def test_where_it_fits_and_why_not_elsewhere() -> None:
     )
     assert "most there is: 8, and waiting does not help" in done.stdout
     assert "refused by e: no NodeResourceTopology says" in done.stdout
-    assert "Cordoned, not asked: d." in lines
+    assert "  refused by d: it is cordoned" in lines
     assert "not the sum of requests" in done.stdout
 
 
@@ -168,6 +168,61 @@ def test_devices_of_a_manifest_are_judged_as_by_the_extender(
     assert not any("--devices" in note for note in judged["notes"])
 
 
+TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits", "refused"),
+    [
+        ({}, ["plain"], {"tainted": "it has a taint", "ssd": "it is cordoned"}),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, ["plain", "tainted"], {}),
+        ({"nodeSelector": {"disk": "ssd"}}, [], {"plain": "node selector", "ssd": "cordoned"}),
+        ({"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}, ["ssd"], {}),
+    ],
+)
+@pytest.mark.parametrize("asks", [True, False])
+def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
+    spec: dict[str, Any], fits: list[str], refused: dict[str, str], asks: bool
+) -> None:
+    names = ("plain", "tainted", "ssd")
+    ssd = node("ssd", unschedulable=True)
+    ssd["metadata"]["labels"] = {"disk": "ssd"}
+    nodes = node("plain"), node("tainted", taints=[TAINT]), ssd
+    wanted = manifest(4) if asks else {"apiVersion": "v1", "kind": "Pod", **pod(container(cpu="1"))}
+    wanted["spec"] = {**wanted["spec"], **spec}
+    cluster = listed(*(nrt(8, name=name) for name in names), *nodes)
+    found = document(cluster, wanted)
+    assert found["cluster"]["cordoned"] == ["ssd"]
+    (judged,) = found["pods"]
+    said = {name: one["reason"] for one in judged["refused"] for name in one["nodes"]}
+    assert sorted(set(names) - said.keys()) == fits
+    assert all(text in said[name] for name, text in refused.items())
+    assert judged["fits"] is bool(fits)
+    if not asks:
+        text = simulate(cluster, wanted).stdout
+        assert ("every other node fits" if fits else "no node takes it") in text
+
+
+def test_who_moves_goes_only_where_its_own_spec_allows() -> None:
+    moves = runs("moves", "a", 4)
+    moves["spec"]["nodeSelector"] = {"disk": "ssd"}
+    cluster = listed(nrt(4, name="a"), nrt(6, name="b"), node("a"), node("b"), moves)
+    (found,) = document(cluster, manifest(8))["pods"]
+    assert found["wouldHaveToMove"]["pods"] == [{"pod": "default/moves", "fitsOn": ""}]
+    cluster["items"][3]["metadata"]["labels"] = {"disk": "ssd"}
+    (found,) = document(cluster, manifest(8))["pods"]
+    assert found["wouldHaveToMove"]["pods"] == [{"pod": "default/moves", "fitsOn": "b"}]
+
+
+def test_pods_that_have_ended_count_nothing() -> None:
+    ended = [runs(f"p{n}", "a", 4) for n in range(2)]
+    for one, phase in zip(ended, ("Succeeded", "Failed"), strict=True):
+        one["status"]["phase"] = phase
+    found = document(listed(nrt(4, name="a"), node("a"), *ended), manifest(8))
+    assert found["cluster"]["pods"] == 0
+    assert found["pods"][0]["wouldHaveToMove"]["pods"] == []
+
+
 def test_a_pod_without_a_wish_fits_everywhere() -> None:
     plain = pod(container(cpu="1"))
     plain = {"apiVersion": "v1", "kind": "Pod", **plain}
@@ -229,7 +284,7 @@ def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Six are more than are tried together.
     found = document(cluster, manifest(6))["pods"][0]["wouldHaveToMove"]
     assert (found["pods"], found["cut"]) == ([], True)
-    monkeypatch.setattr(captured_cluster.find_blocking_pods, "__kwdefaults__", {"tries": 5})
+    monkeypatch.setattr(simulate_cluster, "MAX_MOVE_SETS", 5)
     done = simulate(cluster, manifest(3))
     assert "The search was cut after 5 sets" in done.stdout
 

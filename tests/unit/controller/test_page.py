@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cluster.topology_reader import decode_topology
+from nri_numa.cluster.cluster_state import ClusterState
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig, validate_config
 from nri_numa.config.sections import ClusterPageSection as Section
 from nri_numa.config.sections import Controller
 from nri_numa.controller.overview import Overview, parse_query
+from nri_numa.scheduler.candidates import VerdictCache
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -134,12 +136,11 @@ def test_a_nodes_page_is_at_its_internal_address() -> None:
 
 async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
     """After a few merges, and not after a hundred nodes."""
-    overview, turns = Overview(AgentConfig()), 0
+    config, nodes, turns = AgentConfig(), ClusterState(PREFIX), 0
+    overview = Overview(config, nodes, VerdictCache(nodes, config.strategy), PodReader(config))
     for n in range(200):
         free = (8, 8, 8, n % 8)
-        overview.update_node(
-            f"n{n}", decode_topology(topology(*free, memory=[4 + n // 8] * 4), PREFIX)
-        )
+        nodes.update_topology(f"n{n}", topology(*free, memory=[4 + n // 8] * 4), 0.0)
 
     async def count() -> None:
         nonlocal turns

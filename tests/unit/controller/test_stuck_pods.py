@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
-from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.controller.evictor import EvictionPace
 from nri_numa.controller.stuck_pods import (
@@ -19,15 +19,12 @@ from nri_numa.controller.stuck_pods import (
     SUSPECT_TIMEOUT_S,
     TARGET_SEARCH_STEP_WORK,
     StuckPodEvictor,
-    facts_of,
     plugin_rejection,
-    spec_allows_node,
 )
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource, Verb
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, WorkBudget, evaluate_fit
-from nri_numa.scheduler.nodes import SchedulerCache
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
@@ -91,14 +88,14 @@ class Cluster(EvictingCluster):
         self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
     ) -> None:
         super().__init__()
-        found, config = SchedulerCache(), AgentConfig()
+        self.nodes, config = ClusterState(PREFIX), AgentConfig()
         settled = {"delay_s": 60.0, "per_minute": 60.0, "per_workload": most, "window_s": 3600.0}
         self.output = StuckPodEvictor(
             PREFIX,
             EvictionPace(**{**settled, **rules}),
-            found,
-            VerdictCache(found, config.strategy),
-            PodReader(config).read_pod_request,
+            self.nodes,
+            VerdictCache(self.nodes, config.strategy),
+            PodReader(config),
             0.0,
         )
         for name, free in nodes.items():
@@ -110,11 +107,11 @@ class Cluster(EvictingCluster):
         self.listed: OutcomeKind | None = None
 
     def node(self, document: Any) -> None:
-        self.output.on_node_updated(document["metadata"]["name"], document, self.now)
+        self.nodes.update_node(document["metadata"]["name"], document)
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
         told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
-        self.output.update_node(name, decode_topology(told, PREFIX))
+        self.nodes.update_topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
@@ -234,7 +231,7 @@ def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str
     cluster.node(node("free", disk="ssd"))
     cluster.run(20)
     assert cluster.names == ["web"]
-    cluster.output.on_node_removed("free")
+    cluster.nodes.remove_node("free")
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
@@ -274,7 +271,10 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster = Cluster(ROOM)
-    cluster.output.on_topology_expired("free")
+    told = topology(8, 8, of=8, name="free")
+    told["metadata"]["annotations"] = {f"{PREFIX}/renewed": "1", f"{PREFIX}/valid-seconds": "9"}
+    cluster.nodes.update_topology("free", told, 0.0)
+    assert cluster.nodes.expire_topologies(9.0) == ["free"]
     cluster.run(200, pod("web"))
     assert cluster.requests == []
     cluster.publish("free", 8, 8)
@@ -283,7 +283,7 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster.publish("full", 2, 2, agent="not-ready")  # nothing says that it has no room
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
-    cluster.output.on_topology_removed("full")
+    cluster.nodes.remove_topology("full")
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
@@ -529,96 +529,3 @@ def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
     assert cluster.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
     assert cluster.output.pending_count() == 1
     assert cluster.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1
-
-
-# --- which Nodes a pod may be put on --------------------------------------------------------------
-
-LABELS = {"zone": "a", "size": "12"}
-
-
-def terms(*expressions: dict[str, Any], of: str = "matchExpressions") -> dict[str, Any]:
-    return affinity({of: list(expressions)})
-
-
-def affinity(*listed: dict[str, Any]) -> dict[str, Any]:
-    required = {"nodeSelectorTerms": list(listed)}
-    return {
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    }
-
-
-def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
-    return {"key": key, "operator": operator, "values": list(values)}
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({}, True),
-        ({"nodeSelector": None, "affinity": None, "tolerations": None}, True),
-        ({"nodeSelector": {"zone": "a"}}, True),
-        ({"nodeSelector": {"zone": "b"}}, False),
-        ({"nodeSelector": {"other": "a"}}, False),
-        ({"affinity": {"nodeAffinity": {}}}, True),
-        ({"affinity": {"podAffinity": {}}}, True),
-        (terms(expression("zone", "In", "a", "b")), True),
-        (terms(expression("zone", "In", "b")), False),
-        (terms(expression("zone", "NotIn", "b")), True),
-        (terms(expression("absent", "NotIn", "b")), True),
-        (terms(expression("zone", "NotIn", "a")), False),
-        (terms(expression("zone", "Exists")), True),
-        (terms(expression("absent", "Exists")), False),
-        (terms(expression("absent", "DoesNotExist")), True),
-        (terms(expression("zone", "DoesNotExist")), False),
-        (terms(expression("size", "Gt", "11")), True),
-        (terms(expression("size", "Gt", "12")), False),
-        (terms(expression("size", "Lt", "13")), True),
-        (terms(expression("size", "Lt", "12")), False),
-        (terms(expression("zone", "Gt", "1")), False),
-        (terms(expression("absent", "Lt", "1")), False),
-        (terms(expression("size", "Gt", "1", "2")), False),
-        (terms(expression("size", "Gt", "9" * 30)), False),
-        (terms(expression("size", "Lt", "9" * 18)), True),
-        (terms(expression("zone", "Like", "a")), False),
-        (terms(expression("metadata.name", "In", "n"), of="matchFields"), True),
-        (terms(expression("metadata.name", "In", "m"), of="matchFields"), False),
-        (terms(expression("zone", "Exists"), expression("size", "Lt", "1")), False),
-        (affinity({}, {"matchExpressions": [expression("zone", "Exists")]}), True),
-        (affinity({}), False),
-        (affinity(), False),
-    ],
-)
-def test_labels(spec: dict[str, Any], expected: bool) -> None:
-    assert spec_allows_node(facts_of("n", node("n", **LABELS)), spec) is expected
-
-
-@pytest.mark.parametrize(
-    ("taint", "tolerations", "expected"),
-    [
-        (("a", "b", "NoSchedule"), [], False),
-        (("a", "b", "NoExecute"), [], False),
-        (("a", "b", "PreferNoSchedule"), [], True),
-        (("a", "b", "NoSchedule"), [{"operator": "Exists"}], True),
-        (("a", "b", "NoSchedule"), [{"operator": "Exists", "effect": "NoExecute"}], False),
-        (("a", "b", "NoSchedule"), [{"key": "a", "operator": "Exists"}], True),
-        (("a", "b", "NoSchedule"), [{"key": "a", "value": "b"}], True),
-        (("a", "", "NoSchedule"), [{"key": "a"}], True),
-        (("a", "b", "NoSchedule"), [{"key": "a", "value": "c"}], False),
-        (("a", "b", "NoSchedule"), [{"key": "c", "operator": "Exists"}], False),
-        (("a", "b", "NoSchedule"), [{"value": "b"}], False),
-        (("a", "5", "NoSchedule"), [{"key": "a", "operator": "Gt", "value": "4"}], False),
-    ],
-)
-def test_taints(
-    taint: tuple[str, str, str], tolerations: list[dict[str, Any]], expected: bool
-) -> None:
-    there = facts_of("n", node("n", taint))
-    assert spec_allows_node(there, {"tolerations": tolerations}) is expected
-
-
-def test_a_cordoned_node_takes_no_pod_that_does_not_bear_it() -> None:
-    for taints in ((), [("node.kubernetes.io/unschedulable", "", "NoSchedule")]):
-        there = facts_of("n", node("n", *taints, cordoned=True))
-        assert len(there.taints) == 1
-        assert not spec_allows_node(there, {})
-        assert spec_allows_node(there, {"tolerations": [{"operator": "Exists"}]})

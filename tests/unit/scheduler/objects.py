@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
@@ -15,7 +16,6 @@ from nri_numa.model.counted_containers import (
     COUNTED_CONTAINERS_NRT_ATTRIBUTE,
     encode_counted_container_hashes,
 )
-from nri_numa.scheduler.nodes import SchedulerCache
 from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
 PREFIX = "numa.kubernetes.io"
@@ -42,11 +42,11 @@ class Watched:
     def __init__(self, *, settle: float = 10, api: Any = None) -> None:
         self.now = 0.0
         self.activator = Recorder()
-        self.nodes = SchedulerCache()
+        self.nodes = ClusterState(PREFIX)
         self.reader = PodReader(AgentConfig())
         config = AgentConfig(scheduler=Scheduling(settle=settle))
         api = api or KubeAPI("/nonexistent", "test")
-        self.topologies = NodeWatcher(self.nodes, self.activator, PREFIX, lambda: self.now)
+        self.topologies = NodeWatcher(self.nodes, self.activator, lambda: self.now)
         self.pods = PodWatcher(
             api, self.nodes, self.reader, self.activator, config, lambda: self.now
         )

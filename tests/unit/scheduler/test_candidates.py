@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import compute_score_key
-from nri_numa.scheduler.nodes import SchedulerCache
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
 READER = PodReader(AgentConfig())
@@ -24,9 +24,9 @@ def judging(
     **keys: bool,
 ) -> VerdictCache:
     """With these nodes."""
-    nodes = SchedulerCache()
+    nodes = ClusterState(PREFIX)
     for name, room in rooms.items():
-        nodes.update_node(name, room)
+        nodes.update_resources(name, room)
     return VerdictCache(nodes, strategy, **keys)
 
 
@@ -114,19 +114,19 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
 def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory of verdicts is full, and that of equal rooms."""
     monkeypatch.setattr("nri_numa.scheduler.candidates._MAX_CACHED_STALE_ROOMS", 4)
-    monkeypatch.setattr("nri_numa.scheduler.nodes._MAX_SHARED_NODES", 4)
+    monkeypatch.setattr("nri_numa.cluster.cluster_state._MAX_SHARED_NODES", 4)
     judges, request = index(), READER.read_pod_request(single(7))
     for _ in range(3):
         assert judges.filter_nodes(request, NAMES).feasible == ["c"]
-        judges._nodes.update_node("c", table(6, 6))
+        judges._nodes.update_resources("c", table(6, 6))
         assert judges.filter_nodes(request, NAMES).feasible == []
         for count in range(1, 20):
-            judges._nodes.update_node("a", table(count, 2))
+            judges._nodes.update_resources("a", table(count, 2))
             assert judges.filter_nodes(request, NAMES).feasible == (["a"] if count >= 7 else [])
         assert len(judges._nodes._equal) <= 4 + len(judges._nodes), "rooms that are gone go"
         assert len(judges._known[request.verdict_key]) <= 4 + len(judges._nodes)
-        judges._nodes.update_node("a", table(2, 2))
-        judges._nodes.update_node("c", table(8, 8))
+        judges._nodes.update_resources("a", table(2, 2))
+        judges._nodes.update_resources("c", table(8, 8))
 
 
 def test_equal_rooms_share_one_verdict() -> None:
@@ -194,7 +194,7 @@ def test_a_narrow_filter_is_for_pods_that_ask_for_something() -> None:
     judges = index(narrow=True)
     assert fits_of(judges, pod(container(cpu="250m", memory="1Gi"))) == NAMES
     nodes = judges._nodes
-    nodes.update_node(
+    nodes.update_resources(
         "aligns", table(8, 8, attributes={"topologyManagerPolicy": "single-numa-node"})
     )
     names = [*NAMES, "aligns"]
@@ -210,9 +210,11 @@ def test_nodes_of_which_nothing_is_known_come_last() -> None:
 
 def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> None:
     """Two hundred that all differ, for a pod wider than a NUMA node: the next ones go on."""
-    nodes, names = SchedulerCache(), [f"n{n}" for n in range(200)]
+    nodes, names = ClusterState(PREFIX), [f"n{n}" for n in range(200)]
     for number, name in enumerate(names):
-        nodes.update_node(name, table(20, 20, of=20, memory=(10 + number % 20, 10 + number // 20)))
+        nodes.update_resources(
+            name, table(20, 20, of=20, memory=(10 + number % 20, 10 + number // 20))
+        )
     wide, judges = single(24, policy="restricted"), VerdictCache(nodes, Strategy.SPREAD)
     assert fits_of(judges, wide, names) == names
     narrow = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
@@ -225,7 +227,7 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
     assert not {*other.feasible} <= seen[0], "others are judged first for another shape"
     assert not other.failed, "what was not judged has no reason"
     for name in names[:-1]:
-        nodes.update_node(name, table(16, 7, of=20, memory=(10 + int(name[1:]) % 20, 9)))
+        nodes.update_resources(name, table(16, 7, of=20, memory=(10 + int(name[1:]) % 20, 9)))
     found = narrow.filter_nodes(
         READER.read_pod_request(single(26, policy="restricted", name="q")), names
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.cluster.cluster_state import AssumedPod
 from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
@@ -16,7 +17,6 @@ from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.nodes import AssumedPod
 from nri_numa.scheduler.watcher import PodWatcher
 from tests.beds.fake_api_server import Asked, Said, fake
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod, single, table, topology
@@ -372,11 +372,11 @@ def test_a_promise_outlives_the_object_of_its_node() -> None:
     fleet = watched.nodes
     fleet.assume_pod(hold("a"))
     assert fleet.free_resources("n1") is None
-    fleet.update_node("n1", table(4, 4))
+    fleet.update_resources("n1", table(4, 4))
     assert watched.free() == (1, 4)
-    fleet.remove_node("n1")
+    fleet.remove_topology("n1")
     assert fleet.free_resources("n1") is None
-    fleet.update_node("n1", UnreadableTopology("why"))
+    fleet.update_resources("n1", UnreadableTopology("why"))
     assert (fleet.unreadable_count, len(fleet), fleet.node_names) == (1, 1, {"n1"})
     assert fleet.free_resources("n1") == UnreadableTopology("why")
 
@@ -385,7 +385,7 @@ def test_containers_that_share_one_choice_are_held_until_all_are_counted() -> No
     """Under scope ``pod`` what is missing cannot be told apart from what is there."""
     watched = Watched()
     fleet = watched.nodes
-    fleet.update_node("n1", table(8, 8))
+    fleet.update_resources("n1", table(8, 8))
     one, two = container("one", "2", "1Gi"), container("two", "3", "1Gi")
     wish = READER.read_pod_request(
         pod(one, two, name="a", policy="single-numa-node", cpus="exclusive", scope="pod")
@@ -395,9 +395,9 @@ def test_containers_that_share_one_choice_are_held_until_all_are_counted() -> No
         AssumedPod(request=wish, node="n1", numa_nodes=places, assumed_at=0, expires_at=100)
     )
     assert watched.free() == (3, 8)
-    fleet.update_node("n1", table(6, 8, charged=[("uid-a", "one")]))
+    fleet.update_resources("n1", table(6, 8, charged=[("uid-a", "one")]))
     assert watched.free() == (1, 8)
-    fleet.update_node("n1", table(3, 8, charged=[("uid-a", "one"), ("uid-a", "two")]))
+    fleet.update_resources("n1", table(3, 8, charged=[("uid-a", "one"), ("uid-a", "two")]))
     assert watched.free() == (3, 8)
 
 
@@ -413,9 +413,9 @@ def test_an_init_container_alone_does_not_end_a_hold() -> None:
             request=wish, node="n1", numa_nodes={"main": NUMASet([0])}, assumed_at=0, expires_at=100
         )
     )
-    fleet.update_node("n1", table(2, 4, charged=[("uid-a", "first")]))
+    fleet.update_resources("n1", table(2, 4, charged=[("uid-a", "first")]))
     assert watched.free() == (0, 4)
-    fleet.update_node("n1", table(1, 4, charged=[("uid-a", "main")]))
+    fleet.update_resources("n1", table(1, 4, charged=[("uid-a", "main")]))
     assert watched.free() == (1, 4)
 
 

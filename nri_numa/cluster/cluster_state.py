@@ -1,4 +1,4 @@
-"""All nodes: what they publish, and what is held for pods that are on their way to them.
+"""A cluster: what its nodes publish and say, and what is held for pods on their way to them.
 
 A pod is *held* from the moment it has its node until the node's object counts it. The object of
 ``nri-numa publish`` names the containers that its numbers count
@@ -14,15 +14,19 @@ room for seconds and never gives it to two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Final
+from typing import Any, Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.cluster.node_facts import NodeFacts, read_node
 from nri_numa.cluster.node_resources import NodeResources, ResourceCounts, UnreadableTopology
+from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
+from nri_numa.cluster.topology_reader import TopologyValidity
+from nri_numa.kube.requests import text_in_section
 from nri_numa.model.counted_containers import counted_container_hash
 from nri_numa.model.cpuset import NUMASet
 
@@ -123,23 +127,59 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         return self.charge
 
 
-class SchedulerCache:
-    """What is known of the nodes, and what is held on them."""
+class ClusterState:
+    """What is known of the nodes, and what is held on them.
 
-    def __init__(self) -> None:
+    Attributes:
+        revision: another number after each change of what is known or held.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.revision = 0
+        self._prefix = prefix
+        self._validity = TopologyValidity(prefix)
+        self._facts: dict[str, NodeFacts] = {}
         self._nodes: dict[str, NodeInfo] = {}
         self._rooms: dict[str, NodeInfo] = {}
         self._equal: dict[NodeResources, NodeResources] = {}
         self._holds: dict[str, AssumedPod] = {}
         self._by_node: dict[str, set[str]] = {}
 
+    @classmethod
+    def from_documents(cls, documents: Iterable[Mapping[str, Any]], reader: PodReader) -> Self:
+        """Read the objects of one moment, each with its kind, as watches would bring them.
+
+        A pod that has not left the phase Pending is held on its node, where that is known.
+        """
+        state = cls(reader.prefix)
+        pods: list[Mapping[str, Any]] = []
+        for document in documents:
+            name = text_in_section(document, "metadata", "name")
+            match document.get("kind"):
+                case "NodeResourceTopology":
+                    state.update_topology(name, document, 0.0)
+                case "Node":
+                    state.update_node(name, document)
+                case "Pod" if text_in_section(document, "status", "phase") == "Pending":
+                    pods.append(document)
+        for document in pods:
+            pod = assumed_pod_of(document, reader, 0.0)
+            if pod is not None and pod.numa_nodes and pod.node in state._nodes:
+                state.assume_pod(pod)
+        return state
+
     def __len__(self) -> int:
         return len(self._nodes)
 
     @property
     def node_names(self) -> frozenset[str]:
-        """Nodes that have an object."""
+        """Nodes that have a NodeResourceTopology."""
         return frozenset(self._nodes)
+
+    @property
+    def all_node_names(self) -> frozenset[str]:
+        """Nodes that have a Node, or a NodeResourceTopology."""
+        return frozenset(self._nodes.keys() | self._facts.keys())
 
     @property
     def unreadable_count(self) -> int:
@@ -150,6 +190,10 @@ class SchedulerCache:
     def assumed_pods(self) -> Mapping[str, AssumedPod]:
         """Holds by uid of the pod."""
         return self._holds
+
+    def facts(self, name: str) -> NodeFacts | None:
+        """What a Node says; None for one that is not known."""
+        return self._facts.get(name)
 
     def published_resources(self, name: str) -> NodeInfo | None:
         """What a node publishes, without regard to holds."""
@@ -164,50 +208,81 @@ class SchedulerCache:
         if found is None:
             found = self._nodes.get(name)
             if isinstance(found, NodeResources):
-                holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
-                charges = [one.uncounted_charge(found) for one in holds]
-                found = found.minus_pods(one for one in charges if one is not None)
-                found = (
-                    replace(found, counted_containers="")
-                    if found.counted_containers != ""
-                    else found
-                )
-                if len(self._equal) >= len(self._nodes) + _MAX_SHARED_NODES:
-                    self._equal = {room: room for room in self.rooms()}
-                found = self._equal.setdefault(found, found)
+                found = self._shared(self._without_holds(name, found))
             if found is not None:
                 self._rooms[name] = found
         return found
+
+    def _without_holds(self, name: str, room: NodeResources) -> NodeResources:
+        holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
+        charges = [one.uncounted_charge(room) for one in holds]
+        room = room.minus_pods(one for one in charges if one is not None)
+        return replace(room, counted_containers="") if room.counted_containers != "" else room
+
+    def _shared(self, room: NodeResources) -> NodeResources:
+        if len(self._equal) >= len(self._nodes) + _MAX_SHARED_NODES:
+            self._equal = {room: room for room in self.rooms()}
+        return self._equal.setdefault(room, room)
 
     def rooms(self) -> set[NodeResources]:
         """What nodes have free for others, as far as it was asked for since it changed."""
         return {room for room in self._rooms.values() if isinstance(room, NodeResources)}
 
-    def update_node(self, name: str, known: NodeInfo) -> bool:
+    # --- what is there ----------------------------------------------------------------------------
+
+    def update_node(self, name: str, document: Mapping[str, Any]) -> None:
+        """A Node exists, new or changed."""
+        facts = read_node(name, document, self._prefix)
+        if self._facts.get(name) != facts:
+            self._facts[name] = facts
+            self.revision += 1
+
+    def remove_node(self, name: str) -> None:
+        """A Node does not exist any more."""
+        self._facts.pop(name, None)
+        self.revision += 1
+
+    def update_topology(self, name: str, document: Mapping[str, Any], now: float) -> bool:
+        """A NodeResourceTopology exists; whether its node has more of something than before."""
+        return self.update_resources(name, self._validity.decode_with_validity(name, document, now))
+
+    def remove_topology(self, name: str) -> None:
+        """A NodeResourceTopology does not exist any more."""
+        self._validity.forget_node(name)
+        self._nodes.pop(name, None)
+        self._on_changed(name)
+
+    def expire_topologies(self, now: float) -> list[str]:
+        """Time has passed: nodes whose object is not valid any more, and was until now."""
+        return [name for name in self._validity.expired_nodes(now) if self._silence_agent(name)]
+
+    def update_resources(self, name: str, known: NodeInfo) -> bool:
         """A node publishes something; whether it has more room of something than before."""
         before, was = self.free_resources(name), self._nodes.get(name)
         if was == known:
             return False
         self._nodes[name] = known
-        self._rooms.pop(name, None)
+        self._on_changed(name)
         for uid in sorted(self._by_node.get(name, ())):
             hold = self._holds[uid] = _with_count_state(self._holds[uid], known)
             if hold.is_started_and_counted:
                 self.forget_pod(uid)
         return _has_more_free(before, self.free_resources(name))
 
-    def mark_agent_not_ready(self, name: str) -> bool:
-        """A node's object is not valid any more: its agent is silent; whether it was not."""
+    def _silence_agent(self, name: str) -> bool:
+        """A node's object says nothing of its agent any more; whether it did."""
         known = self._nodes.get(name)
         if not isinstance(known, NodeResources) or known.agent_not_ready:
             return False
-        self.update_node(name, replace(known, agent_not_ready=True))
+        self.update_resources(name, replace(known, agent_not_ready=True))
         return True
 
-    def remove_node(self, name: str) -> None:
-        """A node's object does not exist any more."""
-        self._nodes.pop(name, None)
+    def _on_changed(self, name: str) -> None:
+        """Something was published or is held differently."""
         self._rooms.pop(name, None)
+        self.revision += 1
+
+    # --- pods on their way ------------------------------------------------------------------------
 
     def assume_pod(self, hold: AssumedPod) -> None:
         """Keep room for a pod until it is counted; an earlier hold of the same pod is replaced."""
@@ -217,7 +292,7 @@ class SchedulerCache:
             return
         self._holds[hold.uid] = hold
         self._by_node.setdefault(hold.node, set()).add(hold.uid)
-        self._rooms.pop(hold.node, None)
+        self._on_changed(hold.node)
 
     def pod_left_pending(self, uid: str, at: float, until: float) -> AssumedPod | None:
         """A pod is not on its way any more; its hold if that ended, because its node counts it.
@@ -227,7 +302,7 @@ class SchedulerCache:
         hold = self._holds.get(uid)
         if hold is None:
             return None
-        self._rooms.pop(hold.node, None)
+        self._on_changed(hold.node)
         hold = self._holds[uid] = replace(
             hold, left_at=min(at, hold.left_at), expires_at=min(until, hold.expires_at)
         )
@@ -237,7 +312,7 @@ class SchedulerCache:
         """A pod is on its way, although it may have seemed to have left."""
         hold = self._holds.get(uid)
         if hold is not None and (hold.left_pending or hold.expires_at != until):
-            self._rooms.pop(hold.node, None)
+            self._on_changed(hold.node)
             self._holds[uid] = replace(hold, left_at=inf, expires_at=until)
 
     def postpone_hold_check(self, uid: str, until: float) -> None:
@@ -254,7 +329,7 @@ class SchedulerCache:
         uids.discard(uid)
         if not uids:
             del self._by_node[hold.node]
-        self._rooms.pop(hold.node, None)
+        self._on_changed(hold.node)
         return hold
 
     def due_assumed_pods(self, now: float) -> list[AssumedPod]:
@@ -268,6 +343,19 @@ class SchedulerCache:
             hold for hold in self._holds.values() if now - hold.left_at >= UNCOUNTED_POD_WARNING_S
         ]
         return sorted(found, key=lambda hold: hold.uid)
+
+
+def assumed_pod_of(document: Mapping[str, Any], reader: PodReader, now: float) -> AssumedPod | None:
+    """What is to be held for a pod that has a node; None where it asks for nothing."""
+    node, request = text_in_section(document, "spec", "nodeName"), reader.read_pod_request(document)
+    if request.is_unconstrained or request.invalid_reason or not node:
+        return None
+    return AssumedPod(
+        request=request,
+        node=node,
+        numa_nodes=reader.scheduled_numa_nodes(document),
+        assumed_at=now,
+    )
 
 
 def _with_count_state(hold: AssumedPod, known: NodeInfo | None) -> AssumedPod:

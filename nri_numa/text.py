@@ -1,4 +1,4 @@
-"""Texts that several rooms read or write: escaping, Kubernetes quantities. Pure.
+"""Texts that several rooms read or write: escaping, Kubernetes quantities, versions. Pure.
 
 The grammar of quantities (``500m``, ``1.5``, ``2Gi``, ``100M``, ``1e3``) is that of
 ``k8s.io/apimachinery/pkg/api/resource``: a decimal number with a decimal suffix (n u m k M G T P
@@ -12,6 +12,9 @@ import re
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final
+
+Version = tuple[int, int, int]
+"""Major, minor and patch level."""
 
 # --- escaping ---------------------------------------------------------------------------------
 
@@ -147,3 +150,20 @@ def parse_hugepages(resource: str, value: object) -> tuple[int, int]:
     if amount % page_bytes:
         raise BadQuantity(whole_pages_text(page_bytes))
     return page_bytes, amount
+
+
+# --- versions ---------------------------------------------------------------------------------
+
+_VERSION_PATTERN: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+
+
+def parse_version(text: str) -> Version | None:
+    """Return the numbers of a version, or None where there is none to see.
+
+    A missing patch level counts as 0, and suffixes are ignored: ``v2.1.9``, ``2.1.9+unknown``,
+    ``1.7.24~ds1`` and ``2.2.0-rc.1`` are all in use.
+    """
+    match = _VERSION_PATTERN.match(text)
+    if match is None:
+        return None
+    return int(match[1]), int(match[2]), int(match[3] or 0)

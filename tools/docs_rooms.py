@@ -27,12 +27,12 @@ COLUMNS: Final[Mapping[str, int]] = {
     "device_plugin": 900, "dra": 900, "devices": 480, "measure": 780, "runtime": 480,
     "config": 120, "observe": 300, "engine": 300, "machine": 300, "errors": 300,
     "safe_yaml": 180, "text": 420, "model": 300, "kube": 200, "cluster": 540,
-    "service": 340,
+    "service": 340, "runtime_profile": 480,
 }  # fmt: skip
 """Where a room stands in its row, by its middle; a new room is given a place here."""
 
 PURE: Final = ("cluster", "engine", "model")
-WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 968, 76, 104, 36, 16
+WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 968, 76, 112, 36, 16
 
 _INK, _LINE, _GROUND = "#1f2933", "#5b6875", "#f6f8fa"
 
@@ -161,7 +161,7 @@ def _boxes(row_of: Mapping[str, int]) -> Iterator[str]:
         )
         yield (
             f'  <text x="{COLUMNS[room]}" y="{top + 23}" text-anchor="middle"'
-            f' font-weight="600">{room}</text>'
+            f' font-size="13" font-weight="600">{room}</text>'
         )
 
 

@@ -69,11 +69,12 @@ from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
-from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
+from nri_numa.nri.wire.versions import AGENT_EVENTS
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
 from nri_numa.runtime import LinkState, PermanentlyRejected, RuntimeInfo, RuntimeLink
+from nri_numa.runtime_profile import profile_of
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import load_or_create_signing_key
 from nri_numa.store.journal import state_from
@@ -456,7 +457,7 @@ class Daemon:
             sysfs_root=Path(self.config.sysfs_root),
         )
         self.agent.machine = self.agent.machine.with_memory_policies(policies)
-        self._blind = self._launched and not synchronizes_launched_plugins(info)
+        self._blind = self._launched and not profile_of(info).synchronizes_launched
         if info.config and info.config != self._drop_in:
             self._drop_in = info.config
             self._apply_drop_in(info.config)

@@ -20,11 +20,11 @@ from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicy,
 )
-from nri_numa.nri.wire.versions import parse_version
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
-from nri_numa.text import utc_text
+from nri_numa.runtime_profile import profile_of
+from nri_numa.text import parse_version, utc_text
 
 if TYPE_CHECKING:
     from nri_numa.devices.counts import CountsOrReason, DeviceCounts
@@ -161,7 +161,7 @@ def supported_memory_policies(
     if over_cri:
         clause = f"{info.name} {info.version} is watched over CRI, which knows none; expected NRI"
         return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
-    if not info.nri_version:
+    if not profile_of(info).has_memory_policies:
         clause = (
             f"{info.name} {info.version} hands none on (its NRI is older than 0.12); expected "
             f"{MIN_RUNTIMES_TEXT}"

@@ -46,14 +46,7 @@ from nri_numa.nri.transport import ConnectionEnding, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession
-from nri_numa.nri.wire.versions import (
-    AGENT_EVENTS,
-    Event,
-    PushPath,
-    identity_problem,
-    push_path,
-    synchronizes_launched_plugins,
-)
+from nri_numa.nri.wire.versions import AGENT_EVENTS, Event, identity_problem
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import begin_request
 from nri_numa.runtime import (
@@ -67,6 +60,7 @@ from nri_numa.runtime import (
     RuntimeLink,
     backoff_delays,
 )
+from nri_numa.runtime_profile import PushPath, profile_of
 
 # Changes of the link and failed pushes are logged by what runs the link.
 logger = get_logger("nri")
@@ -482,7 +476,7 @@ class NRILink(RuntimeLink):
             self._close_connection(f"configuration refused: {refusal.message}")
             return
         described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
-        if self._settings.descriptor is not None and not synchronizes_launched_plugins(info):
+        if self._settings.descriptor is not None and not profile_of(info).synchronizes_launched:
             self.watch.end_call(REGISTRATION_STEP)  # no Synchronize will come
             self._set_link_state(
                 LinkState.ACTIVE,
@@ -549,7 +543,7 @@ class NRILink(RuntimeLink):
 
     @property
     def _push_path(self) -> PushPath:
-        return push_path(self.runtime) if self.runtime is not None else PushPath.NONE
+        return profile_of(self.runtime).push if self.runtime is not None else PushPath.NONE
 
     def _push_obstacle(self) -> str:
         """Why nothing can be pushed now; empty when something can."""

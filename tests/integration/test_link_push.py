@@ -11,8 +11,8 @@ import pytest
 from nri_numa.nri.link import NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import PushPath
 from nri_numa.runtime import LinkState
+from nri_numa.runtime_profile import PushPath
 from tests.beds.embedded.plugin_link import EVENTS_OF_0_2
 from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,

@@ -1,4 +1,4 @@
-"""Quantities mean what they mean to Kubernetes."""
+"""Quantities mean what they mean to Kubernetes, and versions are read leniently."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nri_numa.text import (
     milli_cpus,
     page_bytes_of_resource,
     parse_exact_quantity,
+    parse_version,
     whole_bytes,
 )
 
@@ -125,3 +126,22 @@ def test_any_text_is_a_quantity_or_refused(text: str) -> None:
     except BadQuantity:
         return
     assert amount >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2.1.9+unknown", (2, 1, 9)),
+        ("1.7.24~ds1", (1, 7, 24)),
+        ("2.2.0-rc.1", (2, 2, 0)),
+        (" 1.34", (1, 34, 0)),
+        ("v0.12.2", (0, 12, 2)),
+        ("", None),
+        ("(devel)", None),
+        ("2", None),
+        ("٢.١", None),
+        ("9999999999.1", None),
+    ],
+)
+def test_versions_are_read_leniently(text: str, expected: tuple[int, int, int] | None) -> None:
+    assert parse_version(text) == expected

@@ -1,0 +1,123 @@
+"""What differs between container runtimes, by name and version: one row for each, and nothing else.
+
+A runtime names itself, its version, and from NRI 0.12 on the NRI release inside. What it tells
+beats its row. Of a name or version that has no row the least is expected.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_numa.runtime import RuntimeInfo
+from nri_numa.text import Version, parse_version
+
+_NRI_WITH_SAFE_REGISTRATION: Final = (0, 6, 1)
+"""nri#79, containerd#10085: before, a registration and an event deadlock."""
+_NRI_WITH_TIMEOUTS: Final = (0, 7, 0)
+"""Tells its timeouts in Configure, and sends Synchronize to the plugins that it launched."""
+_NRI_WITH_OWN_RELEASE: Final = (0, 12, 0)
+"""Tells its own release in Configure, and has memory policies."""
+_NRI_WITH_SAFE_UPDATES: Final = (0, 12, 1)
+"""nri#301, containerd#13733: before, UpdateContainers and an event deadlock."""
+
+
+class PushPath(enum.StrEnum):
+    """How an update may be sent that answers no request."""
+
+    UPDATE_CONTAINERS = "update-containers"
+    """The plain call."""
+
+    ONE_SHOT = "one-shot"
+    """A second registration that answers Synchronize with the updates."""
+
+    NONE = "none"
+    """No way is known to be safe."""
+
+
+class RuntimeProfile(Struct, frozen=True, kw_only=True):
+    """How a runtime behaves.
+
+    Attributes:
+        nri_release: the NRI release inside, at least; (0, 0, 0) where that is not known, None where
+            there is none.
+        nri_by_default: NRI is on where the configuration does not mention it.
+        merges_config_tables: a file adds keys to a table of the files before; else the last file
+            that has the table replaces it.
+        tells_pod_resize: an event after the resize of a pod has its new sum of resources.
+    """
+
+    nri_release: Version | None = (0, 0, 0)
+    nri_by_default: bool = True
+    merges_config_tables: bool = True
+    tells_pod_resize: bool = False
+
+    @property
+    def push(self) -> PushPath:
+        """How updates may be pushed without risking that the runtime hangs."""
+        release = self.nri_release or (0, 0, 0)
+        if release >= _NRI_WITH_SAFE_UPDATES:
+            return PushPath.UPDATE_CONTAINERS
+        return PushPath.ONE_SHOT if release >= _NRI_WITH_SAFE_REGISTRATION else PushPath.NONE
+
+    @property
+    def synchronizes_launched(self) -> bool:
+        """True if a plugin that the runtime launched gets Synchronize, too."""
+        return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_TIMEOUTS
+
+    @property
+    def has_memory_policies(self) -> bool:
+        """True if memory policies are handed on to the OCI runtime."""
+        return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_OWN_RELEASE
+
+
+_CONTAINERD_1_7: Final = RuntimeProfile(
+    nri_release=(0, 3, 0), nri_by_default=False, merges_config_tables=False
+)
+_CRI_O: Final = RuntimeProfile(nri_release=(0, 6, 1))
+_UNKNOWN: Final = RuntimeProfile()
+
+PROFILES: Final[tuple[tuple[str, Version, RuntimeProfile], ...]] = (
+    ("containerd", (2, 3, 0), RuntimeProfile(nri_release=(0, 12, 0), tells_pod_resize=True)),
+    ("containerd", (2, 0, 0), RuntimeProfile(nri_release=(0, 8, 0))),
+    ("containerd", (1, 7, 26), replace(_CONTAINERD_1_7, nri_release=(0, 8, 0))),
+    ("containerd", (1, 7, 16), replace(_CONTAINERD_1_7, nri_release=(0, 6, 1))),
+    ("containerd", (1, 7, 0), _CONTAINERD_1_7),
+    ("containerd", (0, 0, 0), replace(_CONTAINERD_1_7, nri_release=None)),
+    ("cri-o", (1, 37, 0), replace(_CRI_O, nri_release=(0, 12, 0))),
+    ("cri-o", (1, 34, 0), replace(_CRI_O, nri_release=(0, 10, 0))),
+    ("cri-o", (1, 31, 0), _CRI_O),
+    ("cri-o", (1, 30, 0), replace(_CRI_O, nri_release=(0, 6, 0))),
+    ("cri-o", (0, 0, 0), RuntimeProfile(nri_by_default=False)),
+)
+"""Rows by name and first version, the latest first."""
+
+
+def profile_of_version(name: str, version: str) -> RuntimeProfile:
+    """Return the row of a runtime that has not introduced itself."""
+    release = parse_version(version)
+    if release is not None:
+        for row_name, since, profile in PROFILES:
+            if name.lower() == row_name and release >= since:
+                return profile
+    return _UNKNOWN
+
+
+def profile_of(info: RuntimeInfo) -> RuntimeProfile:
+    """Return the row of a runtime, with the NRI release that follows from its Configure."""
+    row = profile_of_version(info.name, info.version)
+    release = row.nri_release or (0, 0, 0)
+    if info.nri_version:
+        # Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
+        told = parse_version(info.nri_version) or _NRI_WITH_OWN_RELEASE
+        if told == _NRI_WITH_SAFE_UPDATES and "-" in info.nri_version:
+            told = _NRI_WITH_OWN_RELEASE  # v0.12.1-0.20260101… is a build *before* v0.12.1
+        release = max(told, _NRI_WITH_OWN_RELEASE)
+    elif info.registration_timeout:
+        release = min(max(release, _NRI_WITH_TIMEOUTS), (0, 11, 0))
+    else:
+        release = min(release, _NRI_WITH_SAFE_REGISTRATION)
+    return replace(row, nri_release=release)

@@ -52,7 +52,13 @@ from nri_numa.engine.state import (
     step_invariant_violations,
     union_cpus,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, CgroupWriter, WriteOutcome
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupWrite,
+    CgroupWriter,
+    WriteOutcome,
+    sandbox_cgroup_paths,
+)
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -956,12 +962,13 @@ class Agent:
         Not every runtime makes one for each sandbox: that one is not there proves something only
         where it was.
         """
-        record, path = state.pods[pod.uid], pod.cgroups_path
-        if path == record.sandbox_cgroup or not path:
+        record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
+        if record.sandbox_cgroup in paths:
             return state
-        if not self._cgroups.reader.directory_of(CgroupPlace(path)):
-            return state
-        return state.with_pod(replace(record, sandbox_cgroup=path))
+        for path in paths:
+            if self._cgroups.reader.directory_of(CgroupPlace(path)):
+                return state.with_pod(replace(record, sandbox_cgroup=path))
+        return state
 
     def _with_sandbox_cgroups(self, state: NodeState, pods: PodTable) -> NodeState:
         """`_with_sandbox_cgroup` for sandboxes that are new to us."""

@@ -190,6 +190,18 @@ def cgroup_relative_path(cgroups_path: str) -> str:
     return "" if slices is None else "/".join((*slices, unit))
 
 
+def sandbox_cgroup_paths(cgroups_path: str) -> tuple[str, ...]:
+    """Return the cgroupsPaths at which the cgroup of a pod's sandbox may be.
+
+    With the systemd driver it is a scope if a container of the sandbox's own runs. If none does,
+    the runtime makes a folder in the scope's place and reports the same path (CRI-O's default,
+    ``drop_infra_ctr``).
+    """
+    if not CgroupPlace(cgroups_path).is_systemd_managed:
+        return (cgroups_path,)
+    return cgroups_path, f"/{cgroup_relative_path(cgroups_path).removesuffix('.scope')}"
+
+
 def _slice_and_parents(name: str) -> list[str] | None:
     """``a-b.slice`` lies in ``a.slice``; None when it is no slice."""
     if not name.endswith(".slice") or "/" in name:

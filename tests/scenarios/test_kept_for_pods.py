@@ -168,6 +168,22 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     assert not world.agent.state.exclusive
 
 
+def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told(
+    tmp_path: Path,
+) -> None:
+    """CRI-O with the systemd driver, which runs no infra container by default."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
+    tree.write("/kubepods.slice/crio-db")
+    world.stop(start(world, of, "main", 3))
+    world.agent.release_expired_reservations()
+    assert world.agent.state.exclusive
+    tree.remove("/kubepods.slice/crio-db")
+    world.agent.release_expired_reservations()
+    assert not world.agent.state.exclusive
+
+
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     """The former one died, the kubelet made another, and its containers are still to come."""
     tree, reader = cgroups(tmp_path)

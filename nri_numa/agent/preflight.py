@@ -6,7 +6,6 @@ Nothing is changed and nothing is registered; the runtime's socket is only conne
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -50,6 +49,12 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
+from nri_numa.nri.runtime_config import (
+    find_containerd_distribution,
+    nri_disabled_reason,
+    nri_unsupported_reason,
+    query_containerd,
+)
 from nri_numa.store.checkpoint import LOCK_FILE_NAME
 from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, certificate_seconds_left
@@ -396,9 +401,9 @@ def check_runtime_link(config: AgentConfig, root: Path = Path("/")) -> Iterator[
     if not os.path.exists(path) and (lacks := nri_unsupported_reason(root)):
         yield _failed_finding("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
         return
-    disabled = nri_disabled_reason(root)
+    disabled, installed = nri_disabled_reason(root), query_containerd(root)
     remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
-    if disabled is None and (query_containerd_version(root) or (0,)) >= (2,):
+    if disabled is None and installed is not None and installed.profile.nri_by_default:
         remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
     elif distribution := find_containerd_distribution(root):
         remedy = f"{distribution.nri_enabling_hint}."
@@ -460,163 +465,15 @@ def check_other_agents(config: AgentConfig) -> Iterator[Finding]:
         lock.close()
 
 
-def nri_disabled_reason(root: Path = Path("/")) -> str | None:
-    """Why containerd does not serve NRI, as far as its configuration files say."""
-    distribution = find_containerd_distribution(root)
-    path = root / "etc/containerd/config.toml" if distribution is None else distribution.config
-    try:
-        version, table, files = read_containerd_nri_config(path, root)
-    except OSError as error:
-        return None if error.filename == str(path) else f"{error.filename}: {error.strerror}"
-    except ValueError as error:
-        return str(error)
-    at = files.get("disable", path)
-    if table.get("disable") is True:
-        return f"{at} disables it"
-    if "disable" not in table and isinstance(version, int) and version < 3:
-        # A 2.x reads such files too, and has it on all the same.
-        installed = query_containerd_version(root)
-        if installed is None:
-            return f"{at} does not turn it on, which containerd before 2.0 needs"
-        if installed < (2,):
-            number = ".".join(map(str, installed))
-            return f"{at} does not turn it on, and containerd {number} has it off by default"
-    if table.get("disable_connections") is True:
-        return f"{files['disable_connections']} sets disable_connections"
-    return None
-
-
-def read_containerd_nri_config(
-    path: Path, root: Path = Path("/")
-) -> tuple[Any, dict[str, Any], dict[str, Path]]:
-    """The version of containerd's file, the NRI table, and which file each of its keys is from.
-
-    Imported files win over those before them, as in LoadConfig of containerd.
-
-    Raises:
-        OSError, ValueError: a file cannot be read, or is not valid; with its name.
-    """
-    import tomllib
-
-    version, files, found = None, [path], list[tuple[Path, Mapping[str, Any]]]()
-    for file in files:
-        try:
-            document = tomllib.loads(file.read_text("utf-8"))
-        except ValueError as error:  # of UTF-8, or of TOML
-            raise ValueError(f"{file} is not valid TOML: {error}") from error
-        version = version or document.get("version", 1)
-        if section := containerd_nri_section(document):
-            found.append((file, section))
-        for imported in _imported_config_files(document, file, root):
-            if imported not in files:
-                files.append(imported)
-    table, by = dict[str, Any](), dict[str, Path]()
-    if found and found[-1][0] != path and (query_containerd_version(root) or (2,)) < (2,):
-        del found[:-1]  # 1.x takes a plugin's whole table from one file
-        by["disable"] = found[0][0]
-    for file, section in found:
-        table.update(section)
-        by.update(dict.fromkeys(section, file))
-    return version, table, by
-
-
-def _imported_config_files(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Path]:
-    patterns = document.get("imports", [])
-    if not isinstance(patterns, list):
-        raise ValueError(f"{file}: imports is {patterns!r}, expected a list of files")
-    for pattern in map(str, patterns):
-        base = root if pattern.startswith("/") else file.parent
-        at = os.path.normpath(base / pattern.lstrip("/"))
-        found = sorted(glob.glob(at, include_hidden=True)) if "*" in pattern else [at]
-        yield from map(Path, found)
-
-
-_BINARY_DIRECTORIES = (
-    *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
-    *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
-)
-_FIRST_CONTAINERD_WITH_NRI = (1, 7)
-
-
-def nri_unsupported_reason(root: Path = Path("/")) -> str:
-    """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
-    version = query_containerd_version(root)
-    if version is None or version >= _FIRST_CONTAINERD_WITH_NRI:
-        return ""
-    return f"containerd {version[0]}.{version[1]} has no NRI, expected 1.7 or newer"
-
-
-class KubernetesDistribution(NamedTuple):
-    """A distribution of Kubernetes that makes containerd's configuration itself.
-
-    Attributes:
-        config: the file that its containerd reads, written anew at each of its starts.
-    """
-
-    name: str
-    config: Path
-
-    @property
-    def nri_enabling_hint(self) -> str:
-        """Where NRI is turned on instead, for a sentence."""
-        return (
-            f"{self.name} reads {self.config} and writes it anew at each start: turn NRI on in the "
-            "template beside it (config-v3.toml.tmpl; config.toml.tmpl before containerd 2.0), "
-            f'below {{{{ template "base" . }}}}, and restart {self.name}'
-        )
-
-
-def find_containerd_distribution(root: Path = Path("/")) -> KubernetesDistribution | None:
-    """The distribution whose containerd runs here; None where containerd is its own package."""
-    for name in ("k3s", "RKE2"):
-        config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
-        if config.exists():
-            return KubernetesDistribution(name, config)
-    return None
-
-
-def query_containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
-    """The version of the containerd that is installed where containerd usually is, such as (1, 7).
-
-    None when there is none, or when it does not say.
-    """
-    import subprocess
-
-    for directory in _BINARY_DIRECTORIES:
-        program = root / directory / "containerd"
-        if not os.access(program, os.X_OK):
-            continue
-        try:
-            # The program that the node runs as root anyway.
-            said = subprocess.run(  # noqa: S603
-                [str(program), "--version"],
-                capture_output=True,
-                text=True,
-                timeout=_CONNECT_TIMEOUT_S,
-            ).stdout
-        except (OSError, ValueError, subprocess.SubprocessError):
-            return None
-        found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", said)
-        return (int(found[1]), int(found[2])) if found else None
-    return None
-
-
 def check_pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
     """What the runtime says of pods with resources of their own (``spec.resources``)."""
-    version = query_containerd_version(root)
-    if version is None:
+    installed = query_containerd(root)
+    if installed is None:
         return
-    text = f"containerd {version[0]}.{version[1]} says the pod's sum when its sandbox is made"
-    if version < (2, 3):
+    text = f"containerd {installed.version} says the pod's sum when its sandbox is made"
+    if not installed.profile.tells_pod_resize:
         text += ", and nothing when it is resized (2.3 does): sizes of its containers count"
     yield _passed_finding("pod-level resources", text)
-
-
-def containerd_nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of containerd's NRI plugin; empty when there is none."""
-    plugins = document.get("plugins", {})
-    section = plugins.get("io.containerd.nri.v1.nri", {}) if isinstance(plugins, Mapping) else {}
-    return section if isinstance(section, Mapping) else {}
 
 
 # --- our own needs ------------------------------------------------------------------------------

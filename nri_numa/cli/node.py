@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -47,10 +48,14 @@ from nri_numa.text import escape_unprintable
 if TYPE_CHECKING:
     from nri_numa.agent.preflight import Finding
     from nri_numa.agent.release import ReleasedContainer, ReleaseReport
+    from nri_numa.nri.runtime_config import FileChange
 
 _CONTAINER_NAME_HEADINGS: Final = ("NAMESPACE", "POD", "CONTAINER")
 _CPUSET_COLUMNS: Final = (Column("CPUS", CellWrapping.LIST), Column("MEMS", CellWrapping.LIST))
 
+_CONTAINERD_RESTART_ADVICE_TEXT: Final = (
+    "Then restart it: systemctl restart containerd. Running containers are not touched."
+)
 _LEVEL_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
@@ -90,9 +95,7 @@ def check(
     nothing failed, 1 when something did, and 2 when the configuration has mistakes.
     """
     if fix_containerd:
-        from nri_numa.cli.containerd import fix_containerd_config
-
-        fix_containerd_config(containerd_config, write=write)
+        _fix_containerd_config(containerd_config, write=write)
         return
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
@@ -136,6 +139,69 @@ def check(
     if not ready:
         wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
         ctx.exit(2 if wrong else 1)
+
+
+def _fix_containerd_config(config: str, *, write: bool) -> None:
+    """Show, or write, what turns NRI on.
+
+    Raises:
+        Failure: this containerd has no NRI, or a distribution or another file system has the file.
+        InputError: the file cannot be edited.
+    """
+    from nri_numa.nri import runtime_config
+
+    section = runtime_config.NRI_SECTION
+    if lacks := runtime_config.nri_unsupported_reason():
+        raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
+    if (
+        distribution := runtime_config.find_containerd_distribution()
+    ) and config == runtime_config.CONTAINERD_CONFIG_PATH:
+        raise Failure(f"{distribution.nri_enabling_hint}:\n{section}")
+    if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
+        raise Failure(f"this pod does not see {config}; in that file of the node set:\n{section}")
+    try:
+        change = runtime_config.plan_fix(Path(config))
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if change is None:
+        click.echo(f"{config} turns NRI on already.")
+        return
+    if not write:
+        click.echo(f"# {change.path}")
+        click.echo(change.excerpt, nl=False)
+        click.echo()
+        click.echo(
+            f"# --write puts this there and keeps a backup. {_CONTAINERD_RESTART_ADVICE_TEXT}"
+        )
+        return
+    try:
+        backup = _write_with_backup(change)
+    except OSError as error:
+        raise Failure(f"{change.path}: {error.strerror or error}") from error
+    click.echo(
+        f"{change.path} written{f', the old one is {backup}' if backup else ''}. "
+        f"{_CONTAINERD_RESTART_ADVICE_TEXT}"
+    )
+
+
+def _write_with_backup(change: FileChange) -> Path | None:
+    """Write the file; the backup of the old one, where there was one."""
+    from nri_numa.store.files import replace_file
+
+    path, backup, mode = change.path, None, 0o644
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        mode = path.stat().st_mode & 0o7777
+        names = (
+            path.with_name(f"{path.name}.backup{number or ''}") for number in itertools.count()
+        )
+        backup = next(name for name in names if not name.exists())
+        backup.write_bytes(path.read_bytes())
+        backup.chmod(mode)
+    os.close(replace_file(os.path.realpath(path), change.text.encode(), sync=True, mode=mode))
+    return backup
 
 
 def _finding_lines(found: list[Finding]) -> Iterator[str]:

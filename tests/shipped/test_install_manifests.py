@@ -20,8 +20,8 @@ import yaml
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.agent.preflight import containerd_nri_section
 from nri_numa.errors import ConfigError
+from nri_numa.nri.runtime_config import containerd_nri_section
 from tests.beds.kube import build
 from tests.beds.testbed import TestbedUnavailable
 from tools import chart_files, helm_schema

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from nri_numa.cli.common import InputError
-from nri_numa.cli.containerd import NRI_PLUGIN_NAME, plan_fix
+from nri_numa.nri.runtime_config import NRI_PLUGIN_NAME, plan_fix
 from tests.machines.named import write_tree
 from tests.unit.cli.conftest import invoke
 
@@ -108,8 +107,10 @@ def test_the_files_that_are_imported_decide(
     ],
 )
 def test_what_cannot_be_edited_safely_is_left_to_the_operator(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError):
-        plan_fix(write(tmp_path, text))
+    path = write(tmp_path, text)
+    before = path.read_bytes()
+    assert fix(path, "--write").exit_code == 2
+    assert path.read_bytes() == before
 
 
 def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Naming(Empty):
 
 
 def _named(ids: Iterable[str]) -> tuple[ContainerUpdate, ...]:
-    return tuple(ContainerUpdate(i, "0-27,32-59", ignore_failure=True) for i in ids)
+    return tuple(ContainerUpdate(i, "0-27,32-59") for i in ids)
 
 
 async def main(socket_path: str, *, naming: bool = False) -> None:

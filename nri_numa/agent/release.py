@@ -116,7 +116,6 @@ class ReleasedContainer(msgspec.Struct, frozen=True, kw_only=True):
             cpus=self.cpus,
             mems=self.mems,
             cpu_quota=self.quota,
-            ignore_failure=True,
         )
 
 

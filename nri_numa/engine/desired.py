@@ -288,8 +288,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
             cpus=str(self.cpus),
             mems=str(self.mems),
             cpu_quota=self.quota,
-            # CRI-O fails a whole synchronisation for one container that has just gone.
-            ignore_failure=True,
         )
 
 
@@ -438,10 +436,7 @@ def updates_between(
         and old.kubelet is new.kubelet
     ):
         return ()  # nothing that the pool is made of
-    updates = [
-        ContainerUpdate(i, str(after.cpuset_of(new.allocations[i])), ignore_failure=True)
-        for i in resized
-    ]
+    updates = [ContainerUpdate(i, str(after.cpuset_of(new.allocations[i]))) for i in resized]
     if (
         not same_machine
         or before.pool.bits != after.pool.bits
@@ -474,9 +469,8 @@ def _group_updates(
             ]
         if skip in members:
             ids.remove(skip)
-        # A container that exits meanwhile must not fail another one's creation.
         # All fields but the id are the same: made in one go, in half the time.
-        same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
+        same = ContainerUpdate("", str(cpus))[1:]
         yield from map(_new_update, zip(ids, *map(repeat, same), strict=False))
 
 
@@ -488,7 +482,7 @@ def _own_cpuset_updates(
         if i != skip and shared_group_key(a) is None and not a.reserved_at:
             cpus = after.cpuset_of(a)
             if cpus and cpus != before.cpuset_of(a):
-                yield ContainerUpdate(i, str(cpus), ignore_failure=True)
+                yield ContainerUpdate(i, str(cpus))
 
 
 _new_update: Final = partial(tuple.__new__, ContainerUpdate)

@@ -256,7 +256,6 @@ def _with_moves(
             m.after.container_id,
             cpus=str(node_after.cpuset_of(m.after)),
             mems=str(m.after.mems),
-            ignore_failure=True,
         )
         for m in moves
     )

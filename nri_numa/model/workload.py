@@ -659,7 +659,6 @@ class ContainerUpdate(NamedTuple):
         cpu_quota, cpu_period: microseconds; `NO_CFS_QUOTA` lifts the quota, None leaves it.
         cpu_shares: cgroup v1 scale, None leaves them.
         memory_limit: bytes, None leaves it.
-        ignore_failure: a failure of this one update does not fail the request it rides on.
     """
 
     container_id: str
@@ -669,18 +668,16 @@ class ContainerUpdate(NamedTuple):
     cpu_period: int | None = None
     cpu_shares: int | None = None
     memory_limit: int | None = None
-    ignore_failure: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing at all."""
-        return all(value in (None, "") for value in self[1:-1])
+        return all(value in (None, "") for value in self[1:])
 
     def merge_onto(self, earlier: ContainerUpdate) -> ContainerUpdate:
         """Both in one; where both change something, this one counts."""
         rest = {k: v for k, v in earlier._asdict().items() if getattr(self, k) in (None, "")}
-        # One of them being required makes the whole required.
-        return self._replace(**rest, ignore_failure=earlier.ignore_failure and self.ignore_failure)
+        return self._replace(**rest)
 
 
 NO_ADJUSTMENT: Final = ContainerAdjustment()

@@ -289,9 +289,12 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
 
 
 def add_updates(
-    response: _MessageWithUpdates, every: Sequence[ContainerUpdate], *, ignore_failure: bool = False
+    response: _MessageWithUpdates, every: Sequence[ContainerUpdate], *, own: str = ""
 ) -> None:
     """Add updates to a response, one for each container, in their order.
+
+    Failures are ignored but that of the container ``own``, which the request is about: one of
+    another container that exits meanwhile must not fail it. CRI-O fails a whole Synchronize for it.
 
     Two updates of one container in one answer would be refused by the runtime as a conflict of
     the plugin with itself, so they are merged, the later value winning. Empty ones are left out.
@@ -312,10 +315,9 @@ def add_updates(
         if message is None:
             if update.is_empty:
                 continue
-            message = messages[update[1:]] = pb.ContainerUpdate(
-                linux=linux_update(update), ignore_failure=update.ignore_failure or ignore_failure
-            )
+            message = messages[update[1:]] = pb.ContainerUpdate(linux=linux_update(update))
         message.container_id = container_id
+        message.ignore_failure = container_id != own
         response.update.append(message)
 
 
@@ -348,12 +350,12 @@ def answer_synchronize(
     """Build the answer to Synchronize.
 
     A container without an id is left out: no update reaches it, and one would spoil the whole
-    answer. Failures are ignored: CRI-O fails the whole exchange otherwise.
+    answer.
     """
     known = [container_from(one, mentions=mentions) for one in containers if one.id]
     response = pb.SynchronizeResponse()
     updates = plan(pods_from(pods, containers, mentions=mentions), known)
-    add_updates(response, updates, ignore_failure=True)
+    add_updates(response, updates)
     return response
 
 
@@ -405,7 +407,8 @@ def answer_request(
             # the request passes as it is (which spares a containerd bug that loses its swap limit).
             requested = resources_from(message.linux_resources, update=True)
             updated = pb.UpdateContainerResponse()
-            add_updates(updated, handler.update_container(pod, container, requested))
+            updates = handler.update_container(pod, container, requested)
+            add_updates(updated, updates, own=container.id)
             return updated
         case Event.START_CONTAINER:
             handler.start_container(pod, container)

@@ -72,7 +72,7 @@ class Writer(CgroupWriter):
             if done[container_id].changed:
                 path = cgroup_relative_path(place.cgroups_path)
                 self.tree.settle(path)
-                self.world.apply([ContainerUpdate(container_id, cpus, mems, ignore_failure=True)])
+                self.world.apply([ContainerUpdate(container_id, cpus, mems)])
         return done
 
 

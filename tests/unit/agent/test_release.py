@@ -76,7 +76,6 @@ def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
     )
     assert (entry.cpus, entry.mems, entry.quota) == ("0-7", "0-1", 100_000)
     assert entry.result is ReleaseResult.PLANNED
-    assert entry.release_update.ignore_failure
 
 
 def test_memory_that_was_never_bound_stays_unbound() -> None:

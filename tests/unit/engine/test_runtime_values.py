@@ -68,6 +68,6 @@ def test_what_is_read_is_bounded() -> None:
 
 
 def test_a_later_update_counts_where_both_change_something() -> None:
-    first = ContainerUpdate("a", cpus="0-3", mems="0", cpu_shares=2, ignore_failure=True)
+    first = ContainerUpdate("a", cpus="0-3", mems="0", cpu_shares=2)
     later = ContainerUpdate("a", cpus="0-1", cpu_quota=-1)
     assert later.merge_onto(first) == ContainerUpdate("a", "0-1", "0", cpu_quota=-1, cpu_shares=2)

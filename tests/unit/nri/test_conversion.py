@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -19,15 +22,18 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.conversion import (
     add_updates,
-    answer_synchronize,
+    answer_request,
     container_from,
     create_response,
     pod_from,
     read_device_mentions,
     resources_from,
 )
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import parse_page_bytes
+from tests.beds.recording_plugin import RecordingPlugin, update
 
 G, B, BE = QoSClass.GUARANTEED, QoSClass.BURSTABLE, QoSClass.BEST_EFFORT
 
@@ -183,7 +189,7 @@ def update_messages(updates: list[ContainerUpdate]) -> list[pb.ContainerUpdate]:
 
 
 def test_no_change_is_the_empty_message() -> None:
-    empty = ContainerUpdate(container_id="x", ignore_failure=True)
+    empty = ContainerUpdate(container_id="x")
     assert empty.is_empty
     assert create_response(NO_ADJUSTMENT).SerializeToString() == b""
     assert update_messages([empty]) == []
@@ -233,28 +239,56 @@ def test_an_update_without_container_is_a_bug_in_us() -> None:
         update_messages([ContainerUpdate(container_id="", cpus="1")])
 
 
-def test_failures_of_a_synchronisation_are_ignored() -> None:
-    answer = answer_synchronize(lambda pods, containers: [ContainerUpdate("a", "1")], [], [])
-    (update,) = answer.update
-    assert update.ignore_failure
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda: ev.SynchronizeRequested(0, (), ()),
+        lambda: event(Event.CREATE_CONTAINER, pb.CreateContainerRequest),
+        lambda: event(Event.STOP_CONTAINER, pb.StopContainerRequest),
+        lambda: event(Event.UPDATE_CONTAINER, pb.UpdateContainerRequest),
+    ],
+)
+def test_a_failed_update_fails_the_request_only_if_it_is_of_its_own_container(
+    request_of: Callable[[], ev.EventRequested | ev.SynchronizeRequested],
+) -> None:
+    """One that exits meanwhile must not fail another one's creation.
+
+    CRI-O fails a whole Synchronize for it.
+    """
+    updates = [update("own", "1"), update("other", "1")]
+    handler = RecordingPlugin(
+        synchronize=lambda *given: updates,
+        create_container=lambda *given: (NO_ADJUSTMENT, updates),
+        stop_container=lambda *given: updates,
+        update_container=lambda *given: updates,
+    )
+    request = request_of()
+    answer: Any = answer_request(handler, request)
+    is_update = isinstance(request, ev.EventRequested) and request.event is Event.UPDATE_CONTAINER
+    ignored = {said.container_id: said.ignore_failure for said in answer.update}
+    assert ignored == {"own": not is_update, "other": True}
+
+
+def event(kind: Event, message: Callable[..., Any]) -> ev.EventRequested:
+    return ev.EventRequested(0, kind, message(container=pb.Container(id="own")))
 
 
 def test_each_container_is_named_once_with_all_that_is_meant() -> None:
     """Two updates of one container in one answer would be a conflict of ours with ourselves."""
     first, other, last = update_messages(
         [
-            ContainerUpdate("a", "0-3", "0", cpu_shares=2, ignore_failure=True),
-            ContainerUpdate("b", cpu_period=50_000, memory_limit=1 << 30, ignore_failure=True),
+            ContainerUpdate("a", "0-3", "0", cpu_shares=2),
+            ContainerUpdate("b", cpu_period=50_000, memory_limit=1 << 30),
             ContainerUpdate("a", "4", cpu_quota=-1),
             ContainerUpdate("é", mems="1", cpu_quota=0),
         ]
     )
-    for said, name, ignored, meant in (
-        (first, "a", False, Resources(cpus="4", mems="0", cpu_shares=2, cpu_quota=-1)),
-        (other, "b", True, Resources(cpu_period=50_000, memory_limit=1 << 30)),
-        (last, "é", False, Resources(mems="1", cpu_quota=0)),
+    for said, name, meant in (
+        (first, "a", Resources(cpus="4", mems="0", cpu_shares=2, cpu_quota=-1)),
+        (other, "b", Resources(cpu_period=50_000, memory_limit=1 << 30)),
+        (last, "é", Resources(mems="1", cpu_quota=0)),
     ):
-        assert (said.container_id, said.ignore_failure) == (name, ignored)
+        assert said.container_id == name
         assert resources_from(said.linux.resources) == meant
 
 

@@ -156,6 +156,10 @@ class RuntimeHandler(Protocol):
         """A pod sandbox runs. Refusing here leaks sandboxes on older runtimes."""
         ...
 
+    def update_pod(self, pod: PodSandbox, total: Resources) -> None:
+        """The sum of a pod changes; ``pod`` may have the one of before, now and later."""
+        ...
+
     def stop_pod(self, pod: PodSandbox) -> None:
         """A pod sandbox was stopped; only its id may be known."""
         ...

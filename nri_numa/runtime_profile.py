@@ -69,6 +69,11 @@ class RuntimeProfile(Struct, frozen=True, kw_only=True):
         return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_TIMEOUTS
 
     @property
+    def has_pod_update_event(self) -> bool:
+        """True if it knows UpdatePodSandbox; one that does not hangs up on its bit in the mask."""
+        return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_OWN_RELEASE
+
+    @property
     def has_memory_policies(self) -> bool:
         """True if memory policies are handed on to the OCI runtime."""
         return (self.nri_release or (0, 0, 0)) >= _NRI_WITH_OWN_RELEASE

@@ -26,6 +26,7 @@ from nri_numa.engine.desired import Drift, NodeSnapshot, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.pod_reservation import with_pod_resized
 from nri_numa.engine.rebalance import (
     StepwiseSearch,
     admit_by_moving,
@@ -548,6 +549,12 @@ class Agent:
                 kept.state, ChangedStateIds(kept.change.containers, (pod.uid,)), pod
             )
             self._request_check_of_unsent(self._write_updates(kept.updates))
+
+    def update_pod(self, pod: PodSandbox, total: Resources) -> None:
+        """A pod's sum changes, of which its containers are told afterwards."""
+        after = with_pod_resized(self.state, pod, total)
+        if after is not self.state:
+            self._replace_state(after, ChangedStateIds((), (pod.uid,)), pod)
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""

@@ -69,7 +69,6 @@ from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.sysfs import discover_topology
 from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
-from nri_numa.nri.wire.versions import AGENT_EVENTS
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
@@ -239,7 +238,6 @@ class Daemon:
                 else parse_plugin_index(config.runtime.plugin_index),
                 socket_path=config.runtime.nri_socket,
                 descriptor=launched.descriptor if launched else None,
-                events=AGENT_EVENTS,
             )
             self.link = NRILink(self.handler, link_settings)
         self.runtime = RuntimeConnection(

@@ -208,6 +208,11 @@ class AgentHandler:
             if self._devices is not None:
                 self._devices.prepare_pod(pod)
 
+    def update_pod(self, pod: PodSandbox, total: Resources) -> None:
+        """Remember the pod's new sum."""
+        with operation():
+            self._agent.update_pod(pod, total)
+
     def stop_pod(self, pod: PodSandbox) -> None:
         """Give back what was kept for it; the pod is forgotten when it is removed."""
         if self._pending is not None:

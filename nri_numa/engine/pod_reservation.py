@@ -38,7 +38,7 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.workload import PodSandbox, QoSClass, Scope
+from nri_numa.model.workload import PodSandbox, QoSClass, Resources, Scope
 
 
 class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +112,8 @@ def find_pod_reservation(case: PlacementRequest) -> PodReservation:
 def sum_in_force(record: PodRecord | None, pod: PodSandbox) -> Charge:
     """The sum of a pod that was told last, by the runtime or by a container that has it.
 
-    What the runtime told before a container did is no news: before 2.3, containerd tells the sum of
-    the pod's creation for ever.
+    What the runtime told before is no news: each message of containerd but UpdatePodSandbox, which
+    comes from 2.3 on, tells the sum of the pod's creation for ever.
     """
     told = told_sum(pod)
     is_news = record is None or record.total is None or record.told != told
@@ -178,11 +178,25 @@ def with_sum_told(
     state: NodeState, pod: PodSandbox, allocation: Allocation, total: Charge
 ) -> NodeState:
     """Remember which sum a resize told, and whose own size is that of its pod by now."""
-    record, told = state.pods[pod.uid], told_sum(pod)
-    is_told = total == told
-    grown = record.grown
+    grown = state.pods[pod.uid].grown
     if not allocation.uses_pod_resources and allocation.cpu_milli >= total.cpu_milli > 0:
         grown |= {allocation.container}
+    return _with_sum(state, pod, total, grown)
+
+
+def with_pod_resized(state: NodeState, pod: PodSandbox, resources: Resources) -> NodeState:
+    """Remember the sum that the runtime tells of a pod that is resized, as far as it does."""
+    record = state.pods.get(pod.uid)
+    if record is None:
+        return state
+    had, new = sum_in_force(record, pod), told_sum(replace(pod, resources=resources))
+    total = Charge(new.cpu_milli or had.cpu_milli, new.memory or had.memory)
+    return _with_sum(state, pod, total, record.grown)
+
+
+def _with_sum(state: NodeState, pod: PodSandbox, total: Charge, grown: frozenset[str]) -> NodeState:
+    record, told = state.pods[pod.uid], told_sum(pod)
+    is_told = total == told
     after = replace(
         record, told=None if is_told else told, total=None if is_told else total, grown=grown
     )

@@ -386,6 +386,10 @@ def answer_request(
         case Event.RUN_POD_SANDBOX:
             handler.run_pod(pod_from(message.pod, mentions=mentions))
             return None
+        case Event.UPDATE_POD_SANDBOX:
+            total = resources_from(message.linux_resources, update=True)
+            handler.update_pod(pod_from(message.pod), total)
+            return None
         case Event.STOP_POD_SANDBOX:
             handler.stop_pod(pod_from(message.pod))
             return None

@@ -46,7 +46,7 @@ from nri_numa.nri.transport import ConnectionEnding, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession
-from nri_numa.nri.wire.versions import AGENT_EVENTS, Event, identity_problem
+from nri_numa.nri.wire.versions import AGENT_EVENTS, ALL_EVENTS, Event, identity_problem
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import begin_request
 from nri_numa.runtime import (
@@ -220,7 +220,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     index: str
     socket_path: str = DEFAULT_NRI_SOCKET
     descriptor: int | None = None
-    events: int = AGENT_EVENTS
+    events: int = ALL_EVENTS
     delays: Callable[[], Iterator[float]] = partial(backoff_delays, random.random)
     registration_wait: float = 60.0
     push_interval: float = 1.0
@@ -465,11 +465,12 @@ class NRILink(RuntimeLink):
         self._cancel_registration_timer()
         self.runtime = info = event.info
         # Whatever the handler does, the mask must be right: zero would mean everything.
+        known = ALL_EVENTS if profile_of(info).has_pod_update_event else AGENT_EVENTS
         refusal = self._answer_request(
             event.stream,
             "Configure",
             lambda: self._handler.on_runtime_configured(info),
-            pb.ConfigureResponse(events=self._settings.events),
+            pb.ConfigureResponse(events=self._settings.events & known),
         )
         if refusal is not None:
             self._fatal = PermanentlyRejected(f"configuration refused: {refusal.message}")

@@ -40,7 +40,7 @@ def _recorded(event: Event, default: Any = ()) -> Callable[..., Any]:
     hook = event.name.lower().removesuffix("_sandbox")
 
     def method(self: RecordingPlugin, *given: Any) -> Any:
-        of = given[min(1, len(given) - 1)]  # a container after its pod, a pod, or an id
+        of = next((one for one in given if isinstance(one, Container)), given[0])  # or an id
         if isinstance(of, Container):
             self._names[of.id] = of.name
         name = self._names.get(of, of) if isinstance(of, str) else of.name
@@ -97,6 +97,7 @@ class RecordingPlugin:
     start_container = _recorded(Event.START_CONTAINER)
     post_start_container = _recorded(Event.POST_START_CONTAINER)
     run_pod = _recorded(Event.RUN_POD_SANDBOX)
+    update_pod = _recorded(Event.UPDATE_POD_SANDBOX)
     stop_pod = _recorded(Event.STOP_POD_SANDBOX)
     remove_pod = _recorded(Event.REMOVE_POD_SANDBOX)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.conversion import answer_request
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.events import ConfigureRequested, RequestAnswered
@@ -97,11 +96,12 @@ class SessionPair:
         return answered
 
 
-def captured_update(name: str) -> tuple[PodSandbox, Container, Resources]:
-    """Return what the agent is asked by one captured UpdateContainer."""
+def captured_request(name: str) -> tuple[Any, ...]:
+    """Return what the agent is asked by one captured request."""
     session = SessionPair().active().plugin
     session.receive_data(golden(name))
     (event,) = drain(session)
     asked: list[Any] = []
-    answer_request(RecordingPlugin(update_container=lambda *of: asked.extend(of) or ()), event)
-    return asked[0], asked[1], asked[2]
+    hook = {event.event.name.lower().removesuffix("_sandbox"): lambda *of: asked.extend(of) or ()}
+    answer_request(RecordingPlugin(**hook), event)
+    return tuple(asked)

@@ -9,7 +9,7 @@ from nri_numa.engine.request.demand import MIN_CPU_SHARES
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
-from tests.beds.wire import captured_update
+from tests.beds.wire import captured_request
 from tests.beds.world import GIB, World, pod, resources, says
 from tests.machines import named as machines
 from tests.machines import pods
@@ -19,8 +19,8 @@ WHOLE = {"policy": "single-numa-node", "scope": "pod"}
 
 def test_a_captured_resize_of_spec_resources_and_of_an_owner_beside_the_pool() -> None:
     """The kubelet sends the least shares beside the pod's quota, the runtime the sum of before."""
-    of, c, of_the_pod = captured_update("update-container-with-pods-size")
-    _, a, its_own = captured_update("update-container-beside-pods-pool")
+    of, c, of_the_pod = captured_request("update-container-with-pods-size")
+    _, a, its_own = captured_request("update-container-beside-pods-pool")
     assert (of.resources.cpu_quota, of_the_pod.cpu_quota, of_the_pod.cpu_shares) == (
         400_000, 500_000, MIN_CPU_SHARES,
     )  # fmt: skip
@@ -38,6 +38,23 @@ def test_a_captured_resize_of_spec_resources_and_of_an_owner_beside_the_pool() -
         assert had(world) == expected | {"app": (2, 2000)}
         world.check()
     assert before[a.id] < world.cpus(a.id)
+
+
+def test_an_owner_grows_before_the_pool_is_told_of_the_new_sum() -> None:
+    """Both in one patch: the kubelet tells the sandbox, and nobody after one who is refused."""
+    of, total = captured_request("update-pod-sandbox")
+    world = node_of_two()
+    world.agent.update_pod(of, total)
+    assert not world.agent.state.pods  # none of ours yet
+    world.add(of, "a", 3)
+    world.add(of, "c", 4)
+    grown = resources(4)
+    says(world.update_refused("p-a", grown), "NotEnoughCPUs", "its pod, which has 4 CPUs")
+    world.agent.update_pod(of, total)
+    world.restart()
+    assert world.update("p-a", grown) is None
+    assert world.update("p-c", replace(total, cpu_shares=MIN_CPU_SHARES)) is None
+    assert had(world) == {"a": (4, 4000), "c": (1, 1000)}
 
 
 def node_of_two() -> World:

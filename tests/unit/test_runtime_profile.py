@@ -53,6 +53,7 @@ def test_what_may_be_sent_to_a_runtime_that_introduced_itself(
     profile = profile_of(told)
     found = profile.push, profile.synchronizes_launched, profile.has_memory_policies
     assert found == (push, launched, policies)
+    assert profile.has_pod_update_event == bool(told.nri_version)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,13 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION_ID, RUNTIME_CONNECTION_ID
-from nri_numa.nri.wire.versions import AGENT_EVENTS, NRI_VERSION, Event, identity_problem
+from nri_numa.nri.wire.versions import (
+    AGENT_EVENTS,
+    ALL_EVENTS,
+    NRI_VERSION,
+    Event,
+    identity_problem,
+)
 from nri_numa.runtime import RuntimeInfo
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -86,13 +92,14 @@ RUNTIME_METHODS: Final[
 """Methods of the Runtime service and what they are asked with."""
 
 _EVENT_BY_METHOD: Final[Mapping[str, Event]] = {
-    event.method_name: event for event in Event if event.mask_bit & AGENT_EVENTS
+    event.method_name: event for event in Event if event.mask_bit & ALL_EVENTS
 }
 """Events by method; the others are never subscribed to."""
 _STATE_CHANGE_EVENT_BY_NUMBER: Final[Mapping[int, Event]] = {
     event.value: event
     for event in _EVENT_BY_METHOD.values()
-    if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
+    if event.mask_bit & AGENT_EVENTS
+    and event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
 """Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
 

@@ -62,6 +62,10 @@ validator included.
 """
 
 
+ALL_EVENTS: Final = AGENT_EVENTS | Event.UPDATE_POD_SANDBOX.mask_bit
+"""With the only event that tells a new sum of a pod; not every runtime knows it."""
+
+
 def identity_problem(name: str, index: str) -> str | None:
     """Return what is wrong with a plugin's name or index, or None.
 

@@ -18,6 +18,7 @@ def test_events_have_the_protocols_numbers_and_names() -> None:
     assert Event.VALIDATE_CONTAINER_ADJUSTMENT.mask_bit == 0x2000
     # The eleven events of NRI 0.2, which every runtime knows; one bit more and older ones hang up.
     assert 0 < versions.AGENT_EVENTS <= 0x07FF
+    assert versions.ALL_EVENTS - versions.AGENT_EVENTS == 0x0800
 
 
 @pytest.mark.parametrize(

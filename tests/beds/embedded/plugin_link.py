@@ -67,12 +67,14 @@ class Faults:
         delays: seconds to wait before a request of this method is sent, by method.
         drop_in: the method whose next request is cut in the middle, with the connection.
         unknown_fields: requests have a field 1000, as a peer of a later release may add one.
+        reports_ignored: an update that fails fails UpdateContainers, whatever the plugin says.
     """
 
     configure_first: bool = False
     delays: dict[str, float] = field(default_factory=dict)
     drop_in: str = ""
     unknown_fields: bool = False
+    reports_ignored: bool = False
     metadata: dict[str, str] = field(default_factory=lambda: dict(CONTAINERD_NAMESPACE))
 
 

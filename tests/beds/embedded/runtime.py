@@ -458,7 +458,9 @@ class EmbeddedRuntime:
 
     async def _unsolicited(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
         async with self._lock:
-            failed = [each for each in self._apply(event.request.update) if not each.ignore_failure]
+            failed = self._apply(event.request.update)
+            if not self.faults.reports_ignored:
+                failed = [each for each in failed if not each.ignore_failure]
         if not peer.is_open():
             return
         if failed and not self._profile.update_failures_as_list:

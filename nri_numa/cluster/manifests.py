@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.cluster.node_facts import NODE_CONSTRAINTS
 from nri_numa.cluster.pods import (
     ContainerManifest,
     ContainerRole,
@@ -194,7 +193,6 @@ class PodManifestReader:
             pod_limits=limits,
             critical=spec["priorityClassName"].as_text() == _CRITICAL_PRIORITY_CLASS,
             runtime_handler=spec["runtimeClassName"].as_text(),
-            node_constraints=_read_node_constraints(spec),
         )
 
     def _read_containers(self, spec: ManifestValue) -> tuple[ContainerManifest, ...]:
@@ -368,15 +366,6 @@ class PodManifestReader:
         note = f"{place.location}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
-
-
-def _read_node_constraints(spec: ManifestValue) -> dict[str, object]:
-    """What is judged by `nri_numa.cluster.node_facts`, as it stands."""
-    spec["tolerations"].as_list("one toleration")
-    read_string_map(spec["nodeSelector"])
-    spec["affinity"].as_mapping()
-    given = ((key, spec[key].value) for key in NODE_CONSTRAINTS)
-    return {key: value for key, value in given if value is not None}
 
 
 def _is_extended_resource(name: str) -> bool:

@@ -35,6 +35,7 @@ from nri_numa.cluster.manifests import (
     read_string_map,
     value_text,
 )
+from nri_numa.cluster.node_facts import NODE_CONSTRAINTS
 from nri_numa.cluster.pods import Workload, is_finished
 from nri_numa.model.machine import count_text
 from nri_numa.model.workload import ENDED_POD_PHASES
@@ -303,9 +304,15 @@ class _ManifestReader(PodManifestReader):
         if kind != "Pod":
             template.as_mapping(required=True)
         made = self.read_pod(template, namespace)
+        constraints = _read_node_constraints(template["spec"])
         names = list(_pod_names(place, spec, kind, name, generated=generated))
         pods = tuple(
-            replace(made, name=each, uid=pod_uid(f"{kind}/{namespace}/{name}/{each}"))
+            replace(
+                made,
+                name=each,
+                uid=pod_uid(f"{kind}/{namespace}/{name}/{each}"),
+                node_constraints=constraints,
+            )
             for each in names
         )
         outside = {} if kind == "Pod" else read_string_map(meta["annotations"])
@@ -329,6 +336,15 @@ def _unread_kind_text(place: ManifestValue, kind: str) -> str:
     if slash and "." in group and not group.endswith(".k8s.io"):
         return f"pods that a controller makes of {value_text(kind)} are not known"
     return f"{value_text(kind)} makes no pods"
+
+
+def _read_node_constraints(spec: ManifestValue) -> dict[str, object]:
+    """What is judged by `nri_numa.cluster.node_facts`, as it stands."""
+    spec["tolerations"].as_list("one toleration")
+    read_string_map(spec["nodeSelector"])
+    spec["affinity"].as_mapping()
+    given = ((key, spec[key].value) for key in NODE_CONSTRAINTS)
+    return {key: value for key, value in given if value is not None}
 
 
 def _read_name(place: ManifestValue, pattern: re.Pattern[str]) -> str:

@@ -86,17 +86,16 @@ class ChargedPod(Struct, frozen=True):
     """A pod that has NUMA nodes of its node, and is charged for them there.
 
     Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted:
-    ``spec`` says on which nodes. Its ``movers`` may change NUMA nodes while they run: each as a pod
-    of one container.
+    ``spec`` says on which nodes.
     """
 
     name: str
     node: str
     charge: ResourceCounts
     request: PodRequest
+    placed: Mapping[str, NUMASet]
     movable: bool
-    spec: Document = {}
-    movers: tuple[ChargedPod, ...] = ()
+    spec: Document
 
 
 class CapturedCluster(Struct, frozen=True):
@@ -125,6 +124,10 @@ class CapturedCluster(Struct, frozen=True):
             for name, room in found
             if isinstance(room, NodeResources) and not room.agent_not_ready
         }
+
+
+_MoveSet = tuple[tuple[ChargedPod, ...], Fit]
+"""Pods of one node, and how a pod fits there without them."""
 
 
 def simulate_cluster(
@@ -301,28 +304,10 @@ def _charged_pod(
         node,
         charge,
         request,
+        placed,
         movable=is_recreated(document),
         spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
-        movers=tuple(_movers(name, node, room, request, placed)),
     )
-
-
-def _movers(
-    name: str,
-    node: str,
-    room: NodeResources,
-    request: PodRequest,
-    placed: Mapping[str, NUMASet],
-) -> Iterator[ChargedPod]:
-    """Containers of a pod that may change their one NUMA node while they run."""
-    for one in request.containers if request.pod_scope_request is None else ():
-        its = placed.get(one.container, ())
-        if one.container not in request.movable or one.is_init or len(its) != 1:
-            continue
-        alone = replace(request, containers=(one,))
-        charge = room.charge_of_placed_pod(alone, placed)
-        if charge is not None:
-            yield ChargedPod(f"{name}/{one.container}", node, charge, alone, movable=True)
 
 
 def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
@@ -420,39 +405,6 @@ def nodes_by_container(verdict: Fit) -> dict[str, str]:
 # --- what would have to move ----------------------------------------------------------------------
 
 
-class _MoveSearch:
-    """Tries sets of pods of one node, and counts them."""
-
-    def __init__(
-        self, request: PodRequest, rooms: Mapping[str, NodeResources], judge: Judge
-    ) -> None:
-        self._request, self._rooms, self._judge = request, rooms, judge
-        self.tried = 0
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether no more sets are tried."""
-        return self.tried >= MAX_MOVE_SETS
-
-    def fit_without(self, node: str, pods: Iterable[ChargedPod]) -> Fit | None:
-        """How the pod fits on a node without others."""
-        self.tried += 1
-        room = self._rooms[node].plus_pods([pod.charge for pod in pods])
-        verdict = self._judge(room, self._request)
-        return verdict if isinstance(verdict, Fit) else None
-
-    def sets_of(
-        self, size: int, pods_by_node: Mapping[str, Sequence[ChargedPod]]
-    ) -> Iterator[tuple[str, tuple[ChargedPod, ...], Fit]]:
-        """Sets of so many pods without which the pod fits on their node."""
-        for node, pods in pods_by_node.items():
-            for subset in combinations(pods, size):
-                if self.is_cut:
-                    return
-                if fit := self.fit_without(node, subset):
-                    yield node, subset, fit
-
-
 def find_blocking_pods(
     request: PodRequest, names: Iterable[str], cluster: CapturedCluster, strategy: Strategy
 ) -> dict[str, Any]:
@@ -463,31 +415,39 @@ def find_blocking_pods(
     fits, empty for nowhere. The search was ``cut`` when not all sets of up to `MAX_MOVED_PODS` pods
     were judged.
     """
-    rooms = cluster.rooms()
+    rooms, tried = cluster.rooms(), 0
     judge: Judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
-    search = _MoveSearch(request, rooms, judge)
+
+    def fitting_sets(size: int, groups: Iterable[Sequence[ChargedPod]]) -> Iterator[_MoveSet]:
+        """Sets of so many pods of one node without which it fits there."""
+        nonlocal tried
+        for pods in groups:
+            for chosen in combinations(pods, min(size, len(pods))):
+                if tried >= MAX_MOVE_SETS:
+                    return
+                tried += 1
+                room = rooms[pods[0].node].plus_pods([pod.charge for pod in chosen])
+                if isinstance(fit := judge(room, request), Fit):
+                    yield chosen, fit
+
     asked = rooms.keys() & set(names)
-    movable = sorted(
-        (pod for pod in cluster.running if pod.movable and pod.node in asked),
-        key=lambda pod: (pod.node, pod.name),
-    )
-    pods_by_node = {
-        node: pods
-        for node, group in groupby(movable, key=lambda pod: pod.node)
-        if (pods := tuple(group)) and not search.is_cut and search.fit_without(node, pods)
-    }
-    found: list[tuple[str, tuple[ChargedPod, ...], Fit]] = []
+    movable = [pod for pod in cluster.running if pod.movable and pod.node in asked]
+    movable.sort(key=lambda pod: (pod.node, pod.name))
+    groups = [tuple(pods) for _, pods in groupby(movable, key=lambda pod: pod.node)]
+    # A node that all of its pods leave without effect is not looked at again.
+    groups = [pods for pods, _ in fitting_sets(len(movable), groups)]
+    found: list[_MoveSet] = []
     for size in range(1, MAX_MOVED_PODS + 1):
-        if found := list(islice(search.sets_of(size, pods_by_node), _MAX_COMPARED_SETS)):
+        large = [pods for pods in groups if len(pods) >= size]
+        if found := list(islice(fitting_sets(size, large), _MAX_COMPARED_SETS)):
             break
-    large = any(len(pods) > MAX_MOVED_PODS for pods in pods_by_node.values())
     moves: list[dict[str, Any]] = [
         {
-            "node": node,
+            "node": pods[0].node,
             "numaNodes": nodes_by_container(fit),
             "pods": _find_targets(pods, rooms, cluster, judge),
         }
-        for node, pods, fit in found
+        for pods, fit in found
     ]
     # Those first whose pods have somewhere to go; then by names, which are total.
     best = min(
@@ -499,7 +459,8 @@ def find_blocking_pods(
         ),
         default={"node": "", "numaNodes": {}, "pods": []},
     )
-    return {**best, "setsTried": search.tried, "cut": search.is_cut or (not found and large)}
+    many = not found and any(len(pods) > MAX_MOVED_PODS for pods in groups)
+    return {**best, "setsTried": tried, "cut": tried >= MAX_MOVE_SETS or many}
 
 
 def _find_targets(
@@ -525,6 +486,18 @@ def _find_targets(
     return targets
 
 
+def _movers(pod: ChargedPod, room: NodeResources) -> Iterator[ChargedPod]:
+    """Containers that may change their one NUMA node while they run, each as a pod."""
+    for one in pod.request.containers if pod.request.pod_scope_request is None else ():
+        its = pod.placed.get(one.container, ())
+        if one.container not in pod.request.movable or one.is_init or len(its) != 1:
+            continue
+        alone = replace(pod.request, containers=(one,))
+        charge = room.charge_of_placed_pod(alone, pod.placed)
+        if charge is not None:
+            yield replace(pod, name=f"{pod.name}/{one.container}", charge=charge, request=alone)
+
+
 def find_moving_containers(
     verdict: Fit, node: str, running: Iterable[ChargedPod], strategy: Strategy
 ) -> list[dict[str, Any]]:
@@ -532,7 +505,8 @@ def find_moving_containers(
 
     The fewest bytes first, then the fewest containers, as the node chooses.
     """
-    movers = [one for pod in running if pod.node == node for one in pod.movers]
+    pods = [pod for pod in running if pod.node == node]
+    movers = [one for pod in pods for one in _movers(pod, verdict.room)]
     sets = [
         (sum(map(_memory_bytes, chosen)), n, [one.name for one in chosen], chosen)
         for n in range(1, MAX_MOVES + 1)

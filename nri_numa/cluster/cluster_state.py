@@ -149,10 +149,9 @@ class ClusterState:
     def from_documents(cls, documents: Iterable[Mapping[str, Any]], reader: PodReader) -> Self:
         """Read the objects of one moment, each with its kind, as watches would bring them.
 
-        A pod that has not left the phase Pending is held on its node, where that is known.
+        A pod that has not left the phase Pending is held on the node that it was sent to.
         """
         state = cls(reader.prefix)
-        pods: list[Mapping[str, Any]] = []
         for document in documents:
             name = text_in_section(document, "metadata", "name")
             match document.get("kind"):
@@ -161,11 +160,9 @@ class ClusterState:
                 case "Node":
                     state.update_node(name, document)
                 case "Pod" if text_in_section(document, "status", "phase") == "Pending":
-                    pods.append(document)
-        for document in pods:
-            pod = assumed_pod_of(document, reader, 0.0)
-            if pod is not None and pod.numa_nodes and pod.node in state._nodes:
-                state.assume_pod(pod)
+                    pod = assumed_pod_of(document, reader, 0.0)
+                    if pod is not None and pod.numa_nodes:
+                        state.assume_pod(pod)
         return state
 
     def __len__(self) -> int:

@@ -133,12 +133,12 @@ class ManifestValue(msgspec.Struct, frozen=True):
         return self.value
 
 
-def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
+def read_pod(document: object, counted: str = "") -> PodManifest:
     """Read one Pod as the API server gives it, with its own uid and all devices that it asks for.
 
     Else as `read_manifests`.
     """
-    place = ManifestValue(source, "", document, [])
+    place = ManifestValue("pod", "", document, [])
     meta = place["metadata"]
     meta.as_mapping(required=True)
     name = meta["name"].as_text() or meta["generateName"].as_text()

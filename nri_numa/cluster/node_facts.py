@@ -6,6 +6,7 @@ The rules are those of kube-scheduler's filters NodeUnschedulable, TaintTolerati
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -20,6 +21,7 @@ NODE_CONSTRAINTS: Final = ("tolerations", "nodeSelector", "affinity")
 INTERNAL_ADDRESS_TYPE: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
 _TAINT_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+_INTEGER_PATTERN: Final = re.compile(r"[-+]?[0-9]{1,18}")
 _UNSCHEDULABLE_TAINT_KEY: Final = "node.kubernetes.io/unschedulable"
 
 
@@ -145,17 +147,8 @@ def _matches_expression(labels: Mapping[str, str], expression: Mapping[str, Any]
 
 def _compare_integers(value: str | None, values: Sequence[object]) -> int:
     """-1, 0 or 1; 0 where one of both is no whole number."""
-    one = _parse_integer(value)
-    other = _parse_integer(values[0]) if len(values) == 1 else None
-    if one is None or other is None:
+    texts = [one for one in (value, *values) if isinstance(one, str)]
+    if len(texts) != 2 or len(values) != 1 or not all(map(_INTEGER_PATTERN.fullmatch, texts)):
         return 0
+    one, other = map(int, texts)
     return (one > other) - (one < other)
-
-
-def _parse_integer(text: object) -> int | None:
-    if not isinstance(text, str) or len(text) > 18:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        return None

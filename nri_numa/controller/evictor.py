@@ -118,18 +118,6 @@ class Evictor(Output, Generic[CandidateT]):
 
     # --- what a selector says ---------------------------------------------------------------------
 
-    def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A Node exists, new or changed."""
-
-    def on_node_removed(self, name: str) -> None:
-        """A Node does not exist any more."""
-
-    def on_topology_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
-        """A NodeResourceTopology exists, new or changed."""
-
-    def on_topology_removed(self, name: str) -> None:
-        """A NodeResourceTopology does not exist any more."""
-
     def on_tick(self, now: float, wall: float) -> None:
         """Time has passed; `wall` is Unix time in seconds, for Events."""
         self._wall = wall

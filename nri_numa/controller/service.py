@@ -212,26 +212,19 @@ class ControllerService:
             not_ready=self.unready_reason,
             certificate=self._certificate,
             routes=[
-                Route(
-                    "PUT",
-                    CAPACITY_PATH,
-                    self._forward_to_leader(self._put_capacity),
-                    MAX_PUT_BODY_BYTES,
-                    self._check_write_allowed,
-                ),
-                Route(
-                    "DELETE",
-                    CAPACITY_PATH,
-                    self._forward_to_leader(self._withdraw_capacity),
-                    MAX_PUT_BODY_BYTES,
-                    self._check_write_allowed,
-                ),
-                Route(
-                    "GET",
-                    CAPACITY_PATH,
-                    self._forward_to_leader(self._get_node_capacity),
-                    MAX_PUT_BODY_BYTES,
-                    self._check_write_allowed,
+                *(
+                    Route(
+                        method,
+                        CAPACITY_PATH,
+                        self._forward_to_leader(answer),
+                        MAX_PUT_BODY_BYTES,
+                        self._check_write_allowed,
+                    )
+                    for method, answer in (
+                        ("PUT", self._put_capacity),
+                        ("DELETE", self._withdraw_capacity),
+                        ("GET", self._get_node_capacity),
+                    )
                 ),
                 *(self.page.http_routes() if self.page is not None else ()),
             ],
@@ -246,7 +239,8 @@ class ControllerService:
             return watches[-1]
 
         clock, cluster, overview = self._clock, self._cluster, self._overview
-        parts = [self.capacity, *self._evictors]
+        emptying = (one for one in (self.drained, self.stolen) if one is not None)
+        parts = [self.capacity, *emptying]
         node_changed: list[ObjectChanged] = [one.on_node_updated for one in parts]
         node_removed: list[Callable[[str], object]] = [one.on_node_removed for one in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()

@@ -34,7 +34,14 @@ from nri_numa.controller.evictor import (
     EvictionPace,
     Evictor,
 )
-from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, mapping_or_empty
+from nri_numa.kube.requests import (
+    APIRequest,
+    Outcome,
+    OutcomeKind,
+    list_of_mappings,
+    mapping_or_empty,
+    text_in_section,
+)
 from nri_numa.model.reasons import read_reason_and_detail
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, Cooperative, VerdictCache
 from nri_numa.scheduler.fit import Fit, Unfit, WorkBudget
@@ -286,12 +293,8 @@ def plugin_rejection(document: Mapping[str, Any]) -> str:
     The runtime puts its own words before ours, which begin with a reason and name the pod and the
     container.
     """
-    metadata, status = document.get("metadata") or {}, document.get("status") or {}
-    listed = [
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ]
-    for one in listed:
+    metadata = document.get("metadata") or {}
+    for one in _container_statuses(document):
         waiting = (one.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") != WAITING_REASON:
             continue
@@ -308,12 +311,9 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
     What is to be together with a container that runs is judged as if it could go anywhere: so the
     node is rather taken to have room, and the pod stays.
     """
-    status = document.get("status") or {}
-    listed = [*(status.get(key) or () for key in ("initContainerStatuses", "containerStatuses"))]
     running = {
         one.get("name")
-        for statuses in listed
-        for one in statuses
+        for one in _container_statuses(document)
         if (one.get("state") or {}).get("running") is not None
     }
     if not running:
@@ -328,5 +328,11 @@ def unstarted_request(request: PodRequest, document: Mapping[str, Any]) -> PodRe
     )
 
 
+def _container_statuses(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = mapping_or_empty(document.get("status"))
+    keys = ("initContainerStatuses", "containerStatuses")
+    return [one for key in keys for one in list_of_mappings(status.get(key))]
+
+
 def _is_pod_running(document: Mapping[str, Any]) -> bool:
-    return (document.get("status") or {}).get("phase") == "Running"
+    return text_in_section(document, "status", "phase") == "Running"

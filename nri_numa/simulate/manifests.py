@@ -303,16 +303,13 @@ class _ManifestReader(PodManifestReader):
         template = place if kind == "Pod" else spec["template"]
         if kind != "Pod":
             template.as_mapping(required=True)
-        made = self.read_pod(template, namespace)
-        constraints = _read_node_constraints(template["spec"])
+        made = replace(
+            self.read_pod(template, namespace),
+            node_constraints=_read_node_constraints(template["spec"]),
+        )
         names = list(_pod_names(place, spec, kind, name, generated=generated))
         pods = tuple(
-            replace(
-                made,
-                name=each,
-                uid=pod_uid(f"{kind}/{namespace}/{name}/{each}"),
-                node_constraints=constraints,
-            )
+            replace(made, name=each, uid=pod_uid(f"{kind}/{namespace}/{name}/{each}"))
             for each in names
         )
         outside = {} if kind == "Pod" else read_string_map(meta["annotations"])

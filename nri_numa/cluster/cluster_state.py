@@ -109,10 +109,6 @@ class AssumedPod(Struct, frozen=True, kw_only=True):
         earlier = self.counted_by_node if self.left_pending else frozenset()
         return self.non_init_containers - self.containers_counted_by(room) - earlier
 
-    def is_counted_by_node(self, room: NodeResources) -> bool:
-        """Whether the numbers of a node count all of it."""
-        return bool(self.request.containers) and not self.uncounted_containers(room)
-
     def uncounted_charge(self, room: NodeResources) -> ResourceCounts | None:
         """What is to be subtracted from what a node publishes."""
         request, missing = self.request, self.uncounted_containers(room)

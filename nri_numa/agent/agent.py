@@ -26,7 +26,11 @@ from nri_numa.engine.desired import Drift, NodeSnapshot, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.pod_reservation import with_pod_resized
+from nri_numa.engine.pod_reservation import (
+    expired_reservations,
+    with_pod_resized,
+    with_sandbox_stopped,
+)
 from nri_numa.engine.rebalance import (
     StepwiseSearch,
     admit_by_moving,
@@ -273,7 +277,7 @@ class Agent:
             self.kubelet.refresh_kubelet_grants()
         decision = pod_admission.admit_pod(self._snapshot(), pod, container)
         if isinstance(decision, Rejected):
-            decision = self._admit_by_moving(decision)
+            decision = self._admit_by_releasing(decision)
             if isinstance(decision, Rejected):
                 self._on_rejected(decision)
                 if self.observe:
@@ -301,6 +305,14 @@ class Agent:
         if decision.moves or not updates:
             return decision  # written before
         return replace(decision, updates=self._write_updates(updates))
+
+    def _admit_by_releasing(self, refused: Rejected) -> Admitted | Rejected:
+        """Have soft reservations give way, or else others move."""
+        found = pod_admission.admit_by_releasing(self._snapshot(), refused)
+        if isinstance(found, Rejected):
+            return self._admit_by_moving(refused)
+        self._replace_state(found.state, found.change, refused.trace.pod)
+        return found
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
@@ -557,10 +569,17 @@ class Agent:
             self._replace_state(after, ChangedStateIds((), (pod.uid,)), pod)
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
-        """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
+        """A pod's sandbox stopped: nothing of it starts any more, unless it gets another."""
         every = self.state.allocations_of_pod(uid)
-        over = [a for a in every if a.reserved_at or a.container_id in self.starting]
+        over = [a for a in every if a.container_id in self.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
+        self._stop_sandbox(uid, sandbox)
+
+    def _stop_sandbox(self, uid: str, sandbox: str) -> None:
+        """What a pod has reserved is soft from now on."""
+        after = with_sandbox_stopped(self.state, uid, sandbox, self._now())
+        if after is not self.state:
+            self._replace_state(after, ChangedStateIds((), (uid,)))
 
     def release_expired_reservations(self) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
@@ -569,11 +588,7 @@ class Agent:
         none to an agent that is away: the cgroup of the pod's latest sandbox shows it. Nor does it
         report a failed start, whose cgroup is not there.
         """
-        state, reader, seconds = (
-            self.state,
-            self._cgroups.reader,
-            self.machine.settings.reservation_seconds,
-        )
+        state, reader = self.state, self._cgroups.reader
         kept = [a for a in state.allocations.values() if a.reserved_at]
         waiting = [
             a for i in self.starting
@@ -583,12 +598,12 @@ class Agent:
         gone = {
             uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
         }
-        latest = self._now() - seconds
-        latest_start = self._now() - max(seconds, RELEASE_UNSTARTED_AFTER_S)
+        seconds = max(self.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
+        latest_start = self._now() - seconds
         late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
-        self._release_reservations(
-            [a for a in kept if a.reserved_at <= latest or a.pod_uid in gone] + late
-        )
+        for uid in sorted(gone):
+            self._stop_sandbox(uid, state.pods[uid].pod_id)
+        self._release_reservations(expired_reservations(self._snapshot()) + late)
         for allocation in late:  # should it start after all, it is met then
             self._ended.pop(allocation.container_id, None)
 
@@ -1119,6 +1134,9 @@ class Agent:
         self._hold_trace(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._tasks.add(partial(self._decision_log.log_ignored_annotations, decision.trace))
+        for one in () if self.observe else decision.released:
+            report = self._decision_log.report_reservation_taken
+            self._tasks.add(partial(report, one, decision.allocation))
         tell = partial(
             self._decision_log.log_placed_with_neighbours, decision, self.machine.topology, gap
         )

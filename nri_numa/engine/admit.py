@@ -40,6 +40,8 @@ from nri_numa.engine.pod_reservation import (
     find_pod_share,
     give_to_pod_pool,
     is_for_pod_pool,
+    with_creation,
+    with_reservation_renewed,
 )
 from nri_numa.engine.request.demand import (
     check_claim_in_use,
@@ -146,7 +148,11 @@ def _place_request(
         case, reservation = reservation.open_node(case)
     placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
     if isinstance(placement, Rejection):
-        return Rejected(placement, _build_trace(case, placement, node.pool, node.pool))
+        if reservation.has_left_cpus(case):
+            case, reservation = reservation.open_whole_node(case)
+            placement = _place_with_fallback(case, grant, demand_rejection, reservation, node.pool)
+        if isinstance(placement, Rejection):
+            return Rejected(placement, _build_trace(case, placement, node.pool, node.pool))
     return case, placement, reservation
 
 
@@ -335,6 +341,11 @@ def _booked_state(
         preferred = placement.aligned
         record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
         state = state.with_pod(record)
+    total = case.share.sum.cpu_milli
+    if total >= 1000 and (record.pending_milli or case.demand.own_cpu_milli < total):
+        is_first = case.pod.uid not in before.state.pods
+        # Containers that share the pod's pool are not in this state, and nothing is to come.
+        state = state if reservation.sharers else with_creation(case, state, is_first=is_first)
     if reservation is not NO_POD_RESERVATION:
         return reservation.restore(case, state, allocation)
     return state, ()
@@ -435,8 +446,11 @@ def release_container(
     ids: tuple[str, ...] = ()
     if allocation.exclusive and is_for_pod_pool(state, allocation):
         ids = tuple(a.container_id for a in state.pod_pool(allocation.pod_uid))
-    change = ChangedStateIds((container_id, *ids), (allocation.pod_uid,))
     updates = updates_between(node, node.with_state(after), skip=container_id, resized=ids)
+    if ended is not None and state.pods[allocation.pod_uid].pending_milli:
+        after = with_reservation_renewed(after, allocation.pod_uid, ended)
+        ids += tuple(a.container_id for a in after.reservations_of(allocation.pod_uid))
+    change = ChangedStateIds((container_id, *ids), (allocation.pod_uid,))
     return Released(state=after, change=change, updates=updates)
 
 

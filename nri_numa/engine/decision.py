@@ -69,6 +69,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         moves: running containers that make room for it, in the order in which they were placed.
         warnings: what was done as asked and is probably not meant.
+        released: reservations of other pods that gave way to it, oldest first.
     """
 
     state: NodeState
@@ -78,6 +79,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     updates: tuple[ContainerUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
     moves: tuple[ContainerMove, ...] = ()
+    released: tuple[Allocation, ...] = ()
     trace: DecisionTrace
 
 

@@ -8,15 +8,16 @@ than one of another pod, and what it does not take goes back to its pod.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import check_pool_floor
-from nri_numa.engine.decision import PlacementRequest
+from nri_numa.engine.decision import NO_DEMAND, PlacementRequest
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.request.demand import (
     PodShare,
@@ -37,8 +38,135 @@ from nri_numa.engine.state import (
     charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.workload import PodSandbox, QoSClass, Resources, Scope
+
+RESTART_TIME_S: Final = 15.0
+"""Seconds after its end in which the kubelet restarts a container for the first time: at once."""
+BACK_OFF_TIME_S: Final = 330.0
+"""Seconds in which it restarts one again: its longest back-off is 300 (MaxContainerBackOff)."""
+NEW_SANDBOX_TIME_S: Final = 60.0
+"""Seconds in which it makes another sandbox for a pod whose sandbox has died."""
+
+
+class ReservationTerm(NamedTuple):
+    """Unix times in seconds until which a reservation is hard, and at which it is given back.
+
+    In between it is soft: it gives way to a request that would otherwise be rejected.
+    """
+
+    hard_until: float
+    expires_at: float
+
+
+def reservation_term(state: NodeState, one: Allocation, keep_s: float) -> ReservationTerm:
+    """How long a pod keeps a reservation: hard while a container is on its way, soft after that.
+
+    What the runtime does not tell is seen by what it does: a container is on its way after a
+    sandbox, a creation or an end. ``keep_s`` is ``keepExclusiveCPUs``.
+    """
+    record = state.pods[one.pod_uid]
+    if record.stopped_at:
+        return ReservationTerm(0.0, record.stopped_at + NEW_SANDBOX_TIME_S)
+    members = state.allocations_of_pod(one.pod_uid)
+    last_change = changed_at(members)
+    is_named = one.is_expected and one.container != POD_RESERVATION_NAME
+    if is_named or all(a.reserved_at for a in members):
+        # The kubelet knows of another. Its sandbox ends that, where it is seen to.
+        end = math.inf if record.sandbox_cgroup else last_change + keep_s
+        return ReservationTerm(end, end)
+    if record.has_pending_containers:
+        until = last_change + keep_s
+    else:
+        until = one.reserved_at + min(
+            keep_s, BACK_OFF_TIME_S if one.is_restarted else RESTART_TIME_S
+        )
+    return ReservationTerm(until, until + keep_s)
+
+
+def changed_at(members: Iterable[Allocation]) -> float:
+    """Unix time in seconds of the last creation or end in a pod."""
+    return max(a.reserved_at or a.assigned_at for a in members)
+
+
+def soft_reservations(node: NodeSnapshot, but_uid: str = "") -> list[Allocation]:
+    """Reservations that give way, of all pods but one: oldest first, then by container id."""
+    state, keep_s = node.state, node.machine.settings.reservation_seconds
+    soft = [
+        a
+        for a in state.allocations.values()
+        if a.reserved_at
+        and a.pod_uid != but_uid
+        and reservation_term(state, a, keep_s).hard_until <= node.now
+    ]
+    return sorted(
+        soft, key=lambda a: (changed_at(state.allocations_of_pod(a.pod_uid)), a.container_id)
+    )
+
+
+def expired_reservations(node: NodeSnapshot) -> list[Allocation]:
+    """Reservations that pods have had long enough."""
+    state, keep_s = node.state, node.machine.settings.reservation_seconds
+    every = [a for a in state.allocations.values() if a.reserved_at]
+    return [a for a in every if reservation_term(state, a, keep_s).expires_at <= node.now]
+
+
+def reserved_text(one: Allocation) -> str:
+    """What is reserved for which pod: its CPUs, or memory where it has none."""
+    what = cpus_text(one.cpus) if one.cpus else f"memory of {numa_text(one.numa_nodes)}"
+    return f"{what}, reserved for {one.namespace}/{one.pod},"
+
+
+def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:
+    """Thousandths of a CPU that a pod may have reserved: whole CPUs of its sum that it can need.
+
+    What its live containers do not use; all whole ones, if the one that lives may be an init
+    container that ends first.
+    """
+    live_milli = _live_milli(_live(state, uid))
+    if state.pods[uid].may_be_init:
+        return max(0, total_milli // 1000 - live_milli // 1000) * 1000
+    return max(0, total_milli - live_milli) // 1000 * 1000
+
+
+def _live_milli(live: list[Allocation]) -> int:
+    own = sum(a.cpu_milli for a in live if not a.uses_pod_resources)
+    return max(_booked(_once(live)).cpu_milli, own)
+
+
+def with_creation(case: PlacementRequest, state: NodeState, *, is_first: bool) -> NodeState:
+    """Record what of a pod's sum is still to come after one of its containers was created."""
+    is_placed = case.demand is not NO_DEMAND and case.pod.qos is QoSClass.GUARANTEED
+    if not (is_placed and case.node.machine.settings.reservation_seconds):
+        return state
+    record, live = state.pods[case.pod.uid], _live(state, case.pod.uid)
+    pending = max(0, case.share.sum.cpu_milli - _live_milli(live))
+    if len(live) > 1:
+        pending = min(pending, record.pending_milli)
+    may_be_init = bool(pending) and len(live) == 1 and (is_first or record.may_be_init)
+    if (pending, may_be_init) == (record.pending_milli, record.may_be_init):
+        return state
+    return state.with_pod(replace(record, pending_milli=pending, may_be_init=may_be_init))
+
+
+def with_pending_of(state: NodeState, record: PodRecord) -> NodeState:
+    """The state in which no more of a pod was created than a record says."""
+    mine = state.pods[record.uid]
+    return state.with_pod(
+        replace(mine, pending_milli=record.pending_milli, may_be_init=record.may_be_init)
+    )
+
+
+def with_sandbox(state: NodeState, pod: PodSandbox) -> NodeState:
+    """The state in which a pod's newer sandbox has what was reserved for it."""
+    record = state.pods[pod.uid]
+    if record.pod_id == pod.id:
+        return state
+    reserved = state.reservations_of(pod.uid)
+    state = state.without_allocation(*(a.container_id for a in reserved))
+    state = state.with_allocation(*(replace(a, pod_id=pod.id) for a in reserved))
+    record = replace(state.pods[pod.uid], pod_id=pod.id, sandbox_cgroup="", stopped_at=0.0)
+    return state.with_pod(record)
 
 
 class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +186,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
         """The node as the container may use it, and what is to be restored afterwards.
 
         A container with CPUs of its own, or a list, may use all that is reserved. One that shares
-        leaves the CPUs; alone in its pod it speaks for it, and nothing more is to come.
+        leaves the CPUs; alone in its pod it chooses its place, and what is to come follows it.
         """
         state, reserved = case.node.state, self.reserved
         has_own_cpus = case.demand.exclusive_cpus > 0
@@ -74,6 +202,18 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
             state = state.without_allocation(*(a.container_id for a in self.sharers))
         return replace(case, node=case.node.with_state(state)), replace(self, reserved=reserved)
 
+    def has_left_cpus(self, case: PlacementRequest) -> bool:
+        """True if a container that shares was kept off CPUs that its pod has reserved."""
+        is_sharer = not case.demand.exclusive_cpus and case.requested.numacpu is None
+        return is_sharer and any(a.exclusive for a in self.reserved)
+
+    def open_whole_node(self, case: PlacementRequest) -> tuple[PlacementRequest, PodReservation]:
+        """The node without these CPUs: no pod's reservation is in the way of its own containers."""
+        ids = [a.container_id for a in self.reserved if a.exclusive]
+        state = case.node.state.without_allocation(*ids)
+        rest = tuple(a for a in self.reserved if not a.exclusive)
+        return replace(case, node=case.node.with_state(state)), replace(self, reserved=rest)
+
     def restore(
         self, case: PlacementRequest, state: NodeState, allocation: Allocation
     ) -> tuple[NodeState, tuple[str, ...]]:
@@ -81,10 +221,13 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
 
         Returns the ids of those that share fewer CPUs now, too.
         """
-        total = case.share.total_milli(own_request_milli(case.pod.qos, case.container.resources))
         if self.reserved:
+            limit = None
+            if case.pod.qos is QoSClass.GUARANTEED and case.share.sum.cpu_milli:
+                milli = own_request_milli(case.pod.qos, case.container.resources)
+                limit = entitled_milli(state, case.pod.uid, case.share.total_milli(milli))
             node = case.node.with_state(state)
-            state = restore_pod_reservation(node, self.reserved, allocation, total or None)
+            state = restore_pod_reservation(node, self.reserved, allocation, limit)
         if not self.sharers or self.is_joining:
             return state, ()
         # As many fewer are left to them as it took, wherever these were.
@@ -101,6 +244,8 @@ NO_POD_RESERVATION: Final = PodReservation()
 def find_pod_reservation(case: PlacementRequest) -> PodReservation:
     """What the pod of a container has beside it; what is shared and booked, if it asks for some."""
     state, pod, requested = case.node.state, case.pod, case.requested
+    if case.container.name == POD_RESERVATION_NAME:
+        return NO_POD_RESERVATION  # it is kept beside what is reserved already
     reserved = state.reservations_of(pod.uid)
     if requested.is_unpinned:
         return PodReservation(reserved=reserved)
@@ -126,7 +271,7 @@ def find_pod_share(case: PlacementRequest, prior: Allocation | None = None) -> P
     if record is None:
         return first_share(pod, resources)
     if prior is None:
-        is_own = case.container.name in record.grown
+        is_own = case.container.name in (*record.grown, POD_RESERVATION_NAME)
         share = first_share(pod, resources, sum_in_force(record, pod), is_own=is_own)
         return _with_others(case, share)
     memory = resources.memory_limit or 0
@@ -328,6 +473,23 @@ def _reservation_without_memory(reserved: Allocation) -> Allocation:
     return replace(reserved, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})
 
 
+def with_reservation_renewed(state: NodeState, uid: str, now: float) -> NodeState:
+    """The state in which what is kept for containers to come is kept from now on."""
+    pending = [a for a in state.reservations_of(uid) if a.container == POD_RESERVATION_NAME]
+    if not pending:
+        return state
+    state = state.without_allocation(*(a.container_id for a in pending))
+    return state.with_allocation(*(replace(a, reserved_at=now) for a in pending))
+
+
+def with_sandbox_stopped(state: NodeState, uid: str, sandbox: str, now: float) -> NodeState:
+    """The state in which a pod's sandbox has stopped; itself where that is not its latest one."""
+    record = state.pods.get(uid)
+    if record is None or record.pod_id != sandbox or record.stopped_at:
+        return state
+    return state.with_pod(replace(record, stopped_at=now)) if state.reservations_of(uid) else state
+
+
 def without_pending_reservation(state: NodeState, uid: str) -> NodeState:
     """The state without what is kept for all containers of a pod that are still to come."""
     reserved = state.reservations_of(uid)
@@ -339,19 +501,22 @@ def restore_pod_reservation(
     node: NodeSnapshot,
     reserved: Iterable[Allocation],
     used: Allocation,
-    total_milli: int | None = None,
+    limit_milli: int | None = None,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    For containers that are still to come no more than the pod's sum, ``total_milli``, leaves them;
-    and nothing of which the shared pool has to keep some by now.
+    In whole CPUs no more than ``limit_milli``, for containers with a name before all others; and
+    nothing of which the shared pool has to keep some by now.
     """
     state, topology = node.state, node.machine.topology
     taken = dict(used.charges)  # what of it was not reserved, as far as was looked
-    for one in sorted(reserved, key=lambda a: a.container == POD_RESERVATION_NAME):
-        if one.container_id in state.allocations:
-            state = state.without_allocation(one.container_id)
-        cpus, idle_siblings = _unused_cpus(topology, state, one, used, total_milli)
+    ordered = sorted(
+        reserved, key=lambda a: (a.container == POD_RESERVATION_NAME, not a.is_expected)
+    )
+    ids = [a.container_id for a in ordered if a.container_id in state.allocations]
+    state = state.without_allocation(*ids)
+    for one in ordered:
+        cpus, idle_siblings = _unused_cpus(topology, state, one, used, limit_milli)
         is_exclusive, withheld = used.exclusive and one.exclusive, cpus | idle_siblings
         if is_exclusive and check_pool_floor(node.with_state(state), "", withheld):
             continue
@@ -363,21 +528,18 @@ def restore_pod_reservation(
 
 
 def _unused_cpus(
-    topology: Topology, state: NodeState, one: Allocation, used: Allocation, total_milli: int | None
+    topology: Topology, state: NodeState, one: Allocation, used: Allocation, limit_milli: int | None
 ) -> tuple[CPUSet, CPUSet]:
-    """CPUs and idle siblings that are left of a reservation, within the sum of its pod."""
+    """CPUs and idle siblings that are left of a reservation, within what its pod may reserve."""
     used_cpus = NO_CPUS if used.yields_to_exclusive else used.cpus | used.idle_siblings
     cpus, idle_siblings = one.cpus - used_cpus, one.idle_siblings - used_cpus
-    if one.container != POD_RESERVATION_NAME or total_milli is None:
+    if limit_milli is None:
         return cpus, idle_siblings
-    milli = total_milli
-    for a in state.allocations_of_pod(one.pod_uid):
-        booked = sum(c.cpu_milli for c in a.charges.values())
-        if not a.reserved_at:
-            milli -= max(booked, a.cpu_milli)
-        elif used.exclusive:  # one that shares leaves to the next owner what ended
-            milli -= booked
-    cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
+    count = 0
+    if one.container != POD_RESERVATION_NAME or state.pods[one.pod_uid].has_pending_containers:
+        reserved = sum(len(a.cpus) for a in state.reservations_of(one.pod_uid) if a.exclusive)
+        count = max(0, limit_milli // 1000 - reserved)
+    cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - count) :])
     return cpus, idle_siblings & topology.siblings_of(cpus)
 
 

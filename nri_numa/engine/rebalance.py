@@ -31,12 +31,12 @@ from nri_numa.engine.admit import (
     build_adjustment,
     place_container,
 )
-from nri_numa.engine.align.hints import EXACT_MERGE_MAX_NODES
 from nri_numa.engine.captions import moved_caption
 from nri_numa.engine.decision import Admitted, ContainerMove, PlacementRequest, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
 from nri_numa.engine.pod_admission import (
+    admission_work,
     admit_pod,
     count_expected_containers,
     resources_of_guaranteed_limits,
@@ -83,9 +83,6 @@ _MOVER_WORK: Final = 4
 """Units for the sums of one mover."""
 _PARTIAL_WORK: Final = 12
 """Units for a partial plan that is made by taking out a mover, or is taken up."""
-_ADMISSION_WORK: Final = 350
-"""Units for an admission that is tried, beside one for each CPU, and two for each container and for
-each set of NUMA nodes."""
 
 
 T = TypeVar("T")
@@ -782,11 +779,9 @@ def _demand_of(a: Allocation) -> Demand:
 
 def _verification_work(node: NodeSnapshot, refused: Rejected, movers: int) -> int:
     """Units of work of a `_verify_plan`: admissions of a pod's named containers, and movers."""
-    machine = node.machine
-    masks = 1 << min(EXACT_MERGE_MAX_NODES, len(machine.alignable_nodes))
-    admission = _ADMISSION_WORK + machine.cpu_count + 2 * (len(node.state.allocations) + masks)
+    admission = admission_work(node)
     return (
-        admission * max(1, count_expected_containers(machine, refused.trace.pod))
+        admission * max(1, count_expected_containers(node.machine, refused.trace.pod))
         + admission * movers // 2
     )
 

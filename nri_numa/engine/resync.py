@@ -190,7 +190,9 @@ class _Rebuild:
         """Start the state from what is known, and what pods keep of containers that ended."""
         prior, pod_ids = self.prior, {uid: pod_id for pod_id, uid in self.pods.uids.items()}
         records = [
-            record if record.pod_id == pod_ids[uid] else replace(record, pod_id=pod_ids[uid])
+            record
+            if record.pod_id == pod_ids[uid]
+            else replace(record, pod_id=pod_ids[uid], stopped_at=0.0)
             for uid, record in prior.pods.items()
             if uid in pod_ids
         ]
@@ -201,6 +203,8 @@ class _Rebuild:
             if container_id not in self.live and a.pod_uid in pod_ids and a.is_reservable
         ]
         for a in reservations:
+            if a.pod_id not in self.pods.uids:  # its pod has another sandbox
+                a = replace(a, pod_id=pod_ids[a.pod_uid])
             if (a.cpus | a.idle_siblings) & (state.unavailable_cpus | state.listed_cpus):
                 continue
             with_it = state.with_allocation(a)

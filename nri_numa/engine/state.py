@@ -127,6 +127,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
             memory.
         uses_pod_resources: its size is its pod's sum (KEP-2837), as was decided at its creation.
         is_in_pod_pool: with exclusive CPUs it shares those that owners of its pod leave.
+        is_restarted: it ended, and so did one of its name before it.
     """
 
     container_id: str
@@ -170,6 +171,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     unpinned_memory: int = 0
     uses_pod_resources: bool = msgspec.field(name="sum", default=False)
     is_in_pod_pool: bool = msgspec.field(name="pool", default=False)
+    is_restarted: bool = msgspec.field(name="restarted", default=False)
 
     @property
     def is_pinned(self) -> bool:
@@ -223,6 +225,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.pod}/{self.container}"
 
     @property
+    def is_expected(self) -> bool:
+        """True if it is reserved for a container that was not created: ids have no slash."""
+        return "/" in self.container_id
+
+    @property
     def exclusive_owners_key(self) -> tuple[str, CPUSet] | None:
         """Its pod and the CPUs that it owns: containers that agree in both own them together."""
         return (self.pod_uid, self.cpus) if self.exclusive else None
@@ -270,6 +277,11 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         told, total: the sum that the runtime tells, in thousandths of a CPU and bytes, and the one
             that a container has told since; None where they are one.
         grown: names of containers whose own size grew to the sum that the runtime tells.
+        pending_milli: thousandths of a CPU of its sum that none of its containers has had since it
+            last had no live one: others are still to be created.
+        may_be_init: its containers so far lived one at a time, each with less than its sum: the
+            one that lives may be an init container, and what comes after it need the whole sum.
+        stopped_at: Unix time in seconds at which its latest sandbox stopped; 0 while that is up.
     """
 
     uid: str
@@ -282,6 +294,14 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     told: Charge | None = None
     total: Charge | None = None
     grown: frozenset[str] = frozenset()
+    pending_milli: int = 0
+    may_be_init: bool = False
+    stopped_at: float = 0.0
+
+    @property
+    def has_pending_containers(self) -> bool:
+        """True if containers that need whole CPUs may still be created."""
+        return self.pending_milli >= 1000 or self.may_be_init
 
 
 NO_CONTAINER_IDS: frozenset[str] = frozenset()
@@ -411,8 +431,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         self, container_id: str, now: float, caption: str = RESERVATION_CAPTION
     ) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
+        allocation = self.allocations[container_id]
         reservation = replace(
-            self.allocations[container_id].with_migration_finished,
+            allocation.with_migration_finished,
+            is_restarted=allocation.container in self.pods[allocation.pod_uid].previous,
             lifted_quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
             reason=caption,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
+from nri_numa.engine.pod_reservation import reserved_text
 from nri_numa.engine.resize import shared_again_text
 from nri_numa.engine.state import (
+    POD_RESERVATION_NAME,
     UNPINNED_GROUP_KEY,
     Allocation,
     ContainerKind,
@@ -244,6 +248,17 @@ class DecisionReporter:
     def log_reservation_released(self, allocation: Allocation) -> None:
         """Its pod kept CPUs of a container that ended, and does no more."""
         log.info("kept CPUs released", **allocation_log_fields(allocation, str(allocation.cpus)))
+
+    def report_reservation_taken(self, reserved: Allocation, taker: Allocation) -> None:
+        """Say that what its pod had reserved gave way to a container of another pod."""
+        fields = allocation_log_fields(reserved, str(reserved.cpus))
+        log.info("reservation gave way", taken_by=taker.full_name, **fields)
+        is_for_all = reserved.container == POD_RESERVATION_NAME
+        self._notices.add_for_allocation(
+            replace(reserved, container="") if is_for_all else reserved,
+            NoticedEventKind.RESERVATION_RELEASED,
+            f"{reserved_text(reserved)} gave way to {taker.full_name}",
+        )
 
     def log_requested_cpuset_overridden(
         self, pod: PodSandbox, container: Container, asked: str, kept: str

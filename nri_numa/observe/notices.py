@@ -45,6 +45,7 @@ class NoticedEventKind(StrEnum):
     ROOM = "room"
     UNDONE = "undone"
     SHARED_AGAIN = "shared"
+    RESERVATION_RELEASED = "reservation"
 
 
 class NoticeMessageReason(StrEnum):
@@ -63,8 +64,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     number: Annotated[int, "Where in the sequence it last changed."]
     notice_kind: Annotated[
         str,
-        "refused, widened, unpinned, gap, late, drift, ignored, moved, room, undone or shared; "
-        "more may come.",
+        "refused, widened, unpinned, gap, late, drift, ignored, moved, room, undone, shared or "
+        "reservation; more may come.",
     ] = msgspec.field(name="what")
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]

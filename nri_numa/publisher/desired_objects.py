@@ -42,6 +42,7 @@ EVENT_REASONS: Final = {
     "ignored": ("AnnotationIgnored", "Warning"),
     "undone": ("PlacementUndone", "Warning"),
     "shared": ("NoLongerExclusive", "Warning"),
+    "reservation": ("ReservationReleased", "Normal"),
 }
 """Reason and type of an Event by what happened."""
 

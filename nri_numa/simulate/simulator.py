@@ -32,7 +32,12 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
-from nri_numa.engine.pod_admission import admit_pod
+from nri_numa.engine.pod_admission import (
+    admit_by_releasing,
+    admit_pod,
+    reserve_for_sandbox,
+)
+from nri_numa.engine.pod_reservation import expired_reservations
 from nri_numa.engine.rebalance import (
     MAX_DEFERRED_SEARCH_WORK,
     admit_by_moving,
@@ -49,8 +54,8 @@ from nri_numa.simulate.devices import (
     KubeletDevices,
 )
 
-SIMULATED_UNIX_TIME: Final = 1.0
-"""Unix time of everything; 0 would mean that nothing ended."""
+FIRST_UNIX_TIME_S: Final = 1.0
+"""Unix time of the first pod; 0 would mean that nothing ended."""
 
 
 class PodAction(StrEnum):
@@ -304,6 +309,7 @@ class _Simulator:
         self.state = NodeState()
         self._machine = machine
         self._reading = reading
+        self._now = FIRST_UNIX_TIME_S
         self._live: dict[str, Container] = {}
         self._devices = KubeletDevices(inventory or {}, machine.alignable_nodes)
 
@@ -358,7 +364,7 @@ class _Simulator:
         }
 
     def _snapshot(self) -> NodeSnapshot:
-        return NodeSnapshot(self._machine, self.state, self._reading)
+        return NodeSnapshot(self._machine, self.state, self._reading, self._now)
 
     def running_containers(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
@@ -375,6 +381,8 @@ class _Simulator:
         if free:
             reading = replace(reading or MeasuredFree(), devices=free)
         machine = self._machine
+        if too_few is None:
+            self.state = reserve_for_sandbox(self._snapshot(), sandbox).state
         for manifest in pod.containers:
             made = container_of(
                 pod, manifest, machine.total_memory_bytes, machine.slots_annotation_key
@@ -391,8 +399,10 @@ class _Simulator:
                 break
             given = self._devices.devices_of(pod, manifest.name)
             made = self._devices.known_devices_of_container(pod, manifest.name).apply_to(made)
-            node = NodeSnapshot(machine, self.state, reading, SIMULATED_UNIX_TIME)
+            node = NodeSnapshot(machine, self.state, reading, self._now)
             decision = admit_pod(node, sandbox, made)
+            if isinstance(decision, Rejected):
+                decision = admit_by_releasing(node, decision)
             if isinstance(decision, Rejected):
                 decision = _admit_by_moving(node, decision)
             if isinstance(decision, Rejected):
@@ -407,10 +417,11 @@ class _Simulator:
             outcome = self._container_outcome(manifest, made.id, decision.trace)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is ContainerRole.INIT:
-                self._release_container(made.id, SIMULATED_UNIX_TIME)
-        # They all started, so nothing is kept for long.
-        kept = self.state.reservations_of(pod.uid)
-        self.state = admit.release_reservations(self._snapshot(), kept).state
+                self._release_container(made.id, self._now)
+        # All that the pod waits for has come by the time the next one does.
+        self._now += machine.settings.reservation_seconds
+        node = self._snapshot()
+        self.state = admit.release_reservations(node, expired_reservations(node)).state
         return outcomes
 
     def _resize_pod(self, pod: PodManifest) -> list[ContainerOutcome]:

@@ -241,10 +241,20 @@ def _decode_kernel_list(kind: type, value: object) -> object:
     raise TypeError(f"expected a kernel list, not {value!r}")
 
 
+_RESERVATION_FIELDS: Final = {
+    "pending": "pending_milli",
+    "init": "may_be_init",
+    "stopped": "stopped_at",
+}
+"""Fields by their keys, which older checkpoints do not have: nothing more is to come, then."""
+
+
 def pod_document(record: PodRecord) -> Document | None:
     """What is worth remembering of a pod beyond its containers; None when nothing is."""
     is_told = record.told is not None or record.grown
-    if record.affinity is None and not (record.previous or record.sandbox_cgroup or is_told):
+    is_reserving = record.pending_milli or record.stopped_at
+    is_worth = record.previous or record.sandbox_cgroup or is_told or is_reserving
+    if record.affinity is None and not is_worth:
         return None
     document: Document = {"pod_id": record.pod_id}
     if record.affinity is not None:
@@ -258,6 +268,9 @@ def pod_document(record: PodRecord) -> Document | None:
         document["told"], document["total"] = record.told, record.total
     if record.grown:
         document["grown"] = sorted(record.grown)
+    for key, name in _RESERVATION_FIELDS.items():
+        if value := getattr(record, name):
+            document[key] = value
     return document
 
 
@@ -280,6 +293,9 @@ def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
         told=msgspec.convert(document.get("told"), Charge | None),
         total=msgspec.convert(document.get("total"), Charge | None),
         grown=msgspec.convert(document.get("grown", ()), frozenset[str]),
+        pending_milli=msgspec.convert(document.get("pending", 0), int),
+        may_be_init=msgspec.convert(document.get("init", False), bool),
+        stopped_at=msgspec.convert(document.get("stopped", 0.0), float),
     )
 
 

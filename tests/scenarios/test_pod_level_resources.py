@@ -319,7 +319,7 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
         world.check()
     world.stop("db-main")
     world.stop("db-log")
-    world.agent.stop_pod(of.uid, of.id)
+    world.remove_pod(of)
     assert not world.agent.state.exclusive
     assert not any(c.cpu_milli for c in world.agent.state.charges.values())
 

@@ -16,8 +16,9 @@ from kubectl_numa_cluster import Object, ids, listed, refusal
 from kubectl_numa_reasons import RETRY_CONDITIONS
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-_OURS = ("PlacementRefused", "PlacementUndone", "NoLongerExclusive",
-         "ReservationReleased", "PlacedWider", "NotPinned", "PlacedAfterStart", "PlacedLate", "Moved", "RoomFound", "CpusetDrift",
+_OURS = ("PlacementRefused", "PlacementUndone", "NoLongerExclusive", "ReservationReleased",
+         "PlacedWider", "NotPinned", "PlacedAfterStart", "PlacedLate", "Moved", "RoomFound",
+         "CpusetDrift",
          "AnnotationIgnored", "NUMANodeDrained", "NUMAPodMoved", "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})

@@ -28,6 +28,7 @@ from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.pod_reservation import (
     expired_reservations,
+    soft_reservations,
     with_pod_resized,
     with_sandbox_stopped,
 )
@@ -212,6 +213,7 @@ class Agent:
         creations: how many pods and containers began to be created.
         narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
         differences: what containers really have, where it is not what is meant.
+        soft_ids: reservations that give way, by container id; seen every few seconds.
     """
 
     def __init__(
@@ -245,6 +247,7 @@ class Agent:
         self.moving: dict[str, tuple[NUMASet, int, int]] = {}
         self.creations = 0
         self.narrowed_at: float | None = None
+        self.soft_ids: frozenset[str] = frozenset()
         self.reconciler: Reconciler | None = None
         self.kubelet: KubeletSync | None = None
         self.differences = DriftTable(metrics, clock, self)
@@ -580,6 +583,15 @@ class Agent:
         after = with_sandbox_stopped(self.state, uid, sandbox, self._now())
         if after is not self.state:
             self._replace_state(after, ChangedStateIds((), (uid,)))
+            self._update_soft_ids()
+
+    def _update_soft_ids(self) -> None:
+        """Reservations become soft with time alone, and schedulers count them as free then."""
+        soft_ids = frozenset(a.container_id for a in soft_reservations(self._snapshot()))
+        if soft_ids != self.soft_ids:
+            self.soft_ids = soft_ids
+            self.state = replace(self.state, serial=self.state.serial + 1)
+            self.notify_listeners()
 
     def release_expired_reservations(self) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
@@ -604,6 +616,7 @@ class Agent:
         for uid in sorted(gone):
             self._stop_sandbox(uid, state.pods[uid].pod_id)
         self._release_reservations(expired_reservations(self._snapshot()) + late)
+        self._update_soft_ids()
         for allocation in late:  # should it start after all, it is met then
             self._ended.pop(allocation.container_id, None)
 
@@ -926,6 +939,14 @@ class Agent:
     def desired(self) -> NodeSnapshot:
         """What containers should have at this moment."""
         return NodeSnapshot(self.machine, self.state, narrowed_at=self.narrowed_at)
+
+    @property
+    def schedulable(self) -> NodeSnapshot:
+        """The node as schedulers count it: what gives way to their pods is free."""
+        desired, state = self.desired, self.state
+        soft_ids = [i for i in sorted(self.soft_ids) if i in state.allocations]
+        free = state.without_allocation(*soft_ids)
+        return desired.with_state(replace(free, serial=state.serial)) if soft_ids else desired
 
     def _snapshot(self) -> NodeSnapshot:
         """What a decision looks at: also what is free and the time."""

@@ -270,7 +270,7 @@ class LiveView:
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
-        desired, reason = self._agent.desired, self._unready_reason()
+        desired, reason = self._agent.schedulable, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.ExclusiveCPUSlotsDocument(
             serial=state.serial,
@@ -291,7 +291,7 @@ class LiveView:
         more = self._more
         # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.pod_names()
-        agent, desired = self._agent, self._agent.desired
+        agent, desired = self._agent, self._agent.schedulable
         return zones_document(
             replace(desired, reading=more.readings.memory),
             still=agent.immovable_ids(),
@@ -386,7 +386,7 @@ class LiveView:
         known = agent.differences.known
         return StateSnapshot(
             agent.machine, agent.state, known, self._watches,
-            None if late is None else late.start_delays, agent.moving,
+            None if late is None else late.start_delays, agent.moving, agent.soft_ids,
         )  # fmt: skip
 
 
@@ -418,9 +418,10 @@ class StateSnapshot:
         watches: UsageWatches = UsageWatches(),  # noqa: B008 - a value
         late: Mapping[str, float] | None = None,
         moving: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
+        soft_ids: Collection[str] = (),
     ) -> None:
         self.machine, self.state, self.known, self.late = machine, state, known, late
-        self.moving = moving
+        self.moving, self.soft_ids = moving, soft_ids
         self.desired = NodeSnapshot(machine, state)
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.cpu_waiting is None else watches.cpu_waiting.known
@@ -441,6 +442,7 @@ class StateSnapshot:
             pod=a.pod,
             container=a.container,
             kind=shown_kind(self.state, a),
+            reservation=UNSET if not a.reserved_at else "soft" if i in self.soft_ids else "hard",
             policy=a.policy.value,
             qos=a.qos.value,
             smt=a.smt.value,

@@ -307,7 +307,13 @@ _NAME_COLUMNS: Final = tuple(
 )
 _CONTAINER_COLUMNS: Final = (
     *_NAME_COLUMNS,
-    _StatusColumn(Column("KIND"), lambda c, _: c["kind"] + ("" if c["preferred"] else "*")),
+    _StatusColumn(
+        Column("KIND"),
+        lambda c, _: (
+            " ".join(filter(None, (c["kind"], c.get("reservation"))))
+            + ("" if c["preferred"] else "*")
+        ),
+    ),
     _StatusColumn(
         Column("CPUS", CellWrapping.LIST),
         lambda c, _: (c["cpus"] or c.get("pinned") or "any") + _drift_mark(c, "CPUs"),

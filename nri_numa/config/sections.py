@@ -750,10 +750,9 @@ class AgentConfig(Section, frozen=True):
     shared_pool: SharedPool = SharedPool()
     """What stays for containers without exclusive CPUs."""
     keep_exclusive_cpus: Duration = "10m"
-    """How long a pod keeps exclusive CPUs and what a strict policy placed, of a container that
-    ended, for its restart or the next container of the pod, of one that is to come, and of one that
-    was created and never started (at least 2m); no longer than its sandbox runs. 0 gives them back
-    at once."""
+    """How long what a pod's sum leaves is reserved for its containers to come, after the last one
+    was created or ended, before it gives way to other pods, and then until it is given back; also
+    how long a container that never started keeps what it has (at least 2m). 0 reserves nothing."""
     interrupts_off_exclusive_cpus: Annotated[bool, RESTART_REQUIRED] = False
     """Keep interrupts of devices off CPUs that containers have exclusively (and off their idle
     siblings), by /proc/irq or, where irqbalance runs, by its list of banned CPUs. Given back when

@@ -126,6 +126,10 @@ class Assignment(Document, frozen=True, kw_only=True):
         "kubelet (by the kubelet's static policy), or kept (the container ended, and its pod "
         "keeps its exclusive CPUs; container is * for those of containers to come).",
     ]
+    reservation: Annotated[
+        str | UnsetType,
+        "Of kind kept, hard or soft: it gives way to a container of another pod; else left out.",
+    ] = UNSET
     policy: str
     qos: str
     smt: str

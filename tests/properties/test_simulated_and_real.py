@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import NodeModel
@@ -12,7 +13,6 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.simulate.manifests import read_manifests_from_text
-from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.simulate.simulator import plan_actions, simulate_plan
 from tests.beds.world import World
 from tests.machines.pods import container, document

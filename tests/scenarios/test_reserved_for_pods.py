@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from msgspec import UnsetType
 from msgspec.structs import replace
 
+from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.engine import pod_admission
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
@@ -254,6 +256,26 @@ def test_nothing_gives_way_where_it_would_not_do() -> None:
     for late in (guaranteed("large", 6), pod("wrong", {**STRICT, "smt": "isolated"})):
         world.refuse(late, container(late, wants=resources(6, 0.1)))
     assert reserved(world, of) == 2
+
+
+def test_what_gives_way_is_free_for_schedulers() -> None:
+    world, of = node(), guaranteed("job", 4)
+    start(world, of, "main", 2)
+    world.stop(start(world, of, "job", 2))
+
+    def shown() -> tuple[int, str | UnsetType]:
+        agent = world.agent
+        (left,) = agent.state.reservations_of(of.uid)
+        snapshot = StateSnapshot(agent.machine, agent.state, {}, soft_ids=agent.soft_ids)
+        free = zones_document(agent.schedulable).free_exclusive_cpus
+        return free, snapshot.assignment_document(left).reservation
+
+    passes(world, 0)
+    serial = world.agent.state.serial
+    assert shown() == (3, "hard")
+    passes(world, 15)
+    assert shown() == (5, "soft")
+    assert world.agent.state.serial > serial, "who publishes looks again"
 
 
 def test_reservations_that_give_way_are_found_in_few_tries(

@@ -1,9 +1,10 @@
 """What a pod has beside the container that is being placed: kept for it, shared in it, to come.
 
 What a pod's sum leaves is reserved for containers that ended or are still to come: hard while one
-is on its way, soft after that (docs/adr/0015-init-containers.md). Containers that need no CPUs of their own share those that the
-pod has beside the exclusive ones, as under the kubelet. So a container may use more of the node
-than one of another pod, and what it does not take goes back to its pod.
+is on its way, soft after that (docs/adr/0015-init-containers.md). Containers that need no CPUs of
+their own share those that the pod has beside the exclusive ones, as under the kubelet. So a
+container may use more of the node than one of another pod, and what it does not take goes back to
+its pod.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from types import FrameType
 from google.protobuf.message import Message
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.node_model import MeasuredFree, NodeModel
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
@@ -86,8 +87,6 @@ class Node:
         directory: for the checkpoint.
     """
 
-    memory: MeasuredFree | None = None
-
     def __init__(self, directory: str) -> None:
         topology = build_synthetic_topology(
             sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64
@@ -96,14 +95,11 @@ class Node:
         store = CheckpointStore(directory, identity={"machine": "hops"}, clock=lambda: 1.0)
         store.load()
         self._later: list[Callable[[], object]] = []
-        agent = Agent(
-            NodeModel(topology=topology, settings=Settings(), key=b"signs annotations"),
-            metrics=metrics,
-            store=store,
-            clock=_Clock(self._later),
-            readings=self,
-            cgroups=CgroupWriter(CgroupReader("/nowhere")),
-        )
+        clock = _Clock(self._later)
+        machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
+        current = CurrentState(machine, store, clock)
+        writer = CgroupWriter(CgroupReader("/nowhere"))
+        agent = Agent(current, metrics=metrics, clock=clock, cgroups=writer)
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
 from nri_numa.agent.room_searches import DeferredRoomSearches
@@ -49,7 +50,6 @@ from nri_numa.engine.state import (
     NodeState,
     shared_group_key,
     state_invariant_violations,
-    step_invariant_violations,
     union_cpus,
 )
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, CgroupWriter, WriteOutcome
@@ -69,16 +69,11 @@ from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticeLog, RequestDecisions
 from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
-from nri_numa.store.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
     from nri_numa.agent.kubelet_sync import KubeletSync
     from nri_numa.agent.reconcile import Reconciler
-    from nri_numa.agent.reload import MachineReloader
 
-SYNCHRONIZE_BUDGET_S: Final = 1.0
-"""Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
-less (``plugin_request_timeout``), and then drops the plugin."""
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 TASK_BATCH: Final = 25
@@ -183,13 +178,10 @@ class Agent:
 
     Args:
         cgroups: writes cgroups, and marks them.
-        observe: decide and report, but change nothing.
 
     Attributes:
-        machine: topology and settings in force.
-        state: the node state; replaced as a whole.
+        current: the node state, which nothing else replaces.
         refused: how many were refused so far.
-        synchronized: whether the runtime has said what runs at least once.
         sees_starts: whether every start is reported; over CRI a short life is not.
         cgroup_places: where the cgroups of live containers are, by container id.
         write_counts: how often the cgroups of live containers were to be written, by container id.
@@ -199,31 +191,23 @@ class Agent:
         moves_memory: whether pages of containers can be moved from here.
         moving: of containers whose pages are being moved, from where to where, and bytes so far.
         creations: how many pods and containers began to be created.
-        narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
         differences: what containers really have, where it is not what is meant.
     """
 
     def __init__(
         self,
-        machine: NodeModel,
+        current: CurrentState,
         *,
         metrics: Metrics,
-        store: CheckpointStore,
         clock: Clock,
-        readings: MachineReloader,
         cgroups: CgroupWriter,
-        observe: bool = False,
     ) -> None:
-        self.machine = machine
-        self.state = NodeState()
+        self.current = current
         self._refusals: dict[tuple[str, str, str, str], RejectedContainer] = {}
         self.refused = 0
         self.notices = NoticeLog(clock.time)
         self.decided = RequestDecisions(clock.time)
-        self.synchronized = False
         self.sees_starts = True
-        self.observe = observe
-        self.checkpoint = store
         self.cgroup_places: dict[str, CgroupPlace] = {}
         self.write_counts = Counter[str]()
         self.starting: dict[str, StartingCpuset] = {}
@@ -233,43 +217,36 @@ class Agent:
         self.moves_memory = False
         self.moving: dict[str, tuple[NUMASet, int, int]] = {}
         self.creations = 0
-        self.narrowed_at: float | None = None
         self.reconciler: Reconciler | None = None
         self.kubelet: KubeletSync | None = None
         self.differences = DriftTable(metrics, clock, self)
         self._metrics = metrics
         self._now = clock.time
         self._clock = clock
-        self._readings = readings
         self._cgroups = cgroups
         self._decision_log = DecisionReporter(metrics, self.notices, self.decided)
         self._foreign = ForeignPinReporter(metrics)
+        self._is_overlap_check_due = False
         self._tasks = DeferredTasks(clock)
         self._room_searches = DeferredRoomSearches(self, self._tasks.add)
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
-        self._synchronize_seconds = SYNCHRONIZE_BUDGET_S
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
-        self._listeners: list[Callable[[], None]] = []
         self._ended: dict[str, None] = {}
 
     # --- events of the runtime --------------------------------------------------------------------
 
-    def set_response_timeout(self, seconds: float) -> None:
-        """How long the runtime waits for an answer; 0 when it does not say."""
-        self._synchronize_seconds = min(SYNCHRONIZE_BUDGET_S, seconds / 2 or SYNCHRONIZE_BUDGET_S)
-
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
         self.creations += 1
-        before = self.state.allocations
+        before = self.current.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        decision = pod_admission.admit_pod(self._snapshot(), pod, container)
+        decision = pod_admission.admit_pod(self.current.snapshot(), pod, container)
         if isinstance(decision, Rejected):
             decision = self._admit_by_moving(decision)
             if isinstance(decision, Rejected):
                 self._on_rejected(decision)
-                if self.observe:
+                if self.current.observe:
                     return None
                 if decision.is_search_spent:
                     self._room_searches.add(decision)
@@ -279,16 +256,15 @@ class Agent:
             keeps = one.exclusive or one.policy in STRICT_POLICIES
             self._replace_state(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
-            if container_id not in self.state.allocations:
+            if container_id not in self.current.state.allocations:
                 self._log_if_never_started(before.get(container_id))
                 self._forget_container(container_id)
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._on_admitted(decision)
-        self._schedule_overlap_report(decision.allocation)
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
         self.starting[container.id] = StartingCpuset(decision.adjustment.cpus, mems)
-        if self.observe:
+        if self.current.observe:
             return None
         updates = decision.updates
         if decision.moves or not updates:
@@ -297,7 +273,7 @@ class Agent:
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
-        node = self._snapshot()
+        node = self.current.snapshot()
         problems, still = self._cgroup_write_problems(), self._immovable_ids()
         decide = partial(admit_by_moving, node, refused)
         found = decide(still | problems.keys())
@@ -316,13 +292,13 @@ class Agent:
     def is_retry_expected(self, refused: Rejected) -> bool:
         """Whether a refused container is still to come: its pod is there, and it is not."""
         uid, name = refused.trace.pod.uid, refused.trace.container.name
-        there = [a.container for a in self.state.allocations_of_pod(uid)]
+        there = [a.container for a in self.current.state.allocations_of_pod(uid)]
         return _rejection_key_of(refused) in self._refusals and name not in there
 
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
         return continued_move_search(
-            self._snapshot(), refused, self.immovable_ids(), is_deferred=True
+            self.current.snapshot(), refused, self.immovable_ids(), is_deferred=True
         )
 
     def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
@@ -343,14 +319,14 @@ class Agent:
             message = replace(refused, room_text=text).message
             self._refusals[key] = replace(one, message=message)
             self._decision_log.log_room_found(refused.trace, text)
-            self.notify_listeners()
+            self.current.notify()
 
     def restore_headroom(self, most: int) -> int:
         """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
 
         Returns how many were to.
         """
-        found = plan_headroom_moves(self._snapshot(), self.immovable_ids(), most)
+        found = plan_headroom_moves(self.current.snapshot(), self.immovable_ids(), most)
         if found is None:
             return 0
         self._move_for_newcomer(found, "keep")
@@ -358,7 +334,7 @@ class Agent:
 
     def _move_for_newcomer(self, found: Admitted, reason: str) -> str:
         """Have some move for a container that is to come; returns what was in the way of it."""
-        before = self.state
+        before = self.current.state
         self._replace_state(found.state, found.change)
         made = self._apply_moves(before, found, reason)
         if isinstance(made, str):
@@ -368,7 +344,7 @@ class Agent:
 
     def nodes_short_of_free_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
         """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
-        return nodes_short_of_memory(self._snapshot(), used)
+        return nodes_short_of_memory(self.current.snapshot(), used)
 
     def immovable_ids(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
@@ -377,8 +353,8 @@ class Agent:
     def _immovable_ids(self) -> set[str]:
         return {
             i
-            for i, a in self.state.allocations.items()
-            if self.observe
+            for i, a in self.current.state.allocations.items()
+            if self.current.observe
             or not self.is_cgroup_settled(i)
             or i in self.unconfirmed_ids
             or (a.mems and not self.moves_memory)
@@ -390,7 +366,7 @@ class Agent:
             i: self._cgroups.unwritable_cpuset_reason(
                 self.cgroup_places.get(i, _UNKNOWN_CGROUP_PLACE)
             )
-            for i, a in self.state.allocations.items()
+            for i, a in self.current.state.allocations.items()
             if a.movable
         }
         return {i: problem for i, problem in found.items() if problem}
@@ -415,7 +391,9 @@ class Agent:
             {i: CgroupWrite(self.cgroup_places[i], wanted[i].cpus, wanted[i].mems) for i in moves}
         )
         if problems := [one.problem for one in done.values() if one.problem]:
-            self._replace_state(replace(before, serial=self.state.serial + 1), decision.change)
+            self._replace_state(
+                replace(before, serial=self.current.state.serial + 1), decision.change
+            )
             self.repair_cgroups([i for i in wanted if self.is_cgroup_settled(i)])
             self._request_check(wanted)
             return problems[0]
@@ -442,8 +420,8 @@ class Agent:
         """
         self.unconfirmed_ids.add(container_id)
         self.write_counts[container_id] += 1
-        there = self.state.allocations[container_id].with_migration_finished
-        after = self.state.without_allocation(container_id).with_allocation(there)
+        there = self.current.state.allocations[container_id].with_migration_finished
+        after = self.current.state.without_allocation(container_id).with_allocation(there)
         self._replace_state(after, ChangedStateIds((container_id,), (there.pod_uid,)))
         return CgroupWrite(self.cgroup_places[container_id], "", str(there.mems))
 
@@ -452,9 +430,9 @@ class Agent:
         if container.id in self._ended:
             return
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if container.id not in self.state.allocations:
+        if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
-        if self.observe:
+        if self.current.observe:
             return
         if container.id in self.starting:
             self._begun[container.id] = None
@@ -465,12 +443,12 @@ class Agent:
         if container.id in self._ended:
             return  # late news: a program may end before the runtime says that it runs
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if container.id not in self.state.allocations:
+        if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
         self.starting.pop(container.id, None)
         self._begun.pop(container.id, None)
-        if (a := self.state.allocations.get(container.id)) is not None and a.movable:
-            self.notify_listeners()  # from now on it may move
+        if (a := self.current.state.allocations.get(container.id)) is not None and a.movable:
+            self.current.notify()  # from now on it may move
         self._tell_systemd([container.id])  # it may have been written while it started
         self._tasks.add(partial(self._request_check, (container.id,)))
 
@@ -480,24 +458,24 @@ class Agent:
         """Decide about new resources of a live container."""
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        before = self.state.allocations.get(container.id)
-        outcome = resize_container(self._snapshot(), pod, container, requested)
+        before = self.current.state.allocations.get(container.id)
+        outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
             self._on_rejected(outcome)
             return (
-                Resized(state=self.state, container_update=None, trace=outcome.trace)
-                if self.observe
+                Resized(state=self.current.state, container_update=None, trace=outcome.trace)
+                if self.current.observe
                 else outcome
             )
-        if outcome.state is not self.state:
+        if outcome.state is not self.current.state:
             self._replace_state(outcome.state, outcome.change, pod)
-            allocation = self.state.allocations[container.id]
+            allocation = self.current.state.allocations[container.id]
             self._on_resized(allocation, outcome.trace, before)
             self._schedule_overlap_report(before)
             self._schedule_overlap_report(allocation)
         kept = outcome.container_update.cpus if outcome.container_update is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
-            after = self.state.allocations[container.id]
+            after = self.current.state.allocations[container.id]
             rewritten = self.kubelet.on_cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
         if requested.cpus and kept:
@@ -510,7 +488,7 @@ class Agent:
                     kept,
                 )
             )
-        if self.observe:
+        if self.current.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
         self.unconfirmed_ids.add(container.id)
         return replace(outcome, updates=self._write_updates(outcome.updates))
@@ -519,7 +497,7 @@ class Agent:
         """The runtime is through with an update; it may have written what was meant before."""
         self.unconfirmed_ids.discard(container_id)
         self._tasks.add(partial(self._write_assignment_mark, container_id))
-        if not self.observe:
+        if not self.current.observe:
             self.repair_cgroups([container_id])
             self._tell_systemd([container_id])
 
@@ -536,8 +514,8 @@ class Agent:
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
-        kept = pod_admission.reserve_for_sandbox(self._snapshot(), pod)
-        if kept.state is not self.state or self.state.may_reserve_for_pod(pod.uid):
+        kept = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
+        if kept.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
             self._replace_state(
                 kept.state, ChangedStateIds(kept.change.containers, (pod.uid,)), pod
             )
@@ -545,7 +523,7 @@ class Agent:
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
-        every = self.state.allocations_of_pod(uid)
+        every = self.current.state.allocations_of_pod(uid)
         over = [a for a in every if a.reserved_at or a.container_id in self.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
 
@@ -557,9 +535,9 @@ class Agent:
         report a failed start, whose cgroup is not there.
         """
         state, reader, seconds = (
-            self.state,
+            self.current.state,
             self._cgroups.reader,
-            self.machine.settings.reservation_seconds,
+            self.current.machine.settings.reservation_seconds,
         )
         kept = [a for a in state.allocations.values() if a.reserved_at]
         waiting = [
@@ -582,7 +560,7 @@ class Agent:
     def _release_reservations(self, kept: Sequence[Allocation]) -> None:
         if not kept:
             return
-        released = admit.release_reservations(self.desired, kept)
+        released = admit.release_reservations(self.current.desired, kept)
         self._replace_state(released.state, released.change)
         for allocation in kept:
             self._forget_container(allocation.container_id)
@@ -592,8 +570,8 @@ class Agent:
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
         self._filter_refusals(lambda one: one.pod_id != sandbox)
-        before, released = self.state, admit.forget_pod(self.desired, uid, sandbox)
-        if released.state is self.state:
+        before, released = self.current.state, admit.forget_pod(self.current.desired, uid, sandbox)
+        if released.state is self.current.state:
             return
         self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
@@ -605,44 +583,50 @@ class Agent:
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
     ) -> tuple[ContainerUpdate, ...]:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
-        end = self._clock.monotonic() + self._synchronize_seconds
+        end = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self._filter_refusals(lambda one: one.pod_id in pods.uids)
         unmarked = [
             c.id for c in containers if self._assignment_annotation_key not in c.annotations
         ]
         containers = [self._with_annotation_from_cgroup(c) for c in containers]
-        node = self._snapshot()
+        node = self.current.snapshot()
         outcome = rebuild_node_state(
             node, pods, containers, in_time=lambda: self._clock.monotonic() < end
         )
-        before = self.state
+        before = self.current.state
         self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
         self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         # Whose creation was decided and whose start we never saw: our answer may not have arrived.
         unsure = frozenset(self.starting)
         self.starting, self._begun = {}, {}
-        if not self.observe:
+        if not self.current.observe:
             for container in containers:
                 if container.starting:
                     self._track_unreported_start(container)
             self._correct_all_starting()
         self.unconfirmed_ids, self.widening = set(), {}
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
-            self.narrowed_at = node.now
+            self.current.record_narrower_pool()
         updates, outcome = self._write_synchronized_cgroups(
             reclassify_repaired_as_missed_starts(outcome, unsure)
         )
-        state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
+        state, topology, settings = (
+            outcome.state,
+            self.current.machine.topology,
+            self.current.machine.settings,
+        )
         self._tasks.add(
             lambda: self._decision_log.log_invariant_violations(
                 state_invariant_violations(state, topology, settings)
             )
         )
         self._on_synchronized(outcome, before.allocations)
-        if not self.synchronized:  # an earlier process may have been killed before it told systemd
+        if (
+            not self.current.synchronized
+        ):  # an earlier process may have been killed before it told systemd
             self._tell_systemd(self.cgroup_places)
-        self.synchronized = True
+        self.current.set_synchronized()
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._tasks.add(self._admit_next_undecided)
@@ -659,10 +643,10 @@ class Agent:
             return  # a later Synchronize had time for all of them
         pod, container = self._undecided.popleft()
         self._tasks.add(self._admit_next_undecided)
-        known = self.state.allocations.get(container.id)
+        known = self.current.state.allocations.get(container.id)
         if known is None or not known.is_undecided:
             return  # it is gone, or was decided about since
-        met = admit_running(self._snapshot(), pod, container)
+        met = admit_running(self.current.snapshot(), pod, container)
         decision = met.decision
         if isinstance(decision, Rejected):
             self._on_rejected(decision, running=True)
@@ -672,7 +656,6 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._on_admitted(decision, gap=gap)
-        self._schedule_overlap_report(decision.allocation)
         self._request_check_of_unsent(self._write_updates(met.updates))
         self._write_assignment_mark(container.id)
 
@@ -680,34 +663,32 @@ class Agent:
 
     def apply_grants(self, grants: KubeletGrants) -> None:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
-        before = self.desired
-        self._replace_state(self.state.with_kubelet(grants), NO_CHANGED_IDS)
-        self._request_check_of_unsent(self._write_updates(updates_between(before, self.desired)))
+        before = self.current.desired
+        self._replace_state(self.current.state.with_kubelet(grants), NO_CHANGED_IDS)
+        self._request_check_of_unsent(
+            self._write_updates(updates_between(before, self.current.desired))
+        )
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
         """A refused resize has a CFS quota in force: another one than we lifted is left there."""
-        allocation = self.state.allocations.get(container_id)
+        allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.lifted_quota in (None, quota):
             return
-        after = self.state.without_allocation(container_id)
+        after = self.current.state.without_allocation(container_id)
         after = after.with_allocation(replace(allocation, lifted_quota=None))
         self._replace_state(after, ChangedStateIds((container_id,), (allocation.pod_uid,)))
 
-    def restore_state(self, state: NodeState) -> None:
-        """Start from a remembered state, before the runtime has said anything."""
-        self.state = state
-
     def apply_node_model(self, machine: NodeModel) -> tuple[ContainerUpdate, ...]:
         """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
-        before = self.desired
-        self.machine = machine.with_memory_policies(before.machine.memory_policies)
-        after = self.desired
+        before = self.current.desired
+        self.current.replace_machine(machine)
+        after = self.current.desired
         updates = sorted(updates_between(before, after))
         if before.pool != after.pool:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
-            self.narrowed_at = self._now()
-        self.notify_listeners()
-        if self.observe:
+            self.current.record_narrower_pool()
+        self.current.notify()
+        if self.current.observe:
             return ()
         self._correct_all_starting()
         self._request_check_of_unsent(self._write_updates(updates))
@@ -730,7 +711,7 @@ class Agent:
     def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
         """Which of these containers that run have something else than is meant now."""
         places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_cgroup_settled(i)]
-        return observe_cgroup_batch(self._cgroups.reader, self.desired, places).corrections
+        return observe_cgroup_batch(self._cgroups.reader, self.current.desired, places).corrections
 
     def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
         """Write the cgroups of those that have something else than is meant now."""
@@ -760,7 +741,7 @@ class Agent:
         That is what cannot be written, and the record of those that have not started: should they
         start without us, they have what was meant.
         """
-        if self.observe or not updates:
+        if self.current.observe or not updates:
             return ()
         done = self.write_cgroups(
             {
@@ -779,7 +760,7 @@ class Agent:
         self, updates: Sequence[ContainerUpdate]
     ) -> tuple[ContainerUpdate, ...]:
         """Give back what others lacked, once the reply has left; returns what it has to carry."""
-        if self.observe or not updates:
+        if self.current.observe or not updates:
             return ()
         waits = [u for u in updates if u.container_id not in self.starting]
         # What cannot be written goes with the reply; one stands for all.
@@ -798,7 +779,7 @@ class Agent:
         ids = list(self.widening)[:TASK_BATCH]
         for container_id in ids:
             del self.widening[container_id]
-        desired, known = self.desired, self.state.allocations
+        desired, known = self.current.desired, self.current.state.allocations
         meant = [
             ContainerUpdate(i, str(cpus))
             for i in ids
@@ -816,8 +797,8 @@ class Agent:
         What the runtime remembers of those that follow the shared pool is older than their cgroups.
         """
         reader = self._cgroups.reader
-        if self.observe or not reader.detect_hierarchy():
-            return (() if self.observe else outcome.updates), outcome
+        if self.current.observe or not reader.detect_hierarchy():
+            return (() if self.current.observe else outcome.updates), outcome
         done = self.repair_cgroups(self.cgroup_places)
         changed = {i for i, one in done.items() if one.changed}
         failed = {i for i, one in done.items() if one.problem}
@@ -840,19 +821,17 @@ class Agent:
 
     def _request_check(self, container_ids: Collection[str]) -> None:
         """Have these looked at: what we meant them to have may not have arrived."""
-        if self.reconciler is not None and not self.observe:
+        if self.reconciler is not None and not self.current.observe:
             self.reconciler.request_check(container_ids)
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after every change; returns what ends that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
     def explanation_of(self, container_id: str) -> StoredExplanation | None:
         """How the decision about a live container came about; None for an adopted one."""
-        allocation, kept = self.state.allocations.get(container_id), self._traces.get(container_id)
+        allocation, kept = (
+            self.current.state.allocations.get(container_id),
+            self._traces.get(container_id),
+        )
         if allocation is None or kept is None:
             return None
         return (
@@ -869,7 +848,7 @@ class Agent:
         self, trace: PackedTrace, of: Allocation | RejectedContainer
     ) -> StoredExplanation:
         who = of.namespace, of.pod, of.container
-        return unpack_explanation(trace, who, self.machine.topology.distance)
+        return unpack_explanation(trace, who, self.current.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, PackedTrace]:
         """What is kept of the decisions about live containers, by container id."""
@@ -890,31 +869,16 @@ class Agent:
     def _filter_refusals(self, wanted: Callable[[RejectedContainer], bool]) -> None:
         self._refusals = {one.rejection_key: one for one in self.rejections if wanted(one)}
 
-    def cpus_of(self, allocation: Allocation) -> str:
-        """Kernel list of the CPUs a container should have; empty when it is left alone."""
-        return str(self.desired.cpuset_of(allocation))
-
-    @property
-    def desired(self) -> NodeSnapshot:
-        """What containers should have at this moment."""
-        return NodeSnapshot(self.machine, self.state, narrowed_at=self.narrowed_at)
-
-    def _snapshot(self) -> NodeSnapshot:
-        """What a decision looks at: also what is free and the time."""
-        return NodeSnapshot(
-            self.machine, self.state, self._readings.memory, self._now(), self.narrowed_at
-        )
-
     # --- inside -----------------------------------------------------------------------------------
 
     def _release_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
-        allocation = self.state.allocations.get(container_id)
+        allocation = self.current.state.allocations.get(container_id)
         if allocation is None or allocation.reserved_at:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
             self._forget_container(container_id)
             return ()
         self._log_if_never_started(allocation)
-        released = admit.release_container(self.desired, container_id, self._now())
+        released = admit.release_container(self.current.desired, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
         self._schedule_overlap_report(allocation)
@@ -922,7 +886,7 @@ class Agent:
             partial(
                 self._decision_log.log_released,
                 allocation,
-                partial(self._allocation_cpus_in_state, self.state),
+                partial(self._allocation_cpus_in_state, self.current.state),
             )
         )
         return released.updates
@@ -930,25 +894,18 @@ class Agent:
     def _replace_state(
         self, after: NodeState, change: ChangedStateIds, pod: PodSandbox | None = None
     ) -> None:
-        """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
-        before = self.state
+        """Put a decision on disk and in force; ``pod`` is the one that it is about."""
+        current = self.current
         if pod is not None and after.may_reserve_for_pod(pod.uid):
             after = self._with_sandbox_cgroup(after, pod)
-        broken = step_invariant_violations(
-            before, after, self.machine.topology, self.machine.settings
-        )
-        if broken:
-            self._decision_log.log_invariant_violations(broken)
-        self.checkpoint.write_change(before, after, change)
-        self.state = after
-        withheld = before.unavailable_bits
-        if withheld:
-            self.narrowed_at = self._now()
-        if withheld != after.unavailable_bits:
-            self._tasks.add(self._report_foreign_overlaps)
+        violations, is_pool_changed = current.replace_state(after, change)
+        if violations:
+            self._decision_log.log_invariant_violations(violations)
+        if is_pool_changed:
+            self._schedule_overlap_check()
         if self._begun:
             self._correct_all_starting()
-        self.notify_listeners()
+        current.notify()
 
     def _with_sandbox_cgroup(self, state: NodeState, pod: PodSandbox) -> NodeState:
         """Remember where the cgroup of a pod's sandbox is, if it is there.
@@ -965,7 +922,7 @@ class Agent:
 
     def _with_sandbox_cgroups(self, state: NodeState, pods: PodTable) -> NodeState:
         """`_with_sandbox_cgroup` for sandboxes that are new to us."""
-        known = self.state.pods if self.synchronized else {}
+        known = self.current.state.pods if self.current.synchronized else {}
         keep = {
             a.pod_uid
             for a in state.allocations.values()
@@ -979,6 +936,11 @@ class Agent:
     def _schedule_overlap_report(self, allocation: Allocation | None) -> None:
         """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
         if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
+            self._schedule_overlap_check()
+
+    def _schedule_overlap_check(self) -> None:
+        if not self._is_overlap_check_due:
+            self._is_overlap_check_due = True
             self._tasks.add(self._report_foreign_overlaps)
 
     def _log_if_never_started(self, allocation: Allocation | None) -> None:
@@ -988,14 +950,15 @@ class Agent:
         end, CRI-O nothing at all before the kubelet's next attempt. A pod that is deleted first
         stops its sandbox first.
         """
-        if allocation is None or self.observe or not self.sees_starts:
+        if allocation is None or self.current.observe or not self.sees_starts:
             return
         container_id = allocation.container_id
         if container_id in self.starting and container_id not in self._begun:
             self._tasks.add(partial(self._decision_log.log_undone, allocation))
 
     def _report_foreign_overlaps(self) -> None:
-        self._foreign.report_overlaps(self.state)
+        self._is_overlap_check_due = False
+        self._foreign.report_overlaps(self.current.state)
 
     def _correct_all_starting(self) -> None:
         for container_id in tuple(self._begun):
@@ -1004,12 +967,14 @@ class Agent:
     def _correct_starting(self, container_id: str) -> None:
         """Write the cgroup of a starting container that is meant to have other CPUs by now."""
         start = self.starting.get(container_id)
-        allocation = self.state.allocations.get(container_id)
+        allocation = self.current.state.allocations.get(container_id)
         if start is None or container_id not in self._begun or allocation is None:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
-        meant = self.desired.cpuset_with_pool_restored(allocation, has_cpuset=bool(start.cpus))
+        meant = self.current.desired.cpuset_with_pool_restored(
+            allocation, has_cpuset=bool(start.cpus)
+        )
         cpus, mems = str(meant), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus
         new_mems = "" if start.mems == mems else mems
@@ -1036,7 +1001,7 @@ class Agent:
 
     @property
     def _assignment_annotation_key(self) -> str:
-        return f"{self.machine.settings.prefix}/{ASSIGNED_KEY}"
+        return f"{self.current.machine.settings.prefix}/{ASSIGNED_KEY}"
 
     def _with_annotation_from_cgroup(self, container: Container) -> Container:
         """With what its cgroup carries, as if its annotations did: it was created without us.
@@ -1047,13 +1012,13 @@ class Agent:
             self._assignment_annotation_key,
             CgroupPlace(container.cgroups_path, container.pid),
         )
-        if container.id in self.state.allocations:
+        if container.id in self.current.state.allocations:
             return container
         text, resources = self._cgroups.reader.read_mark(place, key), container.resources
         if not text:
             return container
         if key in container.annotations:
-            if not is_signed(text, container.id, self.machine.key):
+            if not is_signed(text, container.id, self.current.machine.key):
                 return container
             resources = replace(resources, cpus="", mems="")
         annotations = {**container.annotations, key: text}
@@ -1061,29 +1026,30 @@ class Agent:
 
     def _write_assignment_mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""
-        allocation = self.state.allocations.get(container_id)
+        allocation = self.current.state.allocations.get(container_id)
         place = self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE)
-        if allocation is not None and not self.observe:
-            text = encode_assignment(allocation, self.cpus_of(allocation), self.machine.key)
+        if allocation is not None and not self.current.observe:
+            text = encode_assignment(
+                allocation, self.current.cpus_of(allocation), self.current.machine.key
+            )
             self._cgroups.write_mark(place, self._assignment_annotation_key, text)
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
-        met = admit_running(self._snapshot(), pod, container)
+        met = admit_running(self.current.snapshot(), pod, container)
         self._replace_state(met.state, met.change, pod)
-        if not self.observe:  # else it was refused in words only, and is no gap
+        if not self.current.observe:  # else it was refused in words only, and is no gap
             self._track_unreported_start(container)
             self._metrics.gap_containers.inc()
         self._request_check_of_unsent(self._write_updates(met.updates))
         last = self.rejections[-1] if self.rejections else None
         if isinstance(met.decision, Admitted):
             self._on_admitted(met.decision, gap=True)
-            self._schedule_overlap_report(met.decision.allocation)
         elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
             self._on_rejected(met.decision, running=True)
         else:
             why = replace(met.decision.trace, decision_steps=(last.message,))
-            self._hold_trace(self.state.allocations[container.id], why)
+            self._hold_trace(self.current.state.allocations[container.id], why)
         self._tasks.add(partial(self._write_assignment_mark, container.id))
 
     def _forget_container(self, container_id: str) -> None:
@@ -1091,25 +1057,26 @@ class Agent:
             known.pop(container_id, None)
         self.unconfirmed_ids.discard(container_id)
         self.cgroup_places.pop(container_id, None)
-        self.differences.remove_repaired(container_id)
+        if container_id in self.differences.known:
+            self.differences.remove_repaired(container_id)
         self._ended[container_id] = None
         if len(self._ended) > _MAX_ENDED_IDS:
             del self._ended[next(iter(self._ended))]
 
-    def notify_listeners(self) -> None:
-        """Call listeners: something that they show changed."""
-        for listener in self._listeners:
-            listener()
-
     def _on_admitted(self, decision: Admitted, *, gap: bool = False) -> None:
         self._hold_trace(decision.allocation, decision.trace)
+        if decision.allocation.kind is ContainerKind.FOREIGN:
+            self._schedule_overlap_report(decision.allocation)
         if decision.trace.ignored:
             self._tasks.add(partial(self._decision_log.log_ignored_annotations, decision.trace))
         tell = partial(
-            self._decision_log.log_placed_with_neighbours, decision, self.machine.topology, gap
+            self._decision_log.log_placed_with_neighbours,
+            decision,
+            self.current.machine.topology,
+            gap,
         )
         if gap or not decision.allocation.aligned:
-            allocation, observed = decision.allocation, self.observe
+            allocation, observed = decision.allocation, self.current.observe
             notice = partial(
                 self._decision_log.notice_imperfect_placement,
                 allocation,
@@ -1138,7 +1105,7 @@ class Agent:
             found = replace(
                 decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
             )
-            self._hold_trace(self.state.allocations[found.container.id], found)
+            self._hold_trace(self.current.state.allocations[found.container.id], found)
         one = RejectedContainer(
             pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
@@ -1148,22 +1115,22 @@ class Agent:
             message=decision.message,
             last_time=self._now(),
             trace=pack_trace(decision.trace),
-            observed=self.observe,
+            observed=self.current.observe,
         )
         before = self._refusals.pop(one.rejection_key, None)
         self._refusals[one.rejection_key] = replace(one, count=before.count + 1) if before else one
         if len(self._refusals) > _MAX_REJECTIONS:
             del self._refusals[next(iter(self._refusals))]
-        self._decision_log.log_rejected(decision, observed=self.observe)
+        self._decision_log.log_rejected(decision, observed=self.current.observe)
         notice = self._decision_log.notice_refused
-        self._tasks.add(partial(notice, decision, observed=self.observe, running=running))
-        self.notify_listeners()
+        self._tasks.add(partial(notice, decision, observed=self.current.observe, running=running))
+        self.current.notify()
 
     def _on_resized(
         self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
     ) -> None:
         self._hold_trace(allocation, trace)
-        cpus = self._allocation_cpus_in_state(self.state, allocation)
+        cpus = self._allocation_cpus_in_state(self.current.state, allocation)
         self._tasks.add(partial(self._decision_log.log_resized, allocation, cpus, before))
 
     def _on_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
@@ -1185,11 +1152,11 @@ class Agent:
         for container_id in outcome.removed:
             self._forget_container(container_id)
         self._foreign.report_untrusted(outcome)
-        self._tasks.add(self._report_foreign_overlaps)
+        self._schedule_overlap_check()
         self._decision_log.log_synchronized(outcome)
 
     def _allocation_cpus_in_state(self, state: NodeState, allocation: Allocation) -> str:
-        return str(NodeSnapshot(self.machine, state).cpuset_of(allocation))
+        return str(NodeSnapshot(self.current.machine, state).cpuset_of(allocation))
 
 
 class ForeignPinReporter:

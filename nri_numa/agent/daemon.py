@@ -23,6 +23,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.interrupts import InterruptSteering
@@ -154,7 +155,6 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         self._devices = NodeDevices(config)
-        self._rereading = MachineReloader(config.sysfs_root, self._devices, clock)
         self._outside = ExternalCapacity(config.offline_capacity.file, clock)
         if config.offline_capacity.file:
             self._outside.refresh_capacity(topology)
@@ -165,17 +165,16 @@ class Daemon:
         settings = self._kubelet.settings_with_kubelet_config(config, topology)
         self._kubelet.report_config()
 
-        writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        self.agent = agent = Agent(
+        current = CurrentState(
             build_tables(NodeModel(topology=topology, settings=settings, key=key)),
-            metrics=metrics,
-            store=self.store,
-            clock=clock,
-            readings=self._rereading,
-            cgroups=writer,
+            self.store,
+            clock,
             observe=config.observe,
         )
-        agent.restore_state(state)
+        current.restore_state(state)
+        self._rereading = MachineReloader(config.sysfs_root, current, self._devices, clock)
+        writer = CgroupWriter(CgroupReader(config.cgroup_root))
+        self.agent = agent = Agent(current, metrics=metrics, clock=clock, cgroups=writer)
         self._beside = KubeletSync(
             agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
         )
@@ -190,15 +189,15 @@ class Daemon:
         )
         if problem := self._notices.restore_and_open(writable=self.store.has_lock):
             log.warning("notices", problem=problem)
-        agent.notices.changed = agent.notify_listeners
+        agent.notices.changed = current.notify
         if config.publish.otlp_endpoint:
             agent.decided.limit, agent.decided.changed = (
                 MAX_DECIDED_REQUESTS,
-                agent.notify_listeners,
+                current.notify,
             )
         self.unmatched = UnmatchedAnnotations(agent, clock)
-        self._device_watch = self._devices.new_device_watch(agent)
-        self._claims = build_claim_store(config, name, agent)
+        self._device_watch = self._devices.new_device_watch(current)
+        self._claims = build_claim_store(config, name, current)
         if self._claims is not None:
             self._claims.load()
         publishes = config.publish.node_resource_topology
@@ -218,7 +217,7 @@ class Daemon:
             pending=self._pending_pods,
         )
         if config.assigned_files and self.store.trusted:
-            self.handler.files = AssignedFiles(config.state_dir, agent, clock)
+            self.handler.files = AssignedFiles(config.state_dir, current, clock)
         self._late: LateStarts | None = None
         self.link: RuntimeLink
         if by_cri:
@@ -241,7 +240,7 @@ class Daemon:
             )
             self.link = NRILink(self.handler, link_settings)
         self.runtime = RuntimeConnection(
-            agent, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
+            current, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
         )
         self._lock = RuntimeLock(runtime_lock_socket(config, launched=self._launched))
         self.reconciler = Reconciler(
@@ -257,7 +256,6 @@ class Daemon:
                 ProcessInfo(__version__, name, started),
                 self.runtime,
                 OptionalParts(
-                    readings=self._rereading,
                     unmatched=self.unmatched,
                     kubelet=self._beside,
                     devices=self._devices,
@@ -294,7 +292,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
-        await self._rereading.read_memory(self.agent)
+        await self._rereading.read_memory()
         self._beside.refresh_kubelet_grants()
         devices = self._device_watch
         if devices is not None:
@@ -355,8 +353,10 @@ class Daemon:
         if problem and problem != self._contest:
             log.error("another agent works on this runtime", problem=problem)
         self._contest = problem
-        before, self.agent.observe = self.agent.observe, self.config.observe or bool(problem)
-        if before and not self.agent.observe:
+        current = self.agent.current
+        before = current.observe
+        current.set_observe(self.config.observe or bool(problem))
+        if before and not current.observe:
             self.reconciler.request_check(self.agent.cgroup_places)
         return problem
 
@@ -381,7 +381,9 @@ class Daemon:
             config.interrupts_off_exclusive_cpus,
         )
         if keep_off or interrupts.needs_restore:
-            loops["interrupts"] = interrupts.run_steering(agent, self.clock, wanted=keep_off)
+            loops["interrupts"] = interrupts.run_steering(
+                agent.current, self.clock, wanted=keep_off
+            )
         if config.room.max_remote_memory_fraction < 1:
             loops["far memory"] = self._mover.watch_remote_memory(config)
         if config.offline_capacity.file:
@@ -417,7 +419,7 @@ class Daemon:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
                 refused = agent.refused
-                await self._rereading.read_memory(agent)
+                await self._rereading.read_memory()
                 await self._rereading.read_machine(agent)
                 agent.release_expired_reservations()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
@@ -447,14 +449,13 @@ class Daemon:
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""
         self.runtime.info = info
-        self.agent.set_response_timeout(info.request_timeout)
         policies = supported_memory_policies(
             info,
             os.uname().release,
             over_cri=self.runtime.over_cri,
             sysfs_root=Path(self.config.sysfs_root),
         )
-        self.agent.machine = self.agent.machine.with_memory_policies(policies)
+        self.agent.current.set_runtime(policies, info.request_timeout)
         self._blind = self._launched and not synchronizes_launched_plugins(info)
         if info.config and info.config != self._drop_in:
             self._drop_in = info.config
@@ -464,7 +465,7 @@ class Daemon:
         """The runtime handed us a configuration: it overrides the file."""
         try:
             # At once: the containers that the runtime names next are decided by it.
-            machine = self.agent.machine
+            machine = self.agent.current.machine
             prepared = prepare_config(lambda: self._load(text), self.config, machine, self._kubelet)
             self._apply_config(prepared, late="the runtime's drop-in came too late for this key")
         except ConfigError as error:
@@ -484,7 +485,7 @@ class Daemon:
         level("link", state=state.value, detail=detail)
         if self.serving is not None and state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
             self.serving.allow_start()
-        self.agent.notify_listeners()
+        self.agent.current.notify()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
             # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
             # and systemd would kill a service that never gets ready.
@@ -510,7 +511,7 @@ class Daemon:
         while self._reload_requested:
             self._reload_requested = False
             load = partial(self._load, self._drop_in)
-            machine = self.agent.machine
+            machine = self.agent.current.machine
             try:
                 prepared = await prepare_in_thread(load, self.config, machine, self._kubelet)
             except ConfigError as error:
@@ -521,7 +522,7 @@ class Daemon:
                 log.exception("configuration not reloaded")
             else:
                 # Of a machine that has changed since, capacity factors may have, too.
-                if self.agent.machine is machine:
+                if self.agent.current.machine is machine:
                     self._apply_config(prepared)
                 else:
                     self._reload_requested = True

@@ -83,7 +83,7 @@ class ExplanationFile:
             file = _decode(rest)
             if file.identity != self._identity:
                 return f"{self.path}: is of another machine or boot; it is not used"
-            live = self._agent.state.allocations
+            live = self._agent.current.state.allocations
             traces = {
                 one.container_id: one.trace
                 for one in file.traces
@@ -125,7 +125,7 @@ class ExplanationFile:
 
     def _current_snapshot(self) -> ExplanationSnapshot:
         """What there is to save; equal to another one when nothing changed."""
-        live = self._agent.state.allocations
+        live = self._agent.current.state.allocations
         traces = {
             container_id: (kept, live[container_id])
             for container_id, kept in self._agent.packed_traces().items()

@@ -319,7 +319,7 @@ class PendingPods:
 
     def _notify_if_pending(self, sandbox: str) -> None:
         if sandbox in self._pods:
-            self._agent.notify_listeners()
+            self._agent.current.notify()
 
     def discard(self, sandbox: str) -> None:
         """A container of it was decided about, or it is stopped."""

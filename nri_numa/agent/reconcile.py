@@ -264,7 +264,7 @@ class Reconciler:
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
-        if not agent.synchronized or self._writer.is_write_held_up:
+        if not agent.current.synchronized or self._writer.is_write_held_up:
             return RoundResult()
         ids = [
             i for i in (agent.cgroup_places if only is None else only) if agent.is_cgroup_settled(i)
@@ -298,7 +298,7 @@ class Reconciler:
                 late=late.keys(),
                 updating=agent.unconfirmed_ids | {self._push_target},
                 max_repairs=max_repairs,
-                observe=agent.observe,
+                observe=agent.current.observe,
                 may_repair=self._runtime.is_synchronized or without_runtime,
             )
             new += self._record_drift(plan.drifted)
@@ -309,7 +309,7 @@ class Reconciler:
             done, failed = self._write_corrections(plan.writes)
             right += done
             left += failed
-        observed = agent.observe
+        observed = agent.current.observe
         _log_each(
             log.warning,
             "drift found",
@@ -337,7 +337,7 @@ class Reconciler:
     def _report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
         self._metrics.late_repairs.inc(len(right))
         for correction in right:
-            known = self._agent.state.allocations.get(correction.container_id)
+            known = self._agent.current.state.allocations.get(correction.container_id)
             if known is not None and known.kind is not ContainerKind.UNPINNED:
                 self._agent.notices.add_for_allocation(
                     known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
@@ -366,8 +366,8 @@ class Reconciler:
     def _add_drift_notice(
         self, correction: Drift, message: str, reason: str = NoticeMessageReason.NONE
     ) -> None:
-        allocation = self._agent.state.allocations.get(correction.container_id)
-        if allocation is not None and not self._agent.observe:
+        allocation = self._agent.current.state.allocations.get(correction.container_id)
+        if allocation is not None and not self._agent.current.observe:
             self._agent.notices.add_for_allocation(
                 allocation, NoticedEventKind.DRIFT, message, reason=reason
             )
@@ -400,7 +400,9 @@ class Reconciler:
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
         self._unmoved &= drifting
-        self._repairs.retain(drifting, self._agent.state.allocations, self._clock.monotonic())
+        self._repairs.retain(
+            drifting, self._agent.current.state.allocations, self._clock.monotonic()
+        )
         self._given_up = {i for i in self._given_up if i in drifting or i in self._repairs}
 
     def _report_repaired(self, right: Sequence[Drift]) -> None:
@@ -421,7 +423,7 @@ class Reconciler:
         agent, places = self._agent, self._running_cgroups(ids)
         if not places:
             return CgroupCheckResult(0, ())
-        look = partial(observe_cgroups, self._writer.reader, agent.desired, places)
+        look = partial(observe_cgroups, self._writer.reader, agent.current.desired, places)
         try:
             return await asyncio.to_thread(look)
         except OSError as error:
@@ -527,7 +529,7 @@ class Reconciler:
 
     def queue_systemd_sync(self, ids: Iterable[str]) -> None:
         """Have systemd given what the cgroups of those of these that it made have, soon."""
-        if self._writer.reader.unified and not self._agent.observe:
+        if self._writer.reader.unified and not self._agent.current.observe:
             places = self._agent.cgroup_places
             self._untold |= {i: None for i in ids if i in places and places[i].is_systemd_managed}
             if self._untold:
@@ -558,7 +560,7 @@ class Reconciler:
             if not agent.is_cgroup_settled(container_id):
                 continue
             write_count, self._push_target = agent.write_counts[container_id], container_id
-            agree = partial(self._sync_scope, container_id, agent.desired, write_count)
+            agree = partial(self._sync_scope, container_id, agent.current.desired, write_count)
             try:
                 problem = await asyncio.to_thread(agree)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
@@ -800,4 +802,4 @@ class DriftTable:
             return
         self.known = MappingProxyType(after)
         self._metrics.neighbours.set(sum(one.on_exclusive_cpus for one in after.values()))
-        self._agent.notify_listeners()
+        self._agent.current.notify()

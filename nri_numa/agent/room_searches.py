@@ -65,7 +65,7 @@ class DeferredRoomSearches:
     def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
         """The search about the state of now; None where it began too often."""
         agent = self._agent
-        about = agent.machine, agent.state
+        about = agent.current.machine, agent.current.state
         if any(map(is_not, about, self._about)) or self._search is None:
             if self._beginnings == MAX_SEARCH_RESTARTS:
                 return None

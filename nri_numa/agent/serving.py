@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from nri_numa.agent.kubelet_sync import KubeletSync
     from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
-    from nri_numa.agent.reload import MachineReloader
     from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 
 log = get_logger("http")
@@ -60,7 +59,6 @@ class OptionalParts(msgspec.Struct, frozen=True, kw_only=True):
     """What else is shown; None where it is switched off.
 
     Attributes:
-        readings: what the kernel has left of memory.
         unmatched: annotations that name no container of their pod.
         kubelet: what the kubelet's managers granted, and where it and we disagree.
         devices: the machine's.
@@ -69,7 +67,6 @@ class OptionalParts(msgspec.Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    readings: MachineReloader
     unmatched: UnmatchedAnnotations | None = None
     kubelet: KubeletSync | None = None
     devices: NodeDevices | None = None

@@ -76,7 +76,7 @@ class UnmatchedAnnotations:
         for pod, name in containers:
             waiting = self._pods.get(pod.uid)
             if waiting is None:
-                prefix = self._agent.machine.settings.prefix
+                prefix = self._agent.current.machine.settings.prefix
                 wanted = annotated_container_names(pod.annotations, prefix)
                 wrong = misspelt_prefix_sentences(pod.annotations, prefix)
                 if not wanted and not wrong:

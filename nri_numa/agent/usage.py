@@ -138,7 +138,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
     async def read_all_containers(self) -> None:
         """Read every container once, with rests that pay for it."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
-        waiting = list(self._agent.state.allocations.values())
+        waiting = list(self._agent.current.state.allocations.values())
         waiting.reverse()
         found: dict[str, ReadingT] = {}
         while waiting:
@@ -367,7 +367,7 @@ class UsageWatch:
             nonlocal cost
             begun = time.thread_time()
             try:
-                return read_usage(self._root, self._agent.machine.topology)
+                return read_usage(self._root, self._agent.current.machine.topology)
             finally:
                 cost = time.thread_time() - begun
 
@@ -409,7 +409,7 @@ class UsageWatch:
         self, i: int, last: UsageSample, samples: list[UsageSample]
     ) -> NUMANodeLoad:
         one, remote = last.memory[i], last.remote[i]
-        node = self._agent.machine.topology.numa_nodes.get(i)
+        node = self._agent.current.machine.topology.numa_nodes.get(i)
         cpus = tuple(node.cpus) if node is not None else ()
         return NUMANodeLoad(
             id=i,
@@ -448,7 +448,7 @@ class UsageWatch:
             seconds = time.monotonic() - begun
         if first is None or second is None:
             return replace(use, problem="it has no cgroup that can be read")
-        cpus = self._agent.desired.usable_cpus_of(allocation)
+        cpus = self._agent.current.desired.usable_cpus_of(allocation)
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

@@ -87,31 +87,31 @@ class LiveView:
         """The agent itself."""
         agent = self._agent
         known = agent.differences.known
-        counts, kubelet = count_by_kind(agent.state), self._more.kubelet
+        counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
             started_at=self._about.start_time,
-            observe=agent.observe,
+            observe=agent.current.observe,
             ready=self.readiness().ready,
-            serial=agent.state.serial,
+            serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
             misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
             drifted=len(known),
             on_exclusive_cpus=sum(one.on_exclusive_cpus for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.granted_cpus),
+            kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
             kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
             link=self._runtime.link_document(),
             checkpoint=shown.Checkpoint(
-                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.write_problem
+                written_at=agent.current.store.written_at, problem=agent.current.store.write_problem
             ),
         )
 
     def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link, problem = self._runtime.link_document(), self._agent.checkpoint.write_problem
+        link, problem = self._runtime.link_document(), self._agent.current.store.write_problem
         reason = link.pending_registration
-        if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
+        if not reason and not (link.state == LinkState.ACTIVE and self._agent.current.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
         elif not reason and problem:
@@ -121,14 +121,14 @@ class LiveView:
     def machine_topology_document(self) -> shown.TopologyDocument:
         """The machine."""
         return topology_document(
-            self._agent.machine.topology,
-            reserved=self._agent.machine.settings.reserved_cpus,
+            self._agent.current.machine.topology,
+            reserved=self._agent.current.machine.settings.reserved_cpus,
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
     def numa_info(self) -> shown.MachineNUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
-        nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
+        nodes = [n for _, n in sorted(self._agent.current.machine.topology.numa_nodes.items())]
         return shown.MachineNUMAInfo(
             code=200,
             message="OK",
@@ -143,7 +143,7 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
-        uses = numa_node_uses(replace(moment.desired, reading=self._more.readings.memory))
+        uses = numa_node_uses(replace(moment.desired, reading=self._agent.current.memory))
         head = shown.WholeNodeAllocation(
             serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses)
         )
@@ -236,7 +236,7 @@ class LiveView:
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
-        desired, reason = self._agent.desired, self._unready_reason()
+        desired, reason = self._agent.current.desired, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.ExclusiveCPUSlotsDocument(
             serial=state.serial,
@@ -257,9 +257,9 @@ class LiveView:
         more = self._more
         # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.pod_names()
-        agent, desired = self._agent, self._agent.desired
+        agent, desired = self._agent, self._agent.current.desired
         return zones_document(
-            replace(desired, reading=more.readings.memory),
+            replace(desired, reading=agent.current.memory),
             still=agent.immovable_ids(),
             reason=self._unready_reason(),
             measured=None if more.measured is None else more.measured.enforced_factors(),
@@ -274,7 +274,7 @@ class LiveView:
         readiness = self.readiness()
         if not readiness.ready:
             return readiness.reason
-        return "observe is on, so nothing is pinned" if self._agent.observe else ""
+        return "observe is on, so nothing is pinned" if self._agent.current.observe else ""
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
         """The kubelet beside us."""
@@ -318,19 +318,19 @@ class LiveView:
         usage = self._watches.usage
         if usage is None:
             return []
-        state = self._agent.state
+        state = self._agent.current.state
         found = _sorted_allocations(state, namespace, pod, container)
         return [await usage.measure_container(allocation) for allocation in found]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
-        return self._agent.subscribe_to_changes(listener)
+        return self._agent.current.subscribe(listener)
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
-        desired = replace(self._agent.desired, reading=self._more.readings.memory)
+        desired = replace(self._agent.current.desired, reading=self._agent.current.memory)
         state, topology = desired.state, desired.machine.topology
-        written = self._agent.checkpoint.written_at
+        written = self._agent.current.store.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
             numa_nodes=numa_node_samples(desired),
@@ -340,9 +340,9 @@ class LiveView:
             shared_pool_cpus=len(desired.pool),
             offline_cpus=len(topology.present - topology.online),
             checkpoint_written=written,
-            checkpoint_failing=bool(self._agent.checkpoint.write_problem),
+            checkpoint_failing=bool(self._agent.current.store.write_problem),
             ready=self.readiness().ready,
-            observe=self._agent.observe,
+            observe=self._agent.current.observe,
             local_memory=None if memory is None else memory.container_series(state),
             cpu_waiting=None if waiting is None else waiting.container_series(state),
         )
@@ -351,7 +351,7 @@ class LiveView:
         agent, late = self._agent, self._more.late_starts
         known = agent.differences.known
         return StateSnapshot(
-            agent.machine, agent.state, known, self._watches,
+            agent.current.machine, agent.current.state, known, self._watches,
             None if late is None else late.start_delays, agent.moving,
         )  # fmt: skip
 
@@ -747,7 +747,11 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
 
     Reads what is replaced as a whole, so any thread may call it.
     """
-    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
+    state, settings, configuration = (
+        agent.current.state,
+        agent.current.machine.settings,
+        beside.configuration,
+    )
     grants, adopted = state.kubelet, configuration.adopted
     return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
@@ -766,7 +770,7 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
 
 def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
-    state, grants = agent.state, agent.state.kubelet
+    state, grants = agent.current.state, agent.current.state.kubelet
     # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
     cpus = {**grants.cpus, **{(uid, ""): its for uid, its in grants.pods.items()}}
     mems = {**grants.mems, **{(uid, ""): its for uid, its in grants.pod_mems.items()}}

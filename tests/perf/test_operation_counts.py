@@ -332,11 +332,11 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls(
         requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
         for made in live if asks else ():  # the runtime does as it was told
-            has = node.agent.state.allocations[made.id]
+            has = node.agent.current.state.allocations[made.id]
             cpu = made.linux.resources.cpu
-            cpu.cpus, cpu.mems = node.agent.cpus_of(has), str(has.mems)
+            cpu.cpus, cpu.mems = node.agent.current.cpus_of(has), str(has.mems)
         known.append(calls(partial(requests.synchronize, pods, live)))
-        assert len(node.agent.state.allocations) == count
+        assert len(node.agent.current.state.allocations) == count
     assert (strangers[1] - strangers[0]) / 500 <= most_stranger
     assert (known[1] - known[0]) / 500 <= most_known
 

@@ -268,7 +268,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     running[0].linux.devices.add(path="/dev/dri/renderD128", type="c", major=226, minor=0)
     running[2].pod_sandbox_id = "gone"
     NRIRequests(handler).synchronize([sandbox], running)
-    has = world.agent.state.allocations
+    has = world.agent.current.state.allocations
     assert str(has["beside"].numa_nodes) == "1"
     assert str(has["without"].numa_nodes) == "0"
     assert "orphan" not in has

@@ -25,7 +25,7 @@ usual = two_nodes
 def without(policies: MemoryPolicies = OLD, **settings: object) -> World:
     """Two NUMA nodes, and a runtime that cannot set all memory policies."""
     world = two_nodes(**settings)
-    world.agent.machine = world.agent.machine.with_memory_policies(policies)
+    world.agent.current.machine = world.agent.current.machine.with_memory_policies(policies)
     return world
 
 
@@ -273,7 +273,7 @@ def test_a_single_policy_can_be_missing() -> None:
 
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
     world = without()
-    machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
+    machine = replace(world.agent.current.machine, memory_policies=MemoryPolicies())
     world.apply(world.agent.apply_node_model(machine))
     assert isinstance(
         world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Rejected

@@ -155,7 +155,7 @@ def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
     world.put("p", {"policy": "best-effort"}, 24, 1)
-    reasons = [a.reason for a in world.agent.state.allocations.values()]
+    reasons = [a.reason for a in world.agent.current.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
 
 

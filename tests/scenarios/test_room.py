@@ -92,12 +92,12 @@ A_AND_B = (("a", 3, 2, {}), ("b", 4, 1, {}))
 def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
     """Bytes count before the number of CPUs."""
     world = filled(machine(2, 8), *A_AND_B)
-    before = world.agent.state
+    before = world.agent.current.state
     text = (
         "it would fit if default/b/app (4 exclusive CPUs, 1 GiB) were on NUMA node 0 instead of 1"
     )
     assert refused(world, 6) == text
-    assert world.agent.state.allocations == before.allocations
+    assert world.agent.current.state.allocations == before.allocations
     assert refused(world, 12) == refused(world, 6, smt="none") == ""
 
 
@@ -243,7 +243,7 @@ def test_after_a_plan_everything_holds(
         answer = world.create(of, container(of, wants=resources(cpus, memory)))
         if not isinstance(answer, Rejected):
             continue
-        state, node = world.agent.state, world.agent.machine
+        state, node = world.agent.current.state, world.agent.current.machine
         stays = set(list(state.allocations)[::2]) if still else set()
         at = NodeSnapshot(node, state)
         plan, again = (
@@ -279,7 +279,7 @@ def test_after_a_plan_everything_holds(
             assert bool(now.mems) == bool(before.mems)
             assert now.aligned >= before.aligned
         assert not after
-    state, node = world.agent.state, world.agent.machine
+    state, node = world.agent.current.state, world.agent.current.machine
     node = replace(
         node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
     )
@@ -315,7 +315,7 @@ def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Rejected
 
 
 def booked(world: World) -> dict[int, int]:
-    return {i: charge.memory // GIB for i, charge in world.agent.state.charges.items()}
+    return {i: charge.memory // GIB for i, charge in world.agent.current.state.charges.items()}
 
 
 @pytest.mark.parametrize("reading", [None, MeasuredFree(memory={0: 14 * GIB, 1: 13 * GIB})])
@@ -344,7 +344,9 @@ def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
     wanted = world.agent.finish_migration("b-app")
     # Not its CPUs: those of one that shares may be another's before the kernel is through.
     assert (wanted.cpus, wanted.mems, booked(world)) == ("", "0", {0: 4, 1: 1})
-    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
+    assert (
+        state_invariant_violations(world.agent.current.state, world.topology, world.settings) == []
+    )
 
 
 def test_only_cpus_move_on_one_numa_node() -> None:
@@ -383,12 +385,12 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
 ) -> None:
     there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
     world = movable(*there, moves=moves)
-    before = world.agent.state
+    before = world.agent.current.state
     answer = new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
-    assert world.agent.state.allocations == before.allocations
+    assert world.agent.current.state.allocations == before.allocations
 
 
 @given(st.sampled_from(MACHINES), PODS, st.integers(1, 3))
@@ -411,9 +413,9 @@ def test_made_movable_it_fits(
         named = set(re.findall("default/(p[0-9]+)/app", text))
         there = {
             i: replace(a, movable=a.movable or a.pod in named)
-            for i, a in agent.state.allocations.items()
+            for i, a in agent.current.state.allocations.items()
         }
-        agent.state = replace(agent.state, allocations=there)
+        agent.current.state = replace(agent.current.state, allocations=there)
         assert isinstance(world.create(of, made), Admitted), text
 
 
@@ -423,11 +425,11 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 ) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
-    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+    found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     nodes = SchedulerCache()
     for name in ("n", "empty"):
         nodes.update_node(name, decode_topology(build_topology_contents(PREFIX, found), PREFIX))
-        found = zones_document(NodeSnapshot(world.agent.machine, NodeState()))
+        found = zones_document(NodeSnapshot(world.agent.current.machine, NodeState()))
     judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
     request = PodReader(Settings()).read_pod_request
     asked = request(single(6))
@@ -451,7 +453,8 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
         )
     assert isinstance(new(world), Admitted if fits else Rejected)
     still = zones_document(
-        NodeSnapshot(world.agent.machine, world.agent.state), still=["a-app", "b-app"]
+        NodeSnapshot(world.agent.current.machine, world.agent.current.state),
+        still=["a-app", "b-app"],
     )
     assert {zone.exclusive_cpus_after_moves for zone in still.zones} == {None}
 
@@ -476,7 +479,7 @@ def test_a_pod_is_still_admitted_whole() -> None:
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
     assert isinstance(answer, Rejected)
-    assert set(world.agent.state.allocations) == {"a-app", "b-app"}
+    assert set(world.agent.current.state.allocations) == {"a-app", "b-app"}
 
 
 def test_a_list_does_not_move_and_says_so() -> None:
@@ -518,13 +521,15 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
         world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Admitted)
-    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
+    assert (
+        state_invariant_violations(world.agent.current.state, world.topology, world.settings) == []
+    )
 
 
 def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:
     world = movable(*there)
     keep = replace(world.settings, rebalance_headroom=(cpus, GIB))
-    world.agent.machine = replace(world.agent.machine, settings=keep)
+    world.agent.current.machine = replace(world.agent.current.machine, settings=keep)
     world.synchronize()
     return world
 
@@ -538,7 +543,7 @@ def test_room_is_kept_ahead_of_need() -> None:
     assert world.agent.restore_headroom(2) == 1
     assert world.has("b-app") == ("3-6", "0-1")
     assert booked(world) == {0: 3, 1: 1}
-    assert set(world.agent.state.pods) == {"uid-a", "uid-b", "uid-free"}
+    assert set(world.agent.current.state.pods) == {"uid-a", "uid-b", "uid-free"}
     reason = world.allocation("b-app").reason
     assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
     world.check()
@@ -548,9 +553,9 @@ def test_room_is_kept_ahead_of_need() -> None:
 
 def test_no_room_is_kept_where_none_can_be() -> None:
     world = keeping(*A_AND_B, cpus=16)
-    before = world.agent.state
+    before = world.agent.current.state
     assert world.agent.restore_headroom(2) == 0
-    assert world.agent.state is before
+    assert world.agent.current.state is before
 
 
 BOOTED = 1e6
@@ -663,8 +668,8 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     (a, b) = A_AND_B
     world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
     world.ends_whole = False
-    settings = replace(world.agent.machine.settings, room_budget=(60 * MIB, 2))
-    world.agent.machine = replace(world.agent.machine, settings=settings)
+    settings = replace(world.agent.current.machine.settings, room_budget=(60 * MIB, 2))
+    world.agent.current.machine = replace(world.agent.current.machine, settings=settings)
 
     def migrate(*of_what: object) -> Iterator[MigrationStep]:
         while len(at) < 4:
@@ -707,10 +712,10 @@ def test_far_memory_comes_home_while_no_pod_starts(
             if step == starts_at:
                 world.agent.run_pod(pod("new", SINGLE))
             elif step == 3:
-                state, moving = world.agent.state, world.agent.moving
+                state, moving = world.agent.current.state, world.agent.moving
                 (a,) = state.allocations.values()
                 shown = StateSnapshot(
-                    world.agent.machine, state, {}, moving=moving
+                    world.agent.current.machine, state, {}, moving=moving
                 ).assignment_document(a)
                 assert shown.migration == "from NUMA node 1 to 0, 16 MiB so far"
             yield MigrationStep(8 * MIB, 0)
@@ -814,13 +819,13 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
     text = [f"it would fit if {said}"] if said else []
     world = movable(("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b), moves=moves)
     later = DeferredWorld(world, monkeypatch)
-    before = world.agent.state
+    before = world.agent.current.state
     answer = new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer) == ""
     assert later.ends() == text
     assert world.agent.rejections[0].message == "; ".join([answer.message, *text])
-    assert world.agent.state.allocations == before.allocations
+    assert world.agent.current.state.allocations == before.allocations
 
 
 def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -886,7 +891,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
         answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
-        search = StepwiseSearch(plan_moves(world.agent.desired, answer))
+        search = StepwiseSearch(plan_moves(world.agent.current.desired, answer))
         assert search.run_steps(10**6) is None
         work.append(search.used)
     assert work[0] == work[1]

@@ -217,7 +217,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
     node.world.meet(of, made)
     node.task("own")
     node.start("own")
-    allocation = node.agent.state.allocations["own-app"]
+    allocation = node.agent.current.state.allocations["own-app"]
     assert allocation.kind is ContainerKind.EXCLUSIVE
     assert node.has("own") == str(allocation.cpus) == "0-1"
     assert node.count("gap_containers") == 1
@@ -227,14 +227,14 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
     node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
-    assert node.agent.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
+    assert node.agent.current.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
     assert [r.pod for r in node.agent.rejections] == ["huge"]
 
 
 def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
     node.world.meet(pod("plain"))
     node.started("plain")
-    assert node.agent.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
+    assert node.agent.current.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
 
 
 def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
@@ -245,7 +245,7 @@ def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_i
     node.world.stop("short-app")
     node.agent.post_start_container(*event)
     node.agent.start_container(*event)
-    assert node.agent.state.allocations == {}
+    assert node.agent.current.state.allocations == {}
     assert node.agent.cgroup_places == {}
 
 
@@ -268,7 +268,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
     assert node.has("plain") == "0-3"
-    assert node.agent.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
+    assert node.agent.current.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
 
 
 def test_somebody_elses_pin_is_left_alone(node: Node) -> None:
@@ -290,8 +290,8 @@ def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None
     left = topology.online & CPUSet.parse("0-2")
     topology = replace(topology, online=left, allowed=left)
     told: list[CPUSet] = []
-    node.agent.subscribe_to_changes(lambda: told.append(node.agent.machine.topology.online))
-    node.agent.apply_node_model(replace(node.agent.machine, topology=topology))
+    node.agent.current.subscribe(lambda: told.append(node.agent.current.machine.topology.online))
+    node.agent.apply_node_model(replace(node.agent.current.machine, topology=topology))
     assert node.has("plain") == "2"
     assert told == [left], "who shows the node shows it as it is now"
 

@@ -60,14 +60,14 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
     "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
-    "settings": lambda world: world.agent.apply_node_model(world.agent.machine),
+    "settings": lambda world: world.agent.apply_node_model(world.agent.current.machine),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whoever_shows_the_node_is_told_of_every_change(world: World, change: str) -> None:
     told: list[str] = []
-    stop = world.agent.subscribe_to_changes(lambda: told.append(change))
+    stop = world.agent.current.subscribe(lambda: told.append(change))
     CHANGES[change](world)
     assert told
     stop()

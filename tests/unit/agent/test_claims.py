@@ -58,7 +58,7 @@ class Bed:
         self.book = ClaimStore(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
+            asker=FromObjects(str(self.cdi)), current=self.world.agent.current, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book
@@ -348,7 +348,9 @@ def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
     assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
     assert bed.book.pool_and_device_problems() == ("n1", {"numa0": "", "numa1": ""})
-    machine = bed.world.agent.machine
+    machine = bed.world.agent.current.machine
     online = machine.topology.online - CPUSet([9])
-    bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
+    bed.world.agent.current.machine = replace(
+        machine, topology=replace(machine.topology, online=online)
+    )
     assert bed.book.pool_and_device_problems()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

@@ -152,7 +152,7 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
         bed.late.on_rejected_resize_in_force(container_id, quota)
-    known = bed.world.agent.state.allocations
+    known = bed.world.agent.current.state.allocations
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 

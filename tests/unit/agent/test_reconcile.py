@@ -477,7 +477,7 @@ def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> Non
 
 def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
     bed.listed_drifts()
-    bed.world.agent.synchronized = False
+    bed.world.agent.current.synchronized = False
     assert bed.round() == RoundResult()
 
 
@@ -579,7 +579,9 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     pauses: list[float] = []
     agent = bed.world.agent
     places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.cgroup_places.items()]
-    found = reconcile.observe_cgroups(bed.writer.reader, agent.desired, places, pauses.append)
+    found = reconcile.observe_cgroups(
+        bed.writer.reader, agent.current.desired, places, pauses.append
+    )
     assert found.cgroup_count == 90
     assert len(pauses) == 90 // reconcile.READ_BATCH
 
@@ -645,10 +647,10 @@ def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: Syste
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
     for name in ("foreign-app", "listed-app"):
         bed.scope(systemd, name)
-    bed.world.agent.observe = True
+    bed.world.agent.current.observe = True
     bed.round()
     assert systemd.calls == []
-    bed.world.agent.observe = False
+    bed.world.agent.current.observe = False
     bed.round()
     assert [unit for unit, _ in systemd.calls] == ["cri-listed-app.scope"]
 
@@ -692,7 +694,9 @@ def test_systemd_hears_of_memory_that_has_arrived(
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
     there = replace(before, mems=NUMASet([0, 1]), migrating_from=NUMASet([1]))
-    agent.state = agent.state.without_allocation("listed-app").with_allocation(there)
+    agent.current.state = agent.current.state.without_allocation("listed-app").with_allocation(
+        there
+    )
     bed.tree.write("/pods/listed-app", "1", "0-1")
     wanted = agent.finish_migration("listed-app")
     bed.reconciler.queue_systemd_sync(["listed-app"])

@@ -18,7 +18,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
 from tests.beds.views import Linked
-from tests.beds.world import StillClock, Unread, agent_of
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 
@@ -32,7 +32,7 @@ def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
         metrics,
         ProcessInfo("0", "", 0.0),
         Linked(),  # type: ignore[arg-type]
-        OptionalParts(readings=Unread()),
+        OptionalParts(),
         clock=clock,
         gaps=LoopMonitor(),
     )

@@ -22,9 +22,11 @@ from types import FrameType
 from google.protobuf.message import Message
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -99,7 +101,9 @@ class Node:
         machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
         current = CurrentState(machine, store, clock)
         writer = CgroupWriter(CgroupReader("/nowhere"))
-        agent = Agent(current, metrics=metrics, clock=clock, cgroups=writer)
+        tasks = DeferredTasks(clock)
+        cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+        agent = Agent(current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock)
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")

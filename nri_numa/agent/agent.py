@@ -7,23 +7,22 @@ or none.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextvars import Context, copy_context
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import DriftTable, observe_cgroup_batch
+from nri_numa.agent.drift_table import DriftTable
+from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.engine import admit, pod_admission
-from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
 from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected, Resized, Resynced
-from nri_numa.engine.desired import Drift, NodeSnapshot, updates_between
+from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
 from nri_numa.engine.foreign_pins import foreign_overlaps
 from nri_numa.engine.node_model import NodeModel
@@ -48,11 +47,10 @@ from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
     NodeState,
-    shared_group_key,
     state_invariant_violations,
     union_cpus,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, CgroupWriter, WriteOutcome
+from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -72,21 +70,15 @@ from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
 
 if TYPE_CHECKING:
     from nri_numa.agent.kubelet_sync import KubeletSync
-    from nri_numa.agent.reconcile import Reconciler
 
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
-TASK_BATCH: Final = 25
-"""Deferred tasks done, or cgroups widened, in one go: one to two milliseconds."""
 MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 MAX_NAMED_CONTAINERS: Final = 5
 """Containers that one line names; a node may have hundreds."""
 _MAX_REJECTIONS: Final = 256
 """Refusals that are kept."""
-_MAX_ENDED_IDS: Final = 256
-"""Ended containers whose ids are kept; the news of their start can only be moments late."""
-_UNKNOWN_CGROUP_PLACE: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
 
@@ -121,76 +113,15 @@ def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
     return pod.namespace, pod.name, container.name, refused.reason
 
 
-class StartingCpuset(msgspec.Struct):
-    """A container on its way from creation to the end of its start.
-
-    A runtime takes down an update of such a container and applies it to no cgroup: containerd
-    writes its own record, and the OCI runtime goes on with the record of before
-    (container_start.go and container_update_resources.go, the same in 1.7 and 2.1). Two moments are
-    left to put the cgroup right before the first instruction: at StartContainer it exists and the
-    program does not run yet; from then to PostStartContainer every change is written at once.
-
-    Attributes:
-        cpus: kernel list that its cgroup was made with, or was given since; empty for all.
-        mems: the same of its memory nodes.
-    """
-
-    cpus: str
-    mems: str
-
-
-class DeferredTasks:
-    """What no request waits for: done in small pieces once the reply has left.
-
-    Log lines keep the ``op`` of the request that they come from.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._waiting: deque[tuple[Context, Callable[[], object]]] = deque()
-        self._is_scheduled = False
-
-    def add(self, *functions: Callable[[], object]) -> None:
-        """Do this when the reply has left; what is added meanwhile has its turn a round later."""
-        context = copy_context()
-        for function in functions:
-            self._waiting.append((context, function))
-        if not self._is_scheduled:
-            self._schedule()
-
-    def _schedule(self) -> None:
-        if self._waiting:
-            self._is_scheduled = True
-            self._clock.call_soon(self._run_task_batch)
-
-    def _run_task_batch(self) -> None:
-        try:
-            for _ in range(min(len(self._waiting), TASK_BATCH)):
-                context, function = self._waiting.popleft()
-                context.run(function)
-        finally:
-            self._is_scheduled = False
-            self._schedule()
-
-
 class Agent:
     """Owns the state of the node.
 
-    Args:
-        cgroups: writes cgroups, and marks them.
-
     Attributes:
         current: the node state, which nothing else replaces.
+        containers: what is known of live containers besides.
+        cgroups: writes their cgroups.
         refused: how many were refused so far.
         sees_starts: whether every start is reported; over CRI a short life is not.
-        cgroup_places: where the cgroups of live containers are, by container id.
-        write_counts: how often the cgroups of live containers were to be written, by container id.
-        starting: containers between their creation and the end of their start.
-        unconfirmed_ids: containers whose cpuset the runtime may be writing, with other resources.
-        widening: containers that may have more than their cgroups say.
-        moves_memory: whether pages of containers can be moved from here.
-        moving: of containers whose pages are being moved, from where to where, and bytes so far.
-        creations: how many pods and containers began to be created.
         differences: what containers really have, where it is not what is meant.
     """
 
@@ -198,46 +129,36 @@ class Agent:
         self,
         current: CurrentState,
         *,
+        cgroups: CgroupUpdates,
+        tasks: DeferredTasks,
         metrics: Metrics,
         clock: Clock,
-        cgroups: CgroupWriter,
     ) -> None:
         self.current = current
+        self.containers = cgroups.containers
+        self.cgroups = cgroups
         self._refusals: dict[tuple[str, str, str, str], RejectedContainer] = {}
         self.refused = 0
         self.notices = NoticeLog(clock.time)
         self.decided = RequestDecisions(clock.time)
         self.sees_starts = True
-        self.cgroup_places: dict[str, CgroupPlace] = {}
-        self.write_counts = Counter[str]()
-        self.starting: dict[str, StartingCpuset] = {}
-        self._begun: dict[str, None] = {}  # those of them whose cgroup exists
-        self.unconfirmed_ids: set[str] = set()
-        self.widening: dict[str, None] = {}
-        self.moves_memory = False
-        self.moving: dict[str, tuple[NUMASet, int, int]] = {}
-        self.creations = 0
-        self.reconciler: Reconciler | None = None
         self.kubelet: KubeletSync | None = None
-        self.differences = DriftTable(metrics, clock, self)
+        self.differences = DriftTable(metrics, clock, current.notify)
         self._metrics = metrics
         self._now = clock.time
         self._clock = clock
-        self._cgroups = cgroups
         self._decision_log = DecisionReporter(metrics, self.notices, self.decided)
         self._foreign = ForeignPinReporter(metrics)
         self._is_overlap_check_due = False
-        self._tasks = DeferredTasks(clock)
+        self._tasks = tasks
         self._room_searches = DeferredRoomSearches(self, self._tasks.add)
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
-        self._ended: dict[str, None] = {}
 
     # --- events of the runtime --------------------------------------------------------------------
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
-        self.creations += 1
         before = self.current.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
@@ -245,6 +166,7 @@ class Agent:
         if isinstance(decision, Rejected):
             decision = self._admit_by_moving(decision)
             if isinstance(decision, Rejected):
+                self.containers.count_creation()
                 self._on_rejected(decision)
                 if self.current.observe:
                     return None
@@ -259,22 +181,20 @@ class Agent:
             if container_id not in self.current.state.allocations:
                 self._log_if_never_started(before.get(container_id))
                 self._forget_container(container_id)
-        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        self._on_admitted(decision)
-        self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
-        self.starting[container.id] = StartingCpuset(decision.adjustment.cpus, mems)
+        self.containers.on_created(container, decision.adjustment.cpus, mems)
+        self._on_admitted(decision)
         if self.current.observe:
             return None
         updates = decision.updates
         if decision.moves or not updates:
             return decision  # written before
-        return replace(decision, updates=self._write_updates(updates))
+        return replace(decision, updates=self.cgroups.write_updates(updates))
 
     def _admit_by_moving(self, refused: Rejected) -> Admitted | Rejected:
         """Have others make room that can now; refused as before where that is not enough."""
         node = self.current.snapshot()
-        problems, still = self._cgroup_write_problems(), self._immovable_ids()
+        problems, still = self.cgroups.movable_write_problems(), self.cgroups.immovable_by_state()
         decide = partial(admit_by_moving, node, refused)
         found = decide(still | problems.keys())
         made: tuple[ContainerUpdate, ...] | str
@@ -298,14 +218,14 @@ class Agent:
     def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
         """A search for room, by what is there now."""
         return continued_move_search(
-            self.current.snapshot(), refused, self.immovable_ids(), is_deferred=True
+            self.current.snapshot(), refused, self.cgroups.immovable_ids(), is_deferred=True
         )
 
     def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
         """What a search found that went on after a refusal: some move, and the refusal says it."""
         if isinstance(found, Rejected):
             text = found.room_text
-        elif self.immovable_ids().isdisjoint(m.after.container_id for m in found.moves):
+        elif self.cgroups.immovable_ids().isdisjoint(m.after.container_id for m in found.moves):
             problem = self._move_for_newcomer(found, "room")
             text = (
                 f"no room could be made: {problem}"
@@ -326,7 +246,7 @@ class Agent:
 
         Returns how many were to.
         """
-        found = plan_headroom_moves(self.current.snapshot(), self.immovable_ids(), most)
+        found = plan_headroom_moves(self.current.snapshot(), self.cgroups.immovable_ids(), most)
         if found is None:
             return 0
         self._move_for_newcomer(found, "keep")
@@ -339,37 +259,12 @@ class Agent:
         made = self._apply_moves(before, found, reason)
         if isinstance(made, str):
             return made
-        self._request_check_of_unsent(made)
+        self.cgroups.request_check_of_unsent(made)
         return ""
 
     def nodes_short_of_free_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
         """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
         return nodes_short_of_memory(self.current.snapshot(), used)
-
-    def immovable_ids(self) -> set[str]:
-        """Those that cannot move now; any thread may call this."""
-        return self._immovable_ids() | self._cgroup_write_problems().keys()
-
-    def _immovable_ids(self) -> set[str]:
-        return {
-            i
-            for i, a in self.current.state.allocations.items()
-            if self.current.observe
-            or not self.is_cgroup_settled(i)
-            or i in self.unconfirmed_ids
-            or (a.mems and not self.moves_memory)
-        }
-
-    def _cgroup_write_problems(self) -> dict[str, str]:
-        """Movable containers whose cgroups cannot be written, and why."""
-        found = {
-            i: self._cgroups.unwritable_cpuset_reason(
-                self.cgroup_places.get(i, _UNKNOWN_CGROUP_PLACE)
-            )
-            for i, a in self.current.state.allocations.items()
-            if a.movable
-        }
-        return {i: problem for i, problem in found.items() if problem}
 
     def _apply_moves(
         self, before: NodeState, decision: Admitted, reason: str
@@ -386,21 +281,26 @@ class Agent:
         wanted = {u.container_id: u for u in decision.updates}
         others = [u for i, u in wanted.items() if i not in moves]
         less = [(u, CPUSet.parse(u.cpus) - left) for u in others]
-        kept = self._write_updates([u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less])
-        done = self.write_cgroups(
-            {i: CgroupWrite(self.cgroup_places[i], wanted[i].cpus, wanted[i].mems) for i in moves}
+        kept = self.cgroups.write_updates(
+            [u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less]
+        )
+        done = self.cgroups.write_cgroups(
+            {
+                i: CgroupWrite(self.containers.cgroup_places[i], wanted[i].cpus, wanted[i].mems)
+                for i in moves
+            }
         )
         if problems := [one.problem for one in done.values() if one.problem]:
             self._replace_state(
                 replace(before, serial=self.current.state.serial + 1), decision.change
             )
-            self.repair_cgroups([i for i in wanted if self.is_cgroup_settled(i)])
-            self._request_check(wanted)
+            self.cgroups.repair_cgroups([i for i in wanted if self.containers.is_settled(i)])
+            self.cgroups.request_check(wanted)
             return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
         self._metrics.moves.labels(reason).inc(len(moves))
         for move in decision.moves:
-            self._tasks.add(partial(self._write_assignment_mark, move.after.container_id))
+            self._tasks.add(partial(self.cgroups.write_mark, move.after.container_id))
             self._tasks.add(
                 partial(
                     self._decision_log.log_moved,
@@ -409,7 +309,7 @@ class Agent:
                     move_purpose_text(move.after),
                 )
             )
-        every = {u.container_id: u for u in (*kept, *self._schedule_cpu_return(more))}
+        every = {u.container_id: u for u in (*kept, *self.cgroups.schedule_cpu_return(more))}
         return tuple(every.values())
 
     def finish_migration(self, container_id: str) -> CgroupWrite:
@@ -418,39 +318,38 @@ class Agent:
         `post_update_container` is called when that was written. The kernel may take seconds for it,
         and CPUs, which it has by now, may change meanwhile.
         """
-        self.unconfirmed_ids.add(container_id)
-        self.write_counts[container_id] += 1
+        self.containers.unconfirmed_ids.add(container_id)
+        self.containers.write_counts[container_id] += 1
         there = self.current.state.allocations[container_id].with_migration_finished
         after = self.current.state.without_allocation(container_id).with_allocation(there)
         self._replace_state(after, ChangedStateIds((container_id,), (there.pod_uid,)))
-        return CgroupWrite(self.cgroup_places[container_id], "", str(there.mems))
+        return CgroupWrite(self.containers.cgroup_places[container_id], "", str(there.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""
-        if container.id in self._ended:
+        if container.id in self.containers.ended:
             return
-        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
         if self.current.observe:
             return
-        if container.id in self.starting:
-            self._begun[container.id] = None
+        if container.id in self.containers.starting:
+            self.containers.started_cgroups[container.id] = None
         self._correct_starting(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """A container runs: what it has from now on is its cgroup's."""
-        if container.id in self._ended:
+        if container.id in self.containers.ended:
             return  # late news: a program may end before the runtime says that it runs
-        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
-        self.starting.pop(container.id, None)
-        self._begun.pop(container.id, None)
+        self.containers.on_running(container.id)
         if (a := self.current.state.allocations.get(container.id)) is not None and a.movable:
             self.current.notify()  # from now on it may move
-        self._tell_systemd([container.id])  # it may have been written while it started
-        self._tasks.add(partial(self._request_check, (container.id,)))
+        self.cgroups.queue_systemd_sync([container.id])  # it may have been written while it started
+        self._tasks.add(partial(self.cgroups.request_check, (container.id,)))
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -490,41 +389,41 @@ class Agent:
             )
         if self.current.observe:
             return Resized(state=outcome.state, container_update=None, trace=outcome.trace)
-        self.unconfirmed_ids.add(container.id)
-        return replace(outcome, updates=self._write_updates(outcome.updates))
+        self.containers.unconfirmed_ids.add(container.id)
+        return replace(outcome, updates=self.cgroups.write_updates(outcome.updates))
 
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
-        self.unconfirmed_ids.discard(container_id)
-        self._tasks.add(partial(self._write_assignment_mark, container_id))
+        self.containers.unconfirmed_ids.discard(container_id)
+        self._tasks.add(partial(self.cgroups.write_mark, container_id))
         if not self.current.observe:
-            self.repair_cgroups([container_id])
-            self._tell_systemd([container_id])
+            self.cgroups.repair_cgroups([container_id])
+            self.cgroups.queue_systemd_sync([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
-        return self._schedule_cpu_return(self._release_container(container_id))
+        return self.cgroups.schedule_cpu_return(self._release_container(container_id))
 
     def remove_container(self, container_id: str) -> None:
         """A container is gone; normally it gave everything back when it stopped."""
-        self._request_check_of_unsent(
-            self._schedule_cpu_return(self._release_container(container_id))
+        self.cgroups.request_check_of_unsent(
+            self.cgroups.schedule_cpu_return(self._release_container(container_id))
         )
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
-        self.creations += 1
+        self.containers.count_creation()
         kept = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
         if kept.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
             self._replace_state(
                 kept.state, ChangedStateIds(kept.change.containers, (pod.uid,)), pod
             )
-            self._request_check_of_unsent(self._write_updates(kept.updates))
+            self.cgroups.request_check_of_unsent(self.cgroups.write_updates(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
         every = self.current.state.allocations_of_pod(uid)
-        over = [a for a in every if a.reserved_at or a.container_id in self.starting]
+        over = [a for a in every if a.reserved_at or a.container_id in self.containers.starting]
         self._release_reservations([a for a in over if a.pod_id == sandbox])
 
     def release_expired_reservations(self) -> None:
@@ -536,13 +435,13 @@ class Agent:
         """
         state, reader, seconds = (
             self.current.state,
-            self._cgroups.reader,
+            self.cgroups.writer.reader,
             self.current.machine.settings.reservation_seconds,
         )
         kept = [a for a in state.allocations.values() if a.reserved_at]
         waiting = [
-            a for i in self.starting
-            if (a := state.allocations.get(i)) and reader.is_removed(self.cgroup_places[i])
+            a for i in self.containers.starting
+            if (a := state.allocations.get(i)) and reader.is_removed(self.containers.cgroup_of(i))
         ]  # fmt: skip
         sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
         gone = {
@@ -555,7 +454,7 @@ class Agent:
             [a for a in kept if a.reserved_at <= latest or a.pod_uid in gone] + late
         )
         for allocation in late:  # should it start after all, it is met then
-            self._ended.pop(allocation.container_id, None)
+            self.containers.ended.pop(allocation.container_id, None)
 
     def _release_reservations(self, kept: Sequence[Allocation]) -> None:
         if not kept:
@@ -565,7 +464,7 @@ class Agent:
         for allocation in kept:
             self._forget_container(allocation.container_id)
             self._decision_log.log_reservation_released(allocation)
-        self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
+        self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
@@ -577,7 +476,7 @@ class Agent:
         for container_id in released.change.containers:
             self._forget_container(container_id)
             self._schedule_overlap_report(before.allocations.get(container_id))
-        self._request_check_of_unsent(self._schedule_cpu_return(released.updates))
+        self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def synchronize(
         self, pods: PodTable | Iterable[PodSandbox], containers: Sequence[Container]
@@ -586,30 +485,25 @@ class Agent:
         end = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self._filter_refusals(lambda one: one.pod_id in pods.uids)
-        unmarked = [
-            c.id for c in containers if self._assignment_annotation_key not in c.annotations
-        ]
-        containers = [self._with_annotation_from_cgroup(c) for c in containers]
+        unmarked = [c.id for c in containers if self.cgroups.mark_key not in c.annotations]
+        containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
         outcome = rebuild_node_state(
             node, pods, containers, in_time=lambda: self._clock.monotonic() < end
         )
         before = self.current.state
         self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
-        self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
-        # Whose creation was decided and whose start we never saw: our answer may not have arrived.
-        unsure = frozenset(self.starting)
-        self.starting, self._begun = {}, {}
+        unseen_starts = self.containers.replace_all(containers)
         if not self.current.observe:
             for container in containers:
                 if container.starting:
-                    self._track_unreported_start(container)
+                    self.containers.on_unreported_start(container)
             self._correct_all_starting()
-        self.unconfirmed_ids, self.widening = set(), {}
+        self.containers.clear_pending_writes()
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.current.record_narrower_pool()
-        updates, outcome = self._write_synchronized_cgroups(
-            reclassify_repaired_as_missed_starts(outcome, unsure)
+        updates, outcome = self.cgroups.write_synchronized(
+            reclassify_repaired_as_missed_starts(outcome, unseen_starts)
         )
         state, topology, settings = (
             outcome.state,
@@ -625,16 +519,14 @@ class Agent:
         if (
             not self.current.synchronized
         ):  # an earlier process may have been killed before it told systemd
-            self._tell_systemd(self.cgroup_places)
+            self.cgroups.queue_systemd_sync(self.containers.cgroup_places)
         self.current.set_synchronized()
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._tasks.add(self._admit_next_undecided)
         later = {container.id for _, container in outcome.undecided}
-        self._tasks.add(
-            *(partial(self._write_assignment_mark, i) for i in unmarked if i not in later)
-        )
-        self._request_check(())
+        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in unmarked if i not in later))
+        self.cgroups.request_check(())
         return updates
 
     def _admit_next_undecided(self) -> None:
@@ -656,8 +548,8 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._on_admitted(decision, gap=gap)
-        self._request_check_of_unsent(self._write_updates(met.updates))
-        self._write_assignment_mark(container.id)
+        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
+        self.cgroups.write_mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
 
@@ -665,8 +557,8 @@ class Agent:
         """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
         before = self.current.desired
         self._replace_state(self.current.state.with_kubelet(grants), NO_CHANGED_IDS)
-        self._request_check_of_unsent(
-            self._write_updates(updates_between(before, self.current.desired))
+        self.cgroups.request_check_of_unsent(
+            self.cgroups.write_updates(updates_between(before, self.current.desired))
         )
 
     def record_enforced_quota(self, container_id: str, quota: int) -> None:
@@ -691,138 +583,8 @@ class Agent:
         if self.current.observe:
             return ()
         self._correct_all_starting()
-        self._request_check_of_unsent(self._write_updates(updates))
+        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(updates))
         return tuple(updates)
-
-    # --- cgroups ----------------------------------------------------------------------------------
-
-    def write_cgroups(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
-        """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
-        self.write_counts.update(wanted.keys())
-        done = self._cgroups.write_cpusets(wanted)
-        # What could not be written yet may still come to pass.
-        self._tell_systemd(i for i, one in done.items() if one.changed or one.problem)
-        return done
-
-    def _tell_systemd(self, container_ids: Iterable[str]) -> None:
-        if self.reconciler is not None:
-            self.reconciler.queue_systemd_sync(container_ids)
-
-    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
-        """Which of these containers that run have something else than is meant now."""
-        places = [(i, self.cgroup_places[i]) for i in container_ids if self.is_cgroup_settled(i)]
-        return observe_cgroup_batch(self._cgroups.reader, self.current.desired, places).corrections
-
-    def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
-        """Write the cgroups of those that have something else than is meant now."""
-        return self.apply_corrections(
-            c for c in self.find_corrections(container_ids) if not c.is_report_only
-        )
-
-    def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
-        """Write the cgroups of these as is meant."""
-        return self.write_cgroups(
-            {
-                c.container_id: CgroupWrite(
-                    self.cgroup_places[c.container_id], str(c.cpus), str(c.mems)
-                )
-                for c in corrections
-            }
-        )
-
-    def is_cgroup_settled(self, container_id: str) -> bool:
-        """Whether a container is known, and its cgroup is meant to be as the state says by now."""
-        under_way = container_id in self.starting or container_id in self.widening
-        return container_id in self.cgroup_places and not under_way
-
-    def _write_updates(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
-        """Write what others are meant to have by now; returns what is left to the runtime.
-
-        That is what cannot be written, and the record of those that have not started: should they
-        start without us, they have what was meant.
-        """
-        if self.current.observe or not updates:
-            return ()
-        done = self.write_cgroups(
-            {
-                u.container_id: CgroupWrite(self.cgroup_places[u.container_id], u.cpus, u.mems)
-                for u in updates
-                if u.container_id in self.cgroup_places and u.container_id not in self.starting
-            }
-        )
-        written = {i for i, one in done.items() if not (one.problem or one.missing)}
-        left = [u for u in updates if u.container_id not in written]
-        if self._cgroups.is_write_held_up:  # the runtime's writes would wait as well
-            left = [u for u in left if u.container_id not in done]
-        return tuple(left)
-
-    def _schedule_cpu_return(
-        self, updates: Sequence[ContainerUpdate]
-    ) -> tuple[ContainerUpdate, ...]:
-        """Give back what others lacked, once the reply has left; returns what it has to carry."""
-        if self.current.observe or not updates:
-            return ()
-        waits = [u for u in updates if u.container_id not in self.starting]
-        # What cannot be written goes with the reply; one stands for all.
-        if waits and self._cgroups.unwritable_cpuset_reason(
-            self.cgroup_places.get(waits[0].container_id, _UNKNOWN_CGROUP_PLACE)
-        ):
-            return self._write_updates(updates)
-        idle = not self.widening
-        self.widening.update(dict.fromkeys(u.container_id for u in waits))
-        if idle and self.widening:
-            self._tasks.add(self._return_cpus_batch)
-        return tuple(u for u in updates if u.container_id in self.starting)
-
-    def _return_cpus_batch(self) -> None:
-        """Some of those that wait, each to what is meant at this moment."""
-        ids = list(self.widening)[:TASK_BATCH]
-        for container_id in ids:
-            del self.widening[container_id]
-        desired, known = self.current.desired, self.current.state.allocations
-        meant = [
-            ContainerUpdate(i, str(cpus))
-            for i in ids
-            if i in known and (cpus := desired.cpuset_with_pool_restored(known[i], has_cpuset=True))
-        ]
-        self._request_check_of_unsent(self._write_updates(meant))
-        if self.widening:
-            self._tasks.add(self._return_cpus_batch)
-
-    def _write_synchronized_cgroups(
-        self, outcome: Resynced
-    ) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
-        """Write the cgroups of all that run; the updates left to the runtime, and what differed.
-
-        What the runtime remembers of those that follow the shared pool is older than their cgroups.
-        """
-        reader = self._cgroups.reader
-        if self.current.observe or not reader.detect_hierarchy():
-            return (() if self.current.observe else outcome.updates), outcome
-        done = self.repair_cgroups(self.cgroup_places)
-        changed = {i for i, one in done.items() if one.changed}
-        failed = {i for i, one in done.items() if one.problem}
-        allocations = outcome.state.allocations
-        left = [
-            u
-            for u in outcome.updates
-            if shared_group_key(allocations[u.container_id]) is None
-            or u.container_id in failed | self.starting.keys()
-            or not reader.directory_of(self.cgroup_places[u.container_id])
-        ]
-        changed |= {u.container_id for u in left}.intersection(outcome.repaired)
-        changed -= set(outcome.missed_starts)
-        repaired = tuple(i for i in outcome.adopted if i in changed)
-        return tuple(left), replace(outcome, repaired=repaired)
-
-    def _request_check_of_unsent(self, left: Sequence[ContainerUpdate]) -> None:
-        """No reply carries what is left; who has not started is put right at its start."""
-        self._request_check([u.container_id for u in left if u.container_id not in self.starting])
-
-    def _request_check(self, container_ids: Collection[str]) -> None:
-        """Have these looked at: what we meant them to have may not have arrived."""
-        if self.reconciler is not None and not self.current.observe:
-            self.reconciler.request_check(container_ids)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -903,7 +665,7 @@ class Agent:
             self._decision_log.log_invariant_violations(violations)
         if is_pool_changed:
             self._schedule_overlap_check()
-        if self._begun:
+        if self.containers.started_cgroups:
             self._correct_all_starting()
         current.notify()
 
@@ -916,7 +678,7 @@ class Agent:
         record, path = state.pods[pod.uid], pod.cgroups_path
         if path == record.sandbox_cgroup or not path:
             return state
-        if not self._cgroups.reader.directory_of(CgroupPlace(path)):
+        if not self.cgroups.writer.reader.directory_of(CgroupPlace(path)):
             return state
         return state.with_pod(replace(record, sandbox_cgroup=path))
 
@@ -953,7 +715,8 @@ class Agent:
         if allocation is None or self.current.observe or not self.sees_starts:
             return
         container_id = allocation.container_id
-        if container_id in self.starting and container_id not in self._begun:
+        starting, started = self.containers.starting, self.containers.started_cgroups
+        if container_id in starting and container_id not in started:
             self._tasks.add(partial(self._decision_log.log_undone, allocation))
 
     def _report_foreign_overlaps(self) -> None:
@@ -961,14 +724,15 @@ class Agent:
         self._foreign.report_overlaps(self.current.state)
 
     def _correct_all_starting(self) -> None:
-        for container_id in tuple(self._begun):
+        for container_id in tuple(self.containers.started_cgroups):
             self._correct_starting(container_id)
 
     def _correct_starting(self, container_id: str) -> None:
         """Write the cgroup of a starting container that is meant to have other CPUs by now."""
-        start = self.starting.get(container_id)
+        containers = self.containers
+        start = containers.starting.get(container_id)
         allocation = self.current.state.allocations.get(container_id)
-        if start is None or container_id not in self._begun or allocation is None:
+        if start is None or container_id not in containers.started_cgroups or allocation is None:
             return
         if allocation.kind is ContainerKind.FOREIGN:
             return
@@ -980,10 +744,8 @@ class Agent:
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        wanted = CgroupWrite(
-            self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE), new_cpus, new_mems
-        )
-        written = self.write_cgroups({container_id: wanted})[container_id]
+        wanted = CgroupWrite(self.containers.cgroup_of(container_id), new_cpus, new_mems)
+        written = self.cgroups.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
             start.cpus, start.mems = cpus or start.cpus, mems or start.mems
         if written.changed:
@@ -993,55 +755,14 @@ class Agent:
                 partial(self._decision_log.log_start_correction, allocation, cpus, written.problem)
             )
 
-    def _track_unreported_start(self, container: Container) -> None:
-        """One that was created without us; it may be anywhere in its start."""
-        has = container.resources
-        self.starting[container.id] = StartingCpuset(has.cpus, has.mems)
-        self._begun[container.id] = None
-
-    @property
-    def _assignment_annotation_key(self) -> str:
-        return f"{self.current.machine.settings.prefix}/{ASSIGNED_KEY}"
-
-    def _with_annotation_from_cgroup(self, container: Container) -> Container:
-        """With what its cgroup carries, as if its annotations did: it was created without us.
-
-        Or it moved since, and the runtime knows only where it was.
-        """
-        key, place = (
-            self._assignment_annotation_key,
-            CgroupPlace(container.cgroups_path, container.pid),
-        )
-        if container.id in self.current.state.allocations:
-            return container
-        text, resources = self._cgroups.reader.read_mark(place, key), container.resources
-        if not text:
-            return container
-        if key in container.annotations:
-            if not is_signed(text, container.id, self.current.machine.key):
-                return container
-            resources = replace(resources, cpus="", mems="")
-        annotations = {**container.annotations, key: text}
-        return replace(container, annotations=annotations, resources=resources)
-
-    def _write_assignment_mark(self, container_id: str) -> None:
-        """Write on its cgroup what no annotation of a running container can say."""
-        allocation = self.current.state.allocations.get(container_id)
-        place = self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE)
-        if allocation is not None and not self.current.observe:
-            text = encode_assignment(
-                allocation, self.current.cpus_of(allocation), self.current.machine.key
-            )
-            self._cgroups.write_mark(place, self._assignment_annotation_key, text)
-
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
         met = admit_running(self.current.snapshot(), pod, container)
         self._replace_state(met.state, met.change, pod)
         if not self.current.observe:  # else it was refused in words only, and is no gap
-            self._track_unreported_start(container)
+            self.containers.on_unreported_start(container)
             self._metrics.gap_containers.inc()
-        self._request_check_of_unsent(self._write_updates(met.updates))
+        self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
         last = self.rejections[-1] if self.rejections else None
         if isinstance(met.decision, Admitted):
             self._on_admitted(met.decision, gap=True)
@@ -1050,18 +771,13 @@ class Agent:
         else:
             why = replace(met.decision.trace, decision_steps=(last.message,))
             self._hold_trace(self.current.state.allocations[container.id], why)
-        self._tasks.add(partial(self._write_assignment_mark, container.id))
+        self._tasks.add(partial(self.cgroups.write_mark, container.id))
 
     def _forget_container(self, container_id: str) -> None:
-        for known in (self._traces, self.starting, self._begun, self.widening, self.write_counts):
-            known.pop(container_id, None)
-        self.unconfirmed_ids.discard(container_id)
-        self.cgroup_places.pop(container_id, None)
+        self._traces.pop(container_id, None)
         if container_id in self.differences.known:
             self.differences.remove_repaired(container_id)
-        self._ended[container_id] = None
-        if len(self._ended) > _MAX_ENDED_IDS:
-            del self._ended[next(iter(self._ended))]
+        self.containers.drop(container_id)
 
     def _on_admitted(self, decision: Admitted, *, gap: bool = False) -> None:
         self._hold_trace(decision.allocation, decision.trace)

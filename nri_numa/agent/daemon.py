@@ -22,7 +22,9 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
+from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
@@ -37,12 +39,13 @@ from nri_numa.agent.links import (
 )
 from nri_numa.agent.loop import (
     Clock,
+    DeferredTasks,
     HeapReleaser,
     LoopMonitor,
     collect_generation,
     new_monitored_loop,
 )
-from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.memory_migration import MemoryMigrator, can_move_memory
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -54,6 +57,7 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
+from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
     AgentConfig,
@@ -174,7 +178,12 @@ class Daemon:
         current.restore_state(state)
         self._rereading = MachineReloader(config.sysfs_root, current, self._devices, clock)
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        self.agent = agent = Agent(current, metrics=metrics, clock=clock, cgroups=writer)
+        containers = LiveContainers(moves_memory=can_move_memory(writer.reader))
+        tasks = DeferredTasks(clock)
+        cgroups = CgroupUpdates(current, containers, writer, tasks, metrics, clock)
+        self.agent = agent = Agent(
+            current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock
+        )
         self._beside = KubeletSync(
             agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
         )
@@ -243,8 +252,16 @@ class Daemon:
             current, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
         )
         self._lock = RuntimeLock(runtime_lock_socket(config, launched=self._launched))
+        self._systemd = SystemdSync(current, cgroups, SystemdScopes(), clock)
         self.reconciler = Reconciler(
-            agent, metrics, self.runtime, writer=writer, scopes=SystemdScopes(), clock=clock
+            current,
+            cgroups,
+            self._systemd,
+            agent.differences,
+            self.runtime,
+            notices=agent.notices,
+            metrics=metrics,
+            clock=clock,
         )
         self._mover = MemoryMigrator(agent, metrics, writer, clock)
         self.serving: HTTPThread | None = None
@@ -357,7 +374,7 @@ class Daemon:
         before = current.observe
         current.set_observe(self.config.observe or bool(problem))
         if before and not current.observe:
-            self.reconciler.request_check(self.agent.cgroup_places)
+            self.agent.cgroups.request_check(self.agent.containers.cgroup_places)
         return problem
 
     def _background_loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -367,7 +384,7 @@ class Daemon:
             "every second": self._run_periodic(),
             "reconcile": self.reconciler.run_periodic_rounds(self),
             "looks": self.reconciler.run_checks(self),
-            "systemd": self.reconciler.run_systemd_sync(),
+            "systemd": self._systemd.run_systemd_sync(),
             "mover": self._mover.run(),
             "kubelet's configuration": self._kubelet.watch_config(self),
             "hotplug": hotplug.watch_cpu_events(

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import observe_cgroups
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import observe_cgroups
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
@@ -60,8 +60,8 @@ class LateStarts:
         meant = self._desired_lists(container_id)
         if meant is None:
             return
-        place = self._agent.cgroup_places[container_id]
-        written = self._agent.write_cgroups({container_id: CgroupWrite(place, *meant)})[
+        place = self._agent.containers.cgroup_places[container_id]
+        written = self._agent.cgroups.write_cgroups({container_id: CgroupWrite(place, *meant)})[
             container_id
         ]
         if written.problem or written.missing:
@@ -87,7 +87,7 @@ class LateStarts:
             or allocation.kind is ContainerKind.FOREIGN
         ):
             return None
-        if container_id not in self._agent.cgroup_places:
+        if container_id not in self._agent.containers.cgroup_places:
             return None
         cpus, mems = self._agent.current.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
@@ -145,7 +145,7 @@ class LateStarts:
     async def _measure_start_delay(self, container_id: str, started: float) -> None:
         agent, wait = self._agent, FIRST_POLL_S
         while self._clock.time() - started < MAX_MEASURED_DELAY_S:
-            place = agent.cgroup_places.get(container_id)
+            place = agent.containers.cgroup_places.get(container_id)
             if place is None or container_id not in agent.current.state.allocations:
                 return
             try:

@@ -19,7 +19,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocalityRounds
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation, ContainerKind
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import find_migration_problem, migrate_pages
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -50,6 +50,14 @@ REMOTE_CHECK_INTERVAL_S: Final = 60.0
 PROACTIVE_BUDGET_WINDOW_S: Final = 3600.0
 
 
+def can_move_memory(reader: CgroupReader) -> bool:
+    """True if pages of containers can be moved from here; what is in the way is logged."""
+    problem = find_migration_problem(reader)
+    if problem:
+        log.info("containers with memory of their own NUMA node do not move", because=problem)
+    return not problem
+
+
 class _MigrationResult(NamedTuple):
     """Bytes that were moved and that would not move, and why; or whether it was ended early."""
 
@@ -73,10 +81,6 @@ class MemoryMigrator:
         self._spent = deque[float]()  # when something moved ahead of need, in the last hour
         self._tried: tuple[object, ...] = ()
         agent.current.subscribe(self._wake.set)
-        problem = find_migration_problem(writer.reader)
-        agent.moves_memory = not problem
-        if problem:
-            log.info("containers with memory of their own NUMA node do not move", because=problem)
 
     def request_proactive_check(self) -> None:
         """See whether something is to move ahead of need; called every few seconds."""
@@ -113,8 +117,8 @@ class MemoryMigrator:
     def _is_node_idle(self) -> bool:
         """Whether no pod started for a while."""
         agent, now = self._agent, self._clock.monotonic()
-        if agent.creations != self._creations:
-            self._creations, self._busy = agent.creations, now
+        if agent.containers.creations != self._creations:
+            self._creations, self._busy = agent.containers.creations, now
         return now - self._busy >= NODE_IDLE_AFTER_S
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
@@ -122,7 +126,7 @@ class MemoryMigrator:
         a = agent.current.state.allocations.get(container_id)
         moves = (
             agent.current.synchronized
-            and agent.is_cgroup_settled(container_id)
+            and agent.containers.is_settled(container_id)
             and not agent.current.observe
         )
         return a if moves and a is not None and a.migrating_from else None
@@ -136,12 +140,12 @@ class MemoryMigrator:
         rate: float = MAX_MIGRATION_BYTES_PER_S,
     ) -> _MigrationResult:
         """Move the pages of one container to ``target`` while it ``goes_on``."""
-        done, left, why, moving = 0, 0, "", self._agent.moving
+        done, left, why, moving = 0, 0, "", self._agent.containers.migrating
         said = self._clock.monotonic()
         try:
             for _ in range(MAX_MIGRATION_PASSES):
                 left = 0
-                place = self._agent.cgroup_places.get(container_id, CgroupPlace())
+                place = self._agent.containers.cgroup_of(container_id)
                 steps = migrate_pages(self._writer.reader, place, sources, target)
                 while (step := await asyncio.to_thread(next, steps, None)) is not None:
                     self._metrics.migrated_bytes.inc(step.moved_bytes)
@@ -241,7 +245,7 @@ class MemoryMigrator:
             self._spent.extend([self._clock.monotonic()] * (moves := agent.restore_headroom(most)))
             if moves:
                 return
-        if agent.moves_memory and self._watch is not None:
+        if agent.containers.moves_memory and self._watch is not None:
             read = self._watch.known.items()
             used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}
             short = agent.nodes_short_of_free_memory(used)

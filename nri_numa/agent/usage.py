@@ -201,7 +201,7 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerMemory:
         """Read where the memory of one container is."""
-        place = self._agent.cgroup_places.get(allocation.container_id)
+        place = self._agent.containers.cgroup_places.get(allocation.container_id)
         places = (
             ContainerMemoryNodes(because="the agent does not know its cgroup")
             if place is None
@@ -248,7 +248,7 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerCPUPressure:
         """Read how much one container waits, and compare with the reading before."""
-        place = self._agent.cgroup_places.get(allocation.container_id)
+        place = self._agent.containers.cgroup_places.get(allocation.container_id)
         if place is None:
             unknown = "the agent does not know its cgroup"
             found = CPUWaits(no_pressure=unknown, no_threads=unknown)
@@ -436,7 +436,7 @@ class UsageWatch:
         )
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
-            place = self._agent.cgroup_places.get(allocation.container_id)
+            place = self._agent.containers.cgroup_places.get(allocation.container_id)
             page = os.sysconf("SC_PAGE_SIZE")
             if place is None:
                 return use

@@ -17,9 +17,9 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from nri_numa.agent.agent import Agent, RejectedContainer
+from nri_numa.agent.drift_table import DriftById, DriftStatus
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import DriftById, DriftStatus
 from nri_numa.agent.serving import OptionalParts, ProcessInfo
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
@@ -260,7 +260,7 @@ class LiveView:
         agent, desired = self._agent, self._agent.current.desired
         return zones_document(
             replace(desired, reading=agent.current.memory),
-            still=agent.immovable_ids(),
+            still=agent.cgroups.immovable_ids(),
             reason=self._unready_reason(),
             measured=None if more.measured is None else more.measured.enforced_factors(),
             devices=None if more.devices is None else more.devices.device_counts(),
@@ -352,7 +352,7 @@ class LiveView:
         known = agent.differences.known
         return StateSnapshot(
             agent.current.machine, agent.current.state, known, self._watches,
-            None if late is None else late.start_delays, agent.moving,
+            None if late is None else late.start_delays, agent.containers.migrating,
         )  # fmt: skip
 
 

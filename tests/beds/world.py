@@ -15,8 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -130,7 +132,14 @@ def agent_of(
     clock = clock or StillClock()
     current = CurrentState(machine, MemoryStore() if store is None else store, clock)
     writer = CgroupWriter(CgroupReader("/nowhere"))
-    return Agent(current, metrics=metrics or Metrics("test"), clock=clock, cgroups=writer)
+    return new_agent(current, writer, metrics or Metrics("test"), clock)
+
+
+def new_agent(current: CurrentState, writer: CgroupWriter, metrics: Metrics, clock: Clock) -> Agent:
+    """An agent of its parts."""
+    tasks = DeferredTasks(clock)
+    cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+    return Agent(current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock)
 
 
 class _Cgroups(CgroupWriter):
@@ -259,7 +268,7 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        self.agent = Agent(current, metrics=self.metrics, clock=self.timing, cgroups=writer)
+        self.agent = new_agent(current, writer, self.metrics, self.timing)
         state, problems = state_from(self.store.documents)
         assert problems == []
         current.restore_state(state)

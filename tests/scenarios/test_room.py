@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import StartingCpuset
+from nri_numa.agent.containers import StartingCpuset
 from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.config import AgentConfig
@@ -303,7 +303,7 @@ def movable(
 ) -> World:
     """A node where movable pods make room: two NUMA nodes of eight CPUs and 16 GiB."""
     world = World(machine(2, 8), Settings(rebalance_moves=moves, reservation_seconds=600.0), **more)  # type: ignore[arg-type]
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for name, cpus, memory, wishes in there:
         world.put(name, SINGLE | MOVABLE | wishes, cpus, memory)
     return world
@@ -351,7 +351,7 @@ def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
 
 def test_only_cpus_move_on_one_numa_node() -> None:
     world = World(machine(1, 4, threads=2), Settings(rebalance_moves=1))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for name in "abc":
         asks = SINGLE | MOVABLE | {"smt": "spread"}
         world.put(name, asks, 1, 1)
@@ -401,7 +401,7 @@ def test_made_movable_it_fits(
 ) -> None:
     """What is said to be in the way is elsewhere then, or has other CPUs."""
     world = World(topology, Settings(rebalance_moves=moves))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for number, (cpus, memory, wishes, qos) in enumerate(pods):
         of = pod(f"p{number}", wishes, qos=qos)
         made, agent = container(of, wants=resources(cpus, memory)), world.agent
@@ -462,10 +462,10 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
     a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
     world = movable(a, b)
-    world.agent.starting["b-app"] = StartingCpuset("", "")
+    world.agent.containers.starting["b-app"] = StartingCpuset("", "")
     assert isinstance(new(world), Rejected)
     world = movable(a, b)
-    world.agent.moves_memory = False
+    world.agent.containers.moves_memory = False
     assert isinstance(new(world), Rejected)
     world = movable(a, b)
     world.kubelet({("b", "app"): "8-11"})
@@ -513,7 +513,7 @@ def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
 def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() -> None:
     """An idle sibling was free by the sums, and is none: its memory was not booked for staying."""
     world = World(machine(2, 4, threads=2), Settings(rebalance_moves=3))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     shared, isolate = {"cpus": "shared"}, {"smt": "isolate"}
     one = [(2, 0, {}), (3, 3, {}), (3, 3, {}), (2, 1, {}), (2, 3, {"smt": "any"}), (1, 1, shared)]
     for number, (cpus, memory, wishes) in enumerate([*one, (0.5, 3, {})]):
@@ -589,7 +589,7 @@ def moving(
 
     async def live() -> None:
         mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
-        world.agent.moves_memory = True
+        world.agent.containers.moves_memory = True
         work = [
             asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
         ]
@@ -639,7 +639,7 @@ def test_each_move_is_timed_by_itself() -> None:
 
     async def live() -> None:
         mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
-        world.agent.moves_memory = True
+        world.agent.containers.moves_memory = True
         work = asyncio.create_task(mover.run())
         for over, name, cpus, where in (
             ((), "first", 7, "1 to 0"),
@@ -712,7 +712,7 @@ def test_far_memory_comes_home_while_no_pod_starts(
             if step == starts_at:
                 world.agent.run_pod(pod("new", SINGLE))
             elif step == 3:
-                state, moving = world.agent.current.state, world.agent.moving
+                state, moving = world.agent.current.state, world.agent.containers.migrating
                 (a,) = state.allocations.values()
                 shown = StateSnapshot(
                     world.agent.current.machine, state, {}, moving=moving
@@ -724,7 +724,7 @@ def test_far_memory_comes_home_while_no_pod_starts(
         cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=part)
     )
     assert moving(world, Ticking(), migrate, config) == [said] * bool(said)
-    assert world.agent.moving == {}
+    assert world.agent.containers.migrating == {}
 
 
 @pytest.mark.parametrize(("free", "says"), [(GIB, 0), (GIB - 1, 1)])
@@ -846,7 +846,7 @@ def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.M
             if changes == "it begins too often":
                 world.put(f"c{n}", {}, qos=QoSClass.BEST_EFFORT)
         if changes == "it moves no more":
-            world.agent.unconfirmed_ids.add("b-app")
+            world.agent.containers.unconfirmed_ids.add("b-app")
         elif changes == "it is gone":
             world.remove_pod(pod("new", SINGLE))
         elif changes == "it is placed":

@@ -7,7 +7,6 @@ cgroups: made with what the runtime had written down when the start began, and c
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
 
 import pytest
 from msgspec.structs import replace
@@ -50,18 +49,10 @@ class Node:
     def __init__(self, *, observe: bool = False, driver: str = "/pods/{}") -> None:
         self.kernel = Kernel()
         self.driver = driver
-        self.looked: list[str] = []
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
         self.world.ends_whole = False
         self.world.synchronize()
         self.agent = self.world.agent
-        self.agent.reconciler = self
-
-    def request_check(self, ids: Collection[str]) -> None:
-        self.looked += ids
-
-    def queue_systemd_sync(self, ids: Collection[str]) -> None:
-        """It is not there."""
 
     def path(self, name: str) -> str:
         return self.driver.format(f"{name}-app")
@@ -175,7 +166,7 @@ def test_every_container_is_looked_at_as_soon_as_it_runs(node: Node) -> None:
     node.start("plain")
     assert node.has("plain") == "0-3"
     node.started("plain")
-    assert node.looked == ["plain-app"]
+    assert list(node.agent.cgroups.checks.since) == ["plain-app"]
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:
@@ -192,7 +183,7 @@ def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_star
     node.task("plain")
     node.world.synchronize()
     assert node.has("plain") == "2-3"  # it may run already
-    assert "plain-app" in agent.starting
+    assert "plain-app" in agent.containers.starting
 
 
 def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one(node: Node) -> None:
@@ -246,15 +237,15 @@ def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_i
     node.agent.post_start_container(*event)
     node.agent.start_container(*event)
     assert node.agent.current.state.allocations == {}
-    assert node.agent.cgroup_places == {}
+    assert node.agent.containers.cgroup_places == {}
 
 
 def test_ids_of_the_ended_are_not_kept_for_ever(node: Node) -> None:
     for n in range(300):
         node.create(f"p{n}")
         node.world.stop(f"p{n}-app")
-    assert len(node.agent._ended) == 256
-    assert len(node.agent.starting) == 0
+    assert len(node.agent.containers.ended) == 256
+    assert len(node.agent.containers.starting) == 0
 
 
 @pytest.mark.parametrize("moment", ["start", "started"])

@@ -49,10 +49,12 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     world.place(again, container(again, id="first"))
     made = replace(container(again, id="second"), cgroups_path="/pods/second")
     world.place(again, made)
-    assert "first" not in world.agent.cgroup_places, "from then on it is looked at by nobody"
+    assert "first" not in world.agent.containers.cgroup_places, (
+        "from then on it is looked at by nobody"
+    )
     world.stop("first")
-    assert "first" not in world.agent.cgroup_places
-    assert world.agent.cgroup_places["second"].cgroups_path == "/pods/second"
+    assert "first" not in world.agent.containers.cgroup_places
+    assert world.agent.containers.cgroup_places["second"].cgroups_path == "/pods/second"
     assert world.agent.explanation_of("first") is None
 
 

@@ -75,7 +75,7 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
     with subprocess.Popen(waits, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        bed.world.agent.cgroup_places[one] = CgroupPlace(f"/pods/{one}", process.pid)
+        bed.world.agent.containers.cgroup_places[one] = CgroupPlace(f"/pods/{one}", process.pid)
         bed.wall = time.time()
         bed.late.on_start(one, bed.wall, None)
         process.kill()

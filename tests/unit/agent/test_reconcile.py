@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import reconcile
-from nri_numa.agent.reconcile import PUSH_BATCH, Reconciler, RoundResult
+from nri_numa.agent import cgroup_updates, reconcile
+from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -38,7 +38,7 @@ class Bed(test_verify.Bed):
         for container_id in self.world.live:
             self.settle(container_id)
         self.clock += 3600
-        self.reconciler._undelivered.clear()
+        self.world.agent.cgroups.checks.since.clear()
 
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
         self.tree.write(f"/pods/{container_id}", cpus, mems)
@@ -62,7 +62,7 @@ class Bed(test_verify.Bed):
 
     def round(self, **options: float) -> RoundResult:
         done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
-        asyncio.run(self.reconciler.sync_systemd())
+        asyncio.run(self.systemd.sync_systemd())
         return done
 
     def counts(self) -> tuple[float, float, float]:
@@ -266,11 +266,8 @@ class KernelBed(CgroupBed):
         )
         self.world.synchronize()
         self.world.starts = False
-        writer = self.world.agent._cgroups = CgroupWriter(CgroupReader())
-        metrics = self.world.metrics
-        self.reconciler = Reconciler(
-            self.world.agent, metrics, self, writer=writer, scopes=self.scopes, clock=self.timing
-        )
+        self.world.agent.cgroups.writer = CgroupWriter(CgroupReader())
+        self.start_reconciler()
 
     def place(self, of: PodSandbox, made: Container | None = None) -> None:
         path = "/none" if made else f"/{self.tree.relative_to('/sys/fs/cgroup/cpuset')}"
@@ -278,7 +275,7 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.reconciler._undelivered.clear()
+        self.world.agent.cgroups.checks.since.clear()
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""
@@ -578,12 +575,14 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     """Between batches the thread pauses, however many containers there are."""
     pauses: list[float] = []
     agent = bed.world.agent
-    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.cgroup_places.items()]
-    found = reconcile.observe_cgroups(
+    places = [
+        (f"{k}{i}", place) for i in range(30) for k, place in agent.containers.cgroup_places.items()
+    ]
+    found = cgroup_updates.observe_cgroups(
         bed.writer.reader, agent.current.desired, places, pauses.append
     )
     assert found.cgroup_count == 90
-    assert len(pauses) == 90 // reconcile.READ_BATCH
+    assert len(pauses) == 90 // cgroup_updates.READ_BATCH
 
 
 @pytest.fixture
@@ -626,10 +625,10 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
 def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
-    bed.reconciler._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
+    bed.systemd._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
     bed.round()
     assert "no answer over D-Bus: No such file or directory" in bed.log
-    bed.reconciler._scopes, welcome = systemd.scopes, systemd.welcome
+    bed.systemd._scopes, welcome = systemd.scopes, systemd.welcome
     bed.round()
     assert systemd.has(scope) == "1"
     systemd.make(scope, AllowedCPUs="0-7")
@@ -680,7 +679,7 @@ def test_what_systemd_hears_late_undoes_nothing(
         monkeypatch.setattr(
             CgroupReader, "read_actual_cgroup", lambda *place: (observe(*place), back())[0]
         )
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(unit) == own.replace(",", " ")
     assert bed.tree.cpus_of("/pods/owner-app") == own != less
     told = [lists["AllowedCPUs"] for _, lists in systemd.calls]
@@ -699,12 +698,12 @@ def test_systemd_hears_of_memory_that_has_arrived(
     )
     bed.tree.write("/pods/listed-app", "1", "0-1")
     wanted = agent.finish_migration("listed-app")
-    bed.reconciler.queue_systemd_sync(["listed-app"])
-    asyncio.run(bed.reconciler.sync_systemd())
+    bed.world.agent.cgroups.queue_systemd_sync(["listed-app"])
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.calls == []
     bed.writer.write_cgroup(wanted)
     agent.post_update_container("listed-app")
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(scope, "AllowedMemoryNodes") == "0"
 
 
@@ -712,17 +711,16 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
     """It was killed; all cgroups are right, and nothing is persisted."""
-    world, places = bed.world, dict(bed.world.agent.cgroup_places)
+    world, places = bed.world, dict(bed.world.agent.containers.cgroup_places)
     world.boot()
     bed.writer = Writer(bed.tree, world)
-    bed.reconciler = Reconciler(
-        world.agent, world.metrics, bed, writer=bed.writer, scopes=systemd.scopes, clock=bed
-    )
+    bed.scopes = systemd.scopes
+    bed.start_reconciler()
     for container_id, place in places.items():
         made = world.live[container_id]
         world.live[container_id] = replace(made, cgroups_path=place.cgroups_path)
     world.synchronize()
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(scope) == "1"
 
 
@@ -735,8 +733,8 @@ def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: Systemd
     unit = bed.scope(systemd, "new-app")
     test_verify.own(bed, "next", 1)
     bed.world.agent.start_container(of, made)
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     bed.world.agent.post_start_container(of, made)
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     has = bed.world.live["free-app"].resources.cpus
     assert (bed.tree.cpus_of("/pods/new-app"), systemd.has(unit)) == (has, has.replace(",", " "))

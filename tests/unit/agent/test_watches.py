@@ -59,7 +59,7 @@ class Bed:
         of = pod(name, annotations, namespace="shop")
         made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
         self.agent.create_container(of, made)
-        self.agent.cgroup_places[made.id] = CgroupPlace(f"/{name}")
+        self.agent.containers.cgroup_places[made.id] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         if numa_stat:
             (self.root / name / "memory.numa_stat").write_text(numa_stat)
@@ -193,7 +193,7 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
 
 
 def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
-    del bed.agent.cgroup_places["c-here"]
+    del bed.agent.containers.cgroup_places["c-here"]
     bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
     bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
     bed.round()
@@ -282,7 +282,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: Bed) -> None:
 def test_a_scrape_has_series_of_what_is_known_only(waits: Bed) -> None:
     waits.round()
     waits.waited(10, 16.0)
-    del waits.agent.cgroup_places["c-calm"]
+    del waits.agent.containers.cgroup_places["c-calm"]
     waits.round()
     assert waits.samples("container_cpu_pressure_ratio") == {"busy": 0.625}
     assert waits.samples("container_waiting_tasks") == {"busy": 0.5, "old": 0}

@@ -25,7 +25,9 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
@@ -103,7 +105,15 @@ class Node:
         writer = CgroupWriter(CgroupReader("/nowhere"))
         tasks = DeferredTasks(clock)
         cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
-        agent = Agent(current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock)
+        agent = Agent(
+            current,
+            cgroups=cgroups,
+            history=DecisionHistory(current, tasks, metrics, clock),
+            drift=DriftTable(metrics, clock, current.notify),
+            tasks=tasks,
+            metrics=metrics,
+            clock=clock,
+        )
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")

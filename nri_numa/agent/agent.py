@@ -8,31 +8,24 @@ or none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.engine import admit, pod_admission
-from nri_numa.engine.decision import Admitted, DecisionTrace, Rejected, Resized, Resynced
-from nri_numa.engine.desired import NodeSnapshot, updates_between
-from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
-from nri_numa.engine.foreign_pins import foreign_overlaps
+from nri_numa.engine.decision import Admitted, Rejected, Resized
+from nri_numa.engine.desired import updates_between
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.rebalance import (
-    StepwiseSearch,
     admit_by_moving,
-    continued_move_search,
-    fits_after_moves_text,
-    move_purpose_text,
-    move_text,
     nodes_short_of_memory,
     plan_headroom_moves,
 )
@@ -51,7 +44,7 @@ from nri_numa.engine.state import (
     union_cpus,
 )
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
     ChangedStateIds,
@@ -62,55 +55,13 @@ from nri_numa.model.workload import (
     PodTable,
     Resources,
 )
-from nri_numa.observe import logs
-from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeLog, RequestDecisions
-from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
 
 if TYPE_CHECKING:
     from nri_numa.agent.kubelet_sync import KubeletSync
 
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
-MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
-"""Doubted annotations of one synchronisation that get a line each."""
-MAX_NAMED_CONTAINERS: Final = 5
-"""Containers that one line names; a node may have hundreds."""
-_MAX_REJECTIONS: Final = 256
-"""Refusals that are kept."""
-
-log = logs.get_logger("foreign")
-
-
-class RejectedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused container, kept as long as its pod so that the pod's author can ask why.
-
-    Attributes:
-        last_time: Unix time in seconds of the last refusal.
-        count: how often it was refused for this reason: the kubelet tries again and again.
-    """
-
-    pod_id: str
-    namespace: str
-    pod: str
-    container: str
-    reason: str
-    message: str
-    last_time: float
-    trace: PackedTrace
-    observed: bool = False
-    count: int = 1
-
-    @property
-    def rejection_key(self) -> tuple[str, str, str, str]:
-        """The same for all refusals of a container for one reason."""
-        return self.namespace, self.pod, self.container, self.reason
-
-
-def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
-    pod, container = refused.trace.pod, refused.trace.container
-    return pod.namespace, pod.name, container.name, refused.reason
 
 
 class Agent:
@@ -120,9 +71,9 @@ class Agent:
         current: the node state, which nothing else replaces.
         containers: what is known of live containers besides.
         cgroups: writes their cgroups.
-        refused: how many were refused so far.
+        history: what is remembered of decisions.
         sees_starts: whether every start is reported; over CRI a short life is not.
-        differences: what containers really have, where it is not what is meant.
+        drift: what containers really have, where it is not what is meant.
     """
 
     def __init__(
@@ -130,6 +81,8 @@ class Agent:
         current: CurrentState,
         *,
         cgroups: CgroupUpdates,
+        history: DecisionHistory,
+        drift: DriftTable,
         tasks: DeferredTasks,
         metrics: Metrics,
         clock: Clock,
@@ -137,22 +90,17 @@ class Agent:
         self.current = current
         self.containers = cgroups.containers
         self.cgroups = cgroups
-        self._refusals: dict[tuple[str, str, str, str], RejectedContainer] = {}
-        self.refused = 0
-        self.notices = NoticeLog(clock.time)
-        self.decided = RequestDecisions(clock.time)
         self.sees_starts = True
         self.kubelet: KubeletSync | None = None
-        self.differences = DriftTable(metrics, clock, current.notify)
+        self.history = history
+        self.drift = drift
         self._metrics = metrics
         self._now = clock.time
         self._clock = clock
-        self._decision_log = DecisionReporter(metrics, self.notices, self.decided)
-        self._foreign = ForeignPinReporter(metrics)
-        self._is_overlap_check_due = False
         self._tasks = tasks
-        self._room_searches = DeferredRoomSearches(self, self._tasks.add)
-        self._traces: dict[str, DecisionTrace | PackedTrace] = {}
+        self._room_searches = DeferredRoomSearches(
+            current, cgroups, history, tasks, self._move_for_newcomer
+        )
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
 
     # --- events of the runtime --------------------------------------------------------------------
@@ -167,7 +115,7 @@ class Agent:
             decision = self._admit_by_moving(decision)
             if isinstance(decision, Rejected):
                 self.containers.count_creation()
-                self._on_rejected(decision)
+                self.history.record_rejected(decision)
                 if self.current.observe:
                     return None
                 if decision.is_search_spent:
@@ -183,7 +131,7 @@ class Agent:
                 self._forget_container(container_id)
         mems = decision.adjustment.mems or container.resources.mems
         self.containers.on_created(container, decision.adjustment.cpus, mems)
-        self._on_admitted(decision)
+        self.history.record_admitted(decision)
         if self.current.observe:
             return None
         updates = decision.updates
@@ -208,38 +156,6 @@ class Agent:
         if isinstance(made, str):
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
-
-    def is_retry_expected(self, refused: Rejected) -> bool:
-        """Whether a refused container is still to come: its pod is there, and it is not."""
-        uid, name = refused.trace.pod.uid, refused.trace.container.name
-        there = [a.container for a in self.current.state.allocations_of_pod(uid)]
-        return _rejection_key_of(refused) in self._refusals and name not in there
-
-    def new_room_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected]:
-        """A search for room, by what is there now."""
-        return continued_move_search(
-            self.current.snapshot(), refused, self.cgroups.immovable_ids(), is_deferred=True
-        )
-
-    def finish_search(self, refused: Rejected, found: Admitted | Rejected) -> None:
-        """What a search found that went on after a refusal: some move, and the refusal says it."""
-        if isinstance(found, Rejected):
-            text = found.room_text
-        elif self.cgroups.immovable_ids().isdisjoint(m.after.container_id for m in found.moves):
-            problem = self._move_for_newcomer(found, "room")
-            text = (
-                f"no room could be made: {problem}"
-                if problem
-                else fits_after_moves_text(found.moves)
-            )
-        else:
-            text = ""
-        one = self._refusals.get(key := _rejection_key_of(refused))
-        if text and one is not None:
-            message = replace(refused, room_text=text).message
-            self._refusals[key] = replace(one, message=message)
-            self._decision_log.log_room_found(refused.trace, text)
-            self.current.notify()
 
     def restore_headroom(self, most: int) -> int:
         """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
@@ -298,17 +214,8 @@ class Agent:
             self.cgroups.request_check(wanted)
             return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
-        self._metrics.moves.labels(reason).inc(len(moves))
-        for move in decision.moves:
-            self._tasks.add(partial(self.cgroups.write_mark, move.after.container_id))
-            self._tasks.add(
-                partial(
-                    self._decision_log.log_moved,
-                    move,
-                    move_text(move),
-                    move_purpose_text(move.after),
-                )
-            )
+        self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in moves))
+        self.history.record_moves(decision.moves, reason)
         every = {u.container_id: u for u in (*kept, *self.cgroups.schedule_cpu_return(more))}
         return tuple(every.values())
 
@@ -360,7 +267,7 @@ class Agent:
         before = self.current.state.allocations.get(container.id)
         outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
-            self._on_rejected(outcome)
+            self.history.record_rejected(outcome)
             return (
                 Resized(state=self.current.state, container_update=None, trace=outcome.trace)
                 if self.current.observe
@@ -369,9 +276,9 @@ class Agent:
         if outcome.state is not self.current.state:
             self._replace_state(outcome.state, outcome.change, pod)
             allocation = self.current.state.allocations[container.id]
-            self._on_resized(allocation, outcome.trace, before)
-            self._schedule_overlap_report(before)
-            self._schedule_overlap_report(allocation)
+            self.history.record_resized(allocation, outcome.trace, before)
+            self.history.check_overlaps_of(before)
+            self.history.check_overlaps_of(allocation)
         kept = outcome.container_update.cpus if outcome.container_update is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
             after = self.current.state.allocations[container.id]
@@ -380,7 +287,7 @@ class Agent:
         if requested.cpus and kept:
             self._tasks.add(
                 partial(
-                    self._decision_log.log_requested_cpuset_overridden,
+                    self.history.reporter.log_requested_cpuset_overridden,
                     pod,
                     container,
                     requested.cpus,
@@ -463,19 +370,19 @@ class Agent:
         self._replace_state(released.state, released.change)
         for allocation in kept:
             self._forget_container(allocation.container_id)
-            self._decision_log.log_reservation_released(allocation)
+            self.history.reporter.log_reservation_released(allocation)
         self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
-        self._filter_refusals(lambda one: one.pod_id != sandbox)
+        self.history.retain_rejections(lambda one: one.pod_id != sandbox)
         before, released = self.current.state, admit.forget_pod(self.current.desired, uid, sandbox)
         if released.state is self.current.state:
             return
         self._replace_state(released.state, released.change)
         for container_id in released.change.containers:
             self._forget_container(container_id)
-            self._schedule_overlap_report(before.allocations.get(container_id))
+            self.history.check_overlaps_of(before.allocations.get(container_id))
         self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
 
     def synchronize(
@@ -484,7 +391,7 @@ class Agent:
         """Compare notes with the runtime; see `nri_numa.engine.resync`."""
         end = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
-        self._filter_refusals(lambda one: one.pod_id in pods.uids)
+        self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
         unmarked = [c.id for c in containers if self.cgroups.mark_key not in c.annotations]
         containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
@@ -511,11 +418,13 @@ class Agent:
             self.current.machine.settings,
         )
         self._tasks.add(
-            lambda: self._decision_log.log_invariant_violations(
+            lambda: self.history.reporter.log_invariant_violations(
                 state_invariant_violations(state, topology, settings)
             )
         )
-        self._on_synchronized(outcome, before.allocations)
+        self.history.record_synchronized(outcome, before.allocations)
+        for container_id in outcome.removed:
+            self._forget_container(container_id)
         if (
             not self.current.synchronized
         ):  # an earlier process may have been killed before it told systemd
@@ -541,13 +450,13 @@ class Agent:
         met = admit_running(self.current.snapshot(), pod, container)
         decision = met.decision
         if isinstance(decision, Rejected):
-            self._on_rejected(decision, running=True)
+            self.history.record_rejected(decision, running=True)
             return
         self._replace_state(decision.state, decision.change, pod)
         gap = decision.allocation.kind not in (ContainerKind.UNPINNED, ContainerKind.FOREIGN)
         if gap:
-            self._metrics.gap_containers.inc()
-        self._on_admitted(decision, gap=gap)
+            self.history.count_missed_start()
+        self.history.record_admitted(decision, missed_start=gap)
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
         self.cgroups.write_mark(container.id)
 
@@ -586,51 +495,6 @@ class Agent:
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(updates))
         return tuple(updates)
 
-    # --- looking ----------------------------------------------------------------------------------
-
-    def explanation_of(self, container_id: str) -> StoredExplanation | None:
-        """How the decision about a live container came about; None for an adopted one."""
-        allocation, kept = (
-            self.current.state.allocations.get(container_id),
-            self._traces.get(container_id),
-        )
-        if allocation is None or kept is None:
-            return None
-        return (
-            self._unpack_trace(kept, allocation)
-            if isinstance(kept, PackedTrace)
-            else stored_explanation(kept)
-        )
-
-    def explanation_of_refusal(self, refusal: RejectedContainer) -> StoredExplanation:
-        """How a refusal came about."""
-        return self._unpack_trace(refusal.trace, refusal)
-
-    def _unpack_trace(
-        self, trace: PackedTrace, of: Allocation | RejectedContainer
-    ) -> StoredExplanation:
-        who = of.namespace, of.pod, of.container
-        return unpack_explanation(trace, who, self.current.machine.topology.distance)
-
-    def packed_traces(self) -> dict[str, PackedTrace]:
-        """What is kept of the decisions about live containers, by container id."""
-        return {i: kept for i, kept in self._traces.items() if isinstance(kept, PackedTrace)}
-
-    def restore_traces(
-        self, traces: Mapping[str, PackedTrace], refusals: Iterable[RejectedContainer]
-    ) -> None:
-        """Know again what an earlier run of ours kept; only before the first event."""
-        self._traces |= traces
-        self._refusals.update((one.rejection_key, one) for one in refusals)
-
-    @property
-    def rejections(self) -> tuple[RejectedContainer, ...]:
-        """The latest refused containers of pods that are there, oldest first."""
-        return tuple(self._refusals.values())
-
-    def _filter_refusals(self, wanted: Callable[[RejectedContainer], bool]) -> None:
-        self._refusals = {one.rejection_key: one for one in self.rejections if wanted(one)}
-
     # --- inside -----------------------------------------------------------------------------------
 
     def _release_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
@@ -643,14 +507,7 @@ class Agent:
         released = admit.release_container(self.current.desired, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
-        self._schedule_overlap_report(allocation)
-        self._tasks.add(
-            partial(
-                self._decision_log.log_released,
-                allocation,
-                partial(self._allocation_cpus_in_state, self.current.state),
-            )
-        )
+        self.history.record_released(allocation, released.state)
         return released.updates
 
     def _replace_state(
@@ -662,9 +519,9 @@ class Agent:
             after = self._with_sandbox_cgroup(after, pod)
         violations, is_pool_changed = current.replace_state(after, change)
         if violations:
-            self._decision_log.log_invariant_violations(violations)
+            self.history.reporter.log_invariant_violations(violations)
         if is_pool_changed:
-            self._schedule_overlap_check()
+            self.history.schedule_overlap_check()
         if self.containers.started_cgroups:
             self._correct_all_starting()
         current.notify()
@@ -695,16 +552,6 @@ class Agent:
                 state = self._with_sandbox_cgroup(state, pods[pod_id])
         return state
 
-    def _schedule_overlap_report(self, allocation: Allocation | None) -> None:
-        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
-        if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
-            self._schedule_overlap_check()
-
-    def _schedule_overlap_check(self) -> None:
-        if not self._is_overlap_check_due:
-            self._is_overlap_check_due = True
-            self._tasks.add(self._report_foreign_overlaps)
-
     def _log_if_never_started(self, allocation: Allocation | None) -> None:
         """One ends, or another takes its place: was it created and did not come to its start?
 
@@ -717,11 +564,7 @@ class Agent:
         container_id = allocation.container_id
         starting, started = self.containers.starting, self.containers.started_cgroups
         if container_id in starting and container_id not in started:
-            self._tasks.add(partial(self._decision_log.log_undone, allocation))
-
-    def _report_foreign_overlaps(self) -> None:
-        self._is_overlap_check_due = False
-        self._foreign.report_overlaps(self.current.state)
+            self._tasks.add(partial(self.history.reporter.log_undone, allocation))
 
     def _correct_all_starting(self) -> None:
         for container_id in tuple(self.containers.started_cgroups):
@@ -752,7 +595,9 @@ class Agent:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:
             self._tasks.add(
-                partial(self._decision_log.log_start_correction, allocation, cpus, written.problem)
+                partial(
+                    self.history.reporter.log_start_correction, allocation, cpus, written.problem
+                )
             )
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
@@ -761,171 +606,20 @@ class Agent:
         self._replace_state(met.state, met.change, pod)
         if not self.current.observe:  # else it was refused in words only, and is no gap
             self.containers.on_unreported_start(container)
-            self._metrics.gap_containers.inc()
+            self.history.count_missed_start()
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(met.updates))
-        last = self.rejections[-1] if self.rejections else None
+        last = self.history.rejections[-1] if self.history.rejections else None
         if isinstance(met.decision, Admitted):
-            self._on_admitted(met.decision, gap=True)
+            self.history.record_admitted(met.decision, missed_start=True)
         elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
-            self._on_rejected(met.decision, running=True)
+            self.history.record_rejected(met.decision, running=True)
         else:
             why = replace(met.decision.trace, decision_steps=(last.message,))
-            self._hold_trace(self.current.state.allocations[container.id], why)
+            self.history.hold_trace(self.current.state.allocations[container.id], why)
         self._tasks.add(partial(self.cgroups.write_mark, container.id))
 
     def _forget_container(self, container_id: str) -> None:
-        self._traces.pop(container_id, None)
-        if container_id in self.differences.known:
-            self.differences.remove_repaired(container_id)
+        self.history.drop_trace(container_id)
+        if container_id in self.drift.known:
+            self.drift.remove_repaired(container_id)
         self.containers.drop(container_id)
-
-    def _on_admitted(self, decision: Admitted, *, gap: bool = False) -> None:
-        self._hold_trace(decision.allocation, decision.trace)
-        if decision.allocation.kind is ContainerKind.FOREIGN:
-            self._schedule_overlap_report(decision.allocation)
-        if decision.trace.ignored:
-            self._tasks.add(partial(self._decision_log.log_ignored_annotations, decision.trace))
-        tell = partial(
-            self._decision_log.log_placed_with_neighbours,
-            decision,
-            self.current.machine.topology,
-            gap,
-        )
-        if gap or not decision.allocation.aligned:
-            allocation, observed = decision.allocation, self.current.observe
-            notice = partial(
-                self._decision_log.notice_imperfect_placement,
-                allocation,
-                gap=gap,
-                observed=observed,
-            )
-            self._tasks.add(tell, notice)
-        else:
-            self._tasks.add(tell)
-
-    def _hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
-        """Hold the trace of a decision, if it says more than one clause; packed soon after."""
-        # Containers without any request would cost memory for an explanation of one clause.
-        if allocation.is_pinned or not allocation.aligned:
-            self._traces[allocation.container_id] = trace
-            self._tasks.add(partial(self._pack_trace, allocation.container_id))
-
-    def _pack_trace(self, container_id: str) -> None:
-        trace = self._traces.get(container_id)
-        if isinstance(trace, DecisionTrace):
-            self._traces[container_id] = pack_trace(trace)
-
-    def _on_rejected(self, decision: Rejected, *, running: bool = False) -> None:
-        self.refused += 1
-        if running:
-            found = replace(
-                decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
-            )
-            self._hold_trace(self.current.state.allocations[found.container.id], found)
-        one = RejectedContainer(
-            pod_id=decision.trace.pod.id,
-            namespace=decision.trace.pod.namespace,
-            pod=decision.trace.pod.name,
-            container=decision.trace.container.name,
-            reason=decision.reason,
-            message=decision.message,
-            last_time=self._now(),
-            trace=pack_trace(decision.trace),
-            observed=self.current.observe,
-        )
-        before = self._refusals.pop(one.rejection_key, None)
-        self._refusals[one.rejection_key] = replace(one, count=before.count + 1) if before else one
-        if len(self._refusals) > _MAX_REJECTIONS:
-            del self._refusals[next(iter(self._refusals))]
-        self._decision_log.log_rejected(decision, observed=self.current.observe)
-        notice = self._decision_log.notice_refused
-        self._tasks.add(partial(notice, decision, observed=self.current.observe, running=running))
-        self.current.notify()
-
-    def _on_resized(
-        self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
-    ) -> None:
-        self._hold_trace(allocation, trace)
-        cpus = self._allocation_cpus_in_state(self.current.state, allocation)
-        self._tasks.add(partial(self._decision_log.log_resized, allocation, cpus, before))
-
-    def _on_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
-        if outcome.unpinned:
-            cpus = self._allocation_cpus_in_state(
-                outcome.state, outcome.unpinned[0]
-            )  # the same for all of them
-            self._tasks.add(
-                *(partial(self._decision_log.log_placed, one, cpus, 0) for one in outcome.unpinned)
-            )
-        gap = frozenset(outcome.missed_starts)
-        for decision in outcome.decisions:
-            if isinstance(decision, Admitted):
-                self._on_admitted(decision, gap=decision.allocation.container_id in gap)
-            else:
-                self._on_rejected(decision, running=True)
-        for allocation, trace in outcome.resized:
-            self._on_resized(allocation, trace, known.get(allocation.container_id))
-        for container_id in outcome.removed:
-            self._forget_container(container_id)
-        self._foreign.report_untrusted(outcome)
-        self._schedule_overlap_check()
-        self._decision_log.log_synchronized(outcome)
-
-    def _allocation_cpus_in_state(self, state: NodeState, allocation: Allocation) -> str:
-        return str(NodeSnapshot(self.current.machine, state).cpuset_of(allocation))
-
-
-class ForeignPinReporter:
-    """Says what is not ours and could hurt: pins that overlap with owners, doubtful annotations.
-
-    Nothing is done about foreign pins (docs/adr/0018-foreign-containers.md), so an operator has to
-    read of them. What was said is remembered, so that each overlap is said and counted once.
-    """
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._said: dict[str, CPUSet] = {}
-
-    def report_overlaps(self, state: NodeState) -> None:
-        """Look at every container once; nothing that the runtime waits for calls this."""
-        found = foreign_overlaps(state)
-        self._metrics.foreign_on_owned.set(len(found))
-        new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
-        self._said = dict(found)
-        if not new:
-            return
-        self._metrics.foreign_overlaps.inc(len(new))
-        shared = NO_CPUS
-        for container_id in new:
-            shared = shared | found[container_id]
-        log.warning(
-            "foreign containers may run on exclusive CPUs of others",
-            containers=len(new),
-            cpus=str(shared),
-            names=names_text([state.allocations[i].full_name for i in new]),
-        )
-
-    def report_untrusted(self, outcome: Resynced) -> None:
-        """Say which annotations were not believed, and which cpusets nothing explains."""
-        disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
-        self._metrics.claims_disbelieved.inc(len(disbelieved))
-        self._metrics.unexplained_pins.inc(len(unexplained))
-        for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
-            log.warning("annotation not believed", problem=sentence)
-        if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
-            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
-            log.warning("more annotations not believed", containers=more)
-        if unexplained:
-            log.warning(
-                "the origin of these cpusets is unknown: they are treated as pins of others, "
-                "and their CPUs may become exclusive to others",
-                containers=len(unexplained),
-                names=names_text(unexplained),
-            )
-
-
-def names_text(names: Sequence[str]) -> str:
-    """The first few names, in order, and how many more there are."""
-    shown = sorted(names)[:MAX_NAMED_CONTAINERS]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

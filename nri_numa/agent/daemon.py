@@ -26,8 +26,10 @@ from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -181,8 +183,22 @@ class Daemon:
         containers = LiveContainers(moves_memory=can_move_memory(writer.reader))
         tasks = DeferredTasks(clock)
         cgroups = CgroupUpdates(current, containers, writer, tasks, metrics, clock)
+        history = DecisionHistory(
+            current,
+            tasks,
+            metrics,
+            clock,
+            max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
+        )
+        drift = DriftTable(metrics, clock, current.notify)
         self.agent = agent = Agent(
-            current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock
+            current,
+            cgroups=cgroups,
+            history=history,
+            drift=drift,
+            tasks=tasks,
+            metrics=metrics,
+            clock=clock,
         )
         self._beside = KubeletSync(
             agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
@@ -193,17 +209,11 @@ class Daemon:
         self._notices = NoticeFile(
             config.state_dir,
             identity=who,
-            notices=agent.notices,
+            notices=agent.history.notices,
             trouble=lambda problem: log.warning("notices not saved", problem=problem),
         )
         if problem := self._notices.restore_and_open(writable=self.store.has_lock):
             log.warning("notices", problem=problem)
-        agent.notices.changed = current.notify
-        if config.publish.otlp_endpoint:
-            agent.decided.limit, agent.decided.changed = (
-                MAX_DECIDED_REQUESTS,
-                current.notify,
-            )
         self.unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.new_device_watch(current)
         self._claims = build_claim_store(config, name, current)
@@ -257,9 +267,9 @@ class Daemon:
             current,
             cgroups,
             self._systemd,
-            agent.differences,
+            drift,
             self.runtime,
-            notices=agent.notices,
+            notices=history.notices,
             metrics=metrics,
             clock=clock,
         )
@@ -432,10 +442,10 @@ class Daemon:
         while True:
             await self.clock.sleep(PERIODIC_INTERVAL_S)
             number += 1
-            if number % ROUNDS_BETWEEN_MEMORY_READS == 0 or agent.refused != refused:
+            if number % ROUNDS_BETWEEN_MEMORY_READS == 0 or agent.history.rejected_count != refused:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
-                refused = agent.refused
+                refused = agent.history.rejected_count
                 await self._rereading.read_memory()
                 await self._rereading.read_machine(agent)
                 agent.release_expired_reservations()

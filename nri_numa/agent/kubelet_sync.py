@@ -133,7 +133,7 @@ class KubeletSync:
     def _check_cgroups(self) -> None:
         """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
         state = self._agent.current.state
-        for container_id, one in self._agent.differences.known.items():
+        for container_id, one in self._agent.drift.known.items():
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue

@@ -105,7 +105,7 @@ class LateStarts:
             container=container,
             message=message,
         )
-        self._agent.notices.add_notice(
+        self._agent.history.notices.add_notice(
             NoticedEventKind.UNPINNED,
             "refused, and starts nevertheless, because over CRI no start can be prevented: "
             f"{message}",

@@ -202,7 +202,7 @@ class MemoryMigrator:
         if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
             self._try_later(container_id, UNMOVED_RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
-            self._agent.notices.add_for_allocation(
+            self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
             )
             log.warning("partly moved", container=a.full_name, where=where, problem=moved.obstacle)
@@ -213,7 +213,7 @@ class MemoryMigrator:
         self._agent.post_update_container(container_id)
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
-        self._agent.notices.add_for_allocation(
+        self._agent.history.notices.add_for_allocation(
             a, NoticedEventKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"where": where, "seconds": round(seconds, 3)}
@@ -312,6 +312,6 @@ class MemoryMigrator:
         message = (
             f"{human_bytes(moved.migrated_bytes)} of far memory moved {where} in {seconds:.1f} s"
         )
-        agent.notices.add_for_allocation(a, NoticedEventKind.MOVED, message)
+        agent.history.notices.add_for_allocation(a, NoticedEventKind.MOVED, message)
         agent.current.notify()
         log.info("far memory moved", container=a.full_name, where=where, bytes=moved.migrated_bytes)

@@ -140,7 +140,7 @@ class UnmatchedAnnotations:
         """A log line for each sentence, and one notice of all that no earlier process made."""
         for sentence in sentences:
             log.warning(event, pod=f"{waiting.namespace}/{waiting.name}", problem=sentence)
-        message, notices = "; ".join(sentences), self._agent.notices
+        message, notices = "; ".join(sentences), self._agent.history.notices
         if sentences and not any(
             (one.pod_uid, one.reason) == (waiting.uid, reason) for one in notices.notices_after()
         ):

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
-from nri_numa.agent.agent import Agent, RejectedContainer
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.drift_table import DriftById, DriftStatus
+from nri_numa.agent.history import RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.serving import OptionalParts, ProcessInfo
@@ -86,7 +87,7 @@ class LiveView:
     def status_document(self) -> shown.Status:
         """The agent itself."""
         agent = self._agent
-        known = agent.differences.known
+        known = agent.drift.known
         counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
@@ -158,7 +159,7 @@ class LiveView:
         moment = self._state_snapshot()
         state = moment.state
         refused: dict[str, RejectedContainer] = {}
-        for one in self._agent.rejections:  # the last one of each counts
+        for one in self._agent.history.rejections:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         found: list[shown.Explanation] = []
@@ -178,7 +179,7 @@ class LiveView:
         self, allocation: Allocation, moment: StateSnapshot, later: RejectedContainer | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
-        known = self._agent.explanation_of(allocation.container_id)
+        known = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.yielded_text(allocation, effective):
@@ -213,7 +214,7 @@ class LiveView:
         )
 
     def _rejection_explanation(self, refused: RejectedContainer) -> shown.Explanation:
-        known = self._agent.explanation_of_refusal(refused)
+        known = self._agent.history.explanation_of_rejection(refused)
         document = explain_rejection(known, refused.reason, refused.message)
         return shown.Explanation(
             namespace=refused.namespace,
@@ -231,7 +232,7 @@ class LiveView:
         """The latest refusals, newest first."""
         return [
             convert(refused, shown.RejectionRecord, from_attributes=True)
-            for refused in reversed(self._agent.rejections)
+            for refused in reversed(self._agent.history.rejections)
         ]
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
@@ -285,14 +286,14 @@ class LiveView:
 
     def notices_document(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
-        kept = self._agent.notices
+        kept = self._agent.history.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
         found = tuple(kept.notices_after(after))
         return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
     def decided_requests_document(self, after: int) -> shown.DecidedRequests:
         """What was decided about requests of the runtime after a number of the sequence."""
-        decided, instance = self._agent.decided, f"{int(self._about.start_time * 1000):x}"
+        decided, instance = self._agent.history.decided, f"{int(self._about.start_time * 1000):x}"
         number = decided.number  # before the requests: one too many is no harm
         return shown.DecidedRequests(
             instance=instance, number=number, requests=decided.requests_after(after)
@@ -300,7 +301,7 @@ class LiveView:
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
-        return self._agent.notices.number
+        return self._agent.history.notices.number
 
     def node_usage(self) -> shown.NodeUsage:
         """What is really used on the machine."""
@@ -349,7 +350,7 @@ class LiveView:
 
     def _state_snapshot(self) -> StateSnapshot:
         agent, late = self._agent, self._more.late_starts
-        known = agent.differences.known
+        known = agent.drift.known
         return StateSnapshot(
             agent.current.machine, agent.current.state, known, self._watches,
             None if late is None else late.start_delays, agent.containers.migrating,

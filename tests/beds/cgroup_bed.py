@@ -144,9 +144,9 @@ class CgroupBed(Clock):
             agent.current,
             agent.cgroups,
             self.systemd,
-            agent.differences,
+            agent.drift,
             self,
-            notices=agent.notices,
+            notices=agent.history.notices,
             metrics=self.world.metrics,
             clock=self.timing,
         )

@@ -155,21 +155,21 @@ class Life:
         agent = self.world.agent
         documents = [
             explanation.explain_allocation(
-                one, agent.explanation_of(one.container_id), agent.current.cpus_of(one)
+                one, agent.history.explanation_of(one.container_id), agent.current.cpus_of(one)
             )
             for _, one in sorted(agent.current.state.allocations.items())
         ]
         refused = [
             explanation.explain_rejection(
-                agent.explanation_of_refusal(one), one.reason, one.message
+                agent.history.explanation_of_rejection(one), one.reason, one.message
             )
-            for one in agent.rejections
+            for one in agent.history.rejections
         ]
         for document in self._told_at_the_end(documents, refused):
             self.lines.append("explained:")
             self.lines += [f"    {line}" for line in sentences.render_text(document).splitlines()]
         self.lines.append("noted:")
-        for one in agent.notices.notices_after():
+        for one in agent.history.notices.notices_after():
             who = f"{one.pod}/{one.container}"
             self.lines.append(
                 f"    {one.notice_kind} {who} {one.count}: {one.reason} {one.message}".rstrip()

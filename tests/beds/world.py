@@ -18,6 +18,8 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
@@ -139,7 +141,15 @@ def new_agent(current: CurrentState, writer: CgroupWriter, metrics: Metrics, clo
     """An agent of its parts."""
     tasks = DeferredTasks(clock)
     cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
-    return Agent(current, cgroups=cgroups, tasks=tasks, metrics=metrics, clock=clock)
+    return Agent(
+        current,
+        cgroups=cgroups,
+        history=DecisionHistory(current, tasks, metrics, clock),
+        drift=DriftTable(metrics, clock, current.notify),
+        tasks=tasks,
+        metrics=metrics,
+        clock=clock,
+    )
 
 
 class _Cgroups(CgroupWriter):
@@ -269,6 +279,7 @@ class World:
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
         self.agent = new_agent(current, writer, self.metrics, self.timing)
+        self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []
         current.restore_state(state)
@@ -488,7 +499,7 @@ class World:
         return self.agent.current.state.allocations[container_id]
 
     def grounds(self, container_id: str) -> StoredExplanation:
-        known = self.agent.explanation_of(container_id)
+        known = self.agent.history.explanation_of(container_id)
         assert known is not None
         return known
 

@@ -225,7 +225,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     )
     ids = [one.container_id]
     since = {one.container_id: time.time() - 12}
-    bed.do(lambda: agent.differences.update_drift(ids, [wrong], since, ids if given_up else ()))
+    bed.do(lambda: agent.drift.update_drift(ids, [wrong], since, ids if given_up else ()))
     return one.container_id
 
 
@@ -269,7 +269,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     assert {"web-0", owner.pod} <= set(page.run(PODS)), "who can run there, not who should"
     page.run(fill("filter", ""))
 
-    bed.do(lambda: agent.differences.remove_repaired(intruder))
+    bed.do(lambda: agent.drift.remove_repaired(intruder))
     page.wait(f"{BANNERS} === '' && !document.querySelector('#map .wrong')")
     assert "NOT AS MEANT" not in page.run(label(cpu))
     assert "meant" not in page.run(LIST)
@@ -375,8 +375,8 @@ def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: P
 def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     text = page.run(REFUSALS)
-    assert bed.agent.rejections
-    for refusal in bed.agent.rejections:
+    assert bed.agent.history.rejections
+    for refusal in bed.agent.history.rejections:
         assert refusal.reason in text
         assert refusal.message in text
     page.click("#refusals li a:not(.reason)")

@@ -210,7 +210,7 @@ def test_observe_decides_and_changes_nothing() -> None:
     assert world.put("a", SINGLE, 2, 1) == ("", "")
     assert world.allocation("a-app").kind is ContainerKind.EXCLUSIVE
     assert world.put("b", {"numacpu": "99"}) == ("", "")
-    assert world.agent.rejections[-1].reason == "UnknownCPU"
+    assert world.history.rejections[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
     assert world.synchronize() == ()
 

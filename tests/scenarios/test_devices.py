@@ -108,7 +108,7 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", SINGLE)
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
     allocation = world.allocation("a-app")
-    document = explain_allocation(allocation, world.agent.explanation_of("a-app"), "4-7")
+    document = explain_allocation(allocation, world.history.explanation_of("a-app"), "4-7")
     text = "\n".join(explanation_sentences(document))
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text

@@ -78,7 +78,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
+        in world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
     )
 
 

@@ -383,7 +383,7 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
         world.agent.post_start_container(of, late)
     else:
         world.synchronize()
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
     text = explained(world, late.id)
     for said in (notice.message, text):
@@ -395,5 +395,5 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
 def explained(world: World, container_id: str) -> str:
     """What ``explain`` says of a container, on one line."""
     allocation = world.allocation(container_id)
-    document = explain_allocation(allocation, world.agent.explanation_of(container_id), "")
+    document = explain_allocation(allocation, world.history.explanation_of(container_id), "")
     return " ".join(sentences.render_text(document, 400).split())

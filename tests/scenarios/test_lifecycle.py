@@ -76,7 +76,7 @@ def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool)
     else:
         world.place(of, container(of, wants=resources(2), id="second"))
     assert world.count("undone_creations_total") == 1
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod, notice.container) == ("undone", "a", "app")
     assert "undone by the runtime" in notice.message
 

@@ -241,7 +241,7 @@ def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
         world.put(f"p{n}", SINGLE, 2, 20)
-    known = world.agent.explanation_of("p1-app")
+    known = world.history.explanation_of("p1-app")
     allocation = world.allocation("p1-app")
     text = " ".join(explanation_sentences(explain_allocation(allocation, known, "4-5")))
     assert "NUMA node 0 lost: the strategy ranks it lower." in text

@@ -153,7 +153,7 @@ def test_the_explanation_says_it(world: World) -> None:
 
 def told(world: World) -> str:
     """What is explained of the container, with as much as is known by now."""
-    allocation, known = world.allocation("a-app"), world.agent.explanation_of("a-app")
+    allocation, known = world.allocation("a-app"), world.history.explanation_of("a-app")
     return "\n".join(explanation_sentences(explain_allocation(allocation, known, "")))
 
 
@@ -165,7 +165,7 @@ def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
     world.put("a", {"policy": "best-effort", "mempolicy": "interleave"}, 1, 1)
     assert SAID in told(world)
     world.restart()
-    assert world.agent.explanation_of("a-app") is None
+    assert world.history.explanation_of("a-app") is None
     assert SAID in told(world)
     assert world.update("a-app", resources(2, 1)) is None
     assert SAID in told(world)

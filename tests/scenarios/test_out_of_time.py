@@ -46,9 +46,9 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     assert kinds == {ContainerKind.EXCLUSIVE}
     assert len(world.agent.current.state.exclusive) == 16
     assert world.count("gap_containers_total") == 8
-    noted = [n.pod for n in world.agent.notices.notices_after() if n.notice_kind == "gap"]
+    noted = [n.pod for n in world.history.notices.notices_after() if n.notice_kind == "gap"]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
-    assert all(world.agent.explanation_of(i) is not None for i in ids), "each can be explained"
+    assert all(world.history.explanation_of(i) is not None for i in ids), "each can be explained"
 
 
 @pytest.mark.parametrize(("told", "decided"), [(0.0, 3), (2.0, 3), (1.0, 1), (9.0, 3)])
@@ -67,7 +67,7 @@ def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()
-    assert [r.reason for r in world.agent.rejections] == ["TopologyAffinityError"]
+    assert [r.reason for r in world.history.rejections] == ["TopologyAffinityError"]
     assert world.has("big-app") == ("", "")
 
 

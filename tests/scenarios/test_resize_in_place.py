@@ -63,10 +63,10 @@ def test_who_no_longer_has_exclusive_cpus_is_told_so_and_why(world: World) -> No
     assert world.update("a-app", resources(3.85, 1)) is None
     text = "no longer has its 4 exclusive CPUs, because 3850m is no whole number of CPUs"
     assert text in world.steps("a-app")
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.message) == ("shared", text)
     assert world.update("a-app", resources(2.5, 1)) is None
-    assert len(list(world.agent.notices.notices_after())) == 1
+    assert len(list(world.history.notices.notices_after())) == 1
 
 
 def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
@@ -380,7 +380,7 @@ def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected
     allowed = {"0-2": "3-7", "0": "1-7"}[expected]
     assert world.live["other-app"].resources.cpus == allowed
     assert world.allocation("owner-app").cpu_milli == cpus * 1000
-    assert world.agent.explanation_of("owner-app") is not None
+    assert world.history.explanation_of("owner-app") is not None
 
 
 def test_a_shared_container_is_booked_by_its_new_size_where_it_is(world: World) -> None:

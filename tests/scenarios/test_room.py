@@ -358,15 +358,18 @@ def test_only_cpus_move_on_one_numa_node() -> None:
     of = pod("new", SINGLE | {"smt": "full-core"})
     assert isinstance(world.create(of, container(of, wants=resources(4, 1))), Admitted)
     assert world.has("a-app") == ("5", "0")
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
 
 
 def test_what_is_only_observed_is_refused_once_and_known() -> None:
     world = movable(*A_AND_B, moves=0, observe=True)
     assert new(world) is None
-    assert (world.agent.refused, world.allocation("new-app").kind) == (1, ContainerKind.UNPINNED)
-    assert world.steps("new-app") == (world.agent.rejections[0].message,)
+    assert (world.history.rejected_count, world.allocation("new-app").kind) == (
+        1,
+        ContainerKind.UNPINNED,
+    )
+    assert world.steps("new-app") == (world.history.rejections[0].message,)
     assert world.count("gap_containers_total") == 0
 
 
@@ -603,7 +606,7 @@ def moving(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nri_numa.agent.memory_migration.migrate_pages", migrate)
         asyncio.run(live())
-    messages = [n.message for n in world.agent.notices.notices_after()]
+    messages = [n.message for n in world.history.notices.notices_after()]
     assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
     return [text.rpartition(" in ")[0] for text in messages]
 
@@ -634,7 +637,7 @@ def test_each_move_is_timed_by_itself() -> None:
 
     def said() -> str:
         return "".join(
-            n.message for n in world.agent.notices.notices_after() if " in " in n.message
+            n.message for n in world.history.notices.notices_after() if " in " in n.message
         )
 
     async def live() -> None:
@@ -683,7 +686,7 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     assert (second - first >= 8, third - second >= NODE_IDLE_AFTER_S, fourth - third >= 8) == (
         True,
     ) * 3
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert notice.message.startswith("moved from NUMA node 1 to 0 in ")
     assert notice.message.endswith(" s to keep room for 6 CPUs, 1 GiB")
     assert booked(world) == {0: 3}
@@ -779,7 +782,7 @@ class DeferredWorld:
         while self.round():
             assert self.rounds < 300
         return [
-            n.message for n in self.world.agent.notices.notices_after() if n.notice_kind == "room"
+            n.message for n in self.world.history.notices.notices_after() if n.notice_kind == "room"
         ]
 
 
@@ -796,7 +799,7 @@ def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
     text = "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
     assert later.ends() == [text]
     assert later.rounds > 3
-    assert world.agent.rejections[0].message == f"{answer.message}; {text}"
+    assert world.history.rejections[0].message == f"{answer.message}; {text}"
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.allocation("b-app").reason.endswith("; moved to make room for default/new/app")
     world.check()
@@ -824,7 +827,7 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
     assert isinstance(answer, Rejected)
     assert hint(answer) == ""
     assert later.ends() == text
-    assert world.agent.rejections[0].message == "; ".join([answer.message, *text])
+    assert world.history.rejections[0].message == "; ".join([answer.message, *text])
     assert world.agent.current.state.allocations == before.allocations
 
 
@@ -880,7 +883,7 @@ def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("first", "second"):
         world.refused(name, SINGLE, 6, 1)
     assert len(later.ends()) == 1
-    assert [" fits " in one.message for one in world.agent.rejections] == [False, True]
+    assert [" fits " in one.message for one in world.history.rejections] == [False, True]
 
 
 def test_movers_that_differ_by_little_are_one() -> None:

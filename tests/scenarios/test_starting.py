@@ -219,7 +219,7 @@ def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None
     node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
     assert node.agent.current.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
-    assert [r.pod for r in node.agent.rejections] == ["huge"]
+    assert [r.pod for r in node.agent.history.rejections] == ["huge"]
 
 
 def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:

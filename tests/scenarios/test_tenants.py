@@ -61,7 +61,7 @@ def limited(topology: Topology, **limits: Any) -> World:
 
 
 def rule_of(world: World) -> str:
-    return world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
+    return world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
 
 
 # --- exclusive CPUs are paid for ------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     world.stop("first")
     assert "first" not in world.agent.containers.cgroup_places
     assert world.agent.containers.cgroup_places["second"].cgroups_path == "/pods/second"
-    assert world.agent.explanation_of("first") is None
+    assert world.history.explanation_of("first") is None
 
 
 CHANGES: dict[str, Callable[[World], object]] = {

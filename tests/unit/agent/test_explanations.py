@@ -70,7 +70,7 @@ def loaded(directory: Path, state: NodeState, identity: dict[str, str] = IDENTIT
 def told(of: Agent, name: str = "own") -> object:
     """The whole explanation of the container of a pod, None when it is not kept."""
     (allocation,) = (a for a in of.current.state.allocations.values() if a.pod == name)
-    known = of.explanation_of(allocation.container_id)
+    known = of.history.explanation_of(allocation.container_id)
     return None if known is None else explanation.explain_allocation(allocation, known, "0")
 
 
@@ -81,13 +81,13 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     # An upgrade reads the same file, unless the form of what is kept has changed.
     after = loaded(tmp_path, before.current.state, {**IDENTITY, "version": "2"})
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.rejections, after.rejections
+    (then,), (now,) = before.history.rejections, after.history.rejections
     assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
     assert explanation.explain_rejection(
-        after.explanation_of_refusal(now), now.reason, now.message
+        after.history.explanation_of_rejection(now), now.reason, now.message
     ) == (
         explanation.explain_rejection(
-            before.explanation_of_refusal(then), then.reason, then.message
+            before.history.explanation_of_rejection(then), then.reason, then.message
         )
     )
 
@@ -95,15 +95,16 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
 def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
     before = busy()
-    (name,) = before.packed_traces()
-    before._traces[name] = PackedTrace(data)
-    before._refusals = {
-        key: replace(one, trace=PackedTrace(data)) for key, one in before._refusals.items()
+    (name,) = before.history.packed_traces()
+    before.history._traces[name] = PackedTrace(data)
+    before.history._rejections = {
+        key: replace(one, trace=PackedTrace(data))
+        for key, one in before.history._rejections.items()
     }
     saved(tmp_path, before)
     after = loaded(tmp_path, before.current.state)
-    (refusal,) = after.rejections
-    known = after.explanation_of_refusal(refusal)
+    (refusal,) = after.history.rejections
+    known = after.history.explanation_of_rejection(refusal)
     for document in (
         told(after),
         explanation.explain_rejection(known, refusal.reason, refusal.message),
@@ -138,10 +139,12 @@ def test_a_file_with_a_field_more_or_less_is_read(tmp_path: Path, more: bool) ->
     path.write_bytes(b"nri-numa explanations %08x %08x\n" % (7, crc32(rest)) + rest)
     after = loaded(tmp_path, before.current.state)
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.rejections, after.rejections
+    (then,), (now,) = before.history.rejections, after.history.rejections
     assert now.message == then.message
     assert "99 exclusive CPUs" in sentences.render_text(
-        explanation.explain_rejection(after.explanation_of_refusal(now), now.reason, now.message),
+        explanation.explain_rejection(
+            after.history.explanation_of_rejection(now), now.reason, now.message
+        ),
         200,
     )
 
@@ -156,10 +159,12 @@ def test_what_devices_had_to_do_with_it_is_kept(tmp_path: Path) -> None:
         before.create_container(of, replace(made, devices=requests, pod_devices=requests))
     saved(tmp_path, before)
     after = loaded(tmp_path, before.current.state)
-    (name,) = before.packed_traces()
-    assert after.explanation_of(name) == before.explanation_of(name) is not None
+    (name,) = before.history.packed_traces()
+    assert after.history.explanation_of(name) == before.history.explanation_of(name) is not None
     assert "GPU" in sentences.render_text(told(after), 200)  # type: ignore[arg-type]
-    assert [one.message for one in after.rejections] == [one.message for one in before.rejections]
+    assert [one.message for one in after.history.rejections] == [
+        one.message for one in before.history.rejections
+    ]
 
 
 def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
@@ -187,7 +192,7 @@ def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_p
         replace(own, cpu_milli=1000, reason="resized")
     )
     assert told(loaded(tmp_path, changed)) is None
-    assert loaded(tmp_path, NodeState()).packed_traces() == {}
+    assert loaded(tmp_path, NodeState()).history.packed_traces() == {}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(
     assert why in said
     assert said.endswith("it is not used")
     assert told(after) is None
-    assert not after.rejections
+    assert not after.history.rejections
 
 
 def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         actual=recorded_actual(has, "", None),
         rank=2,
     )
-    bed.world.agent.differences.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
+    bed.world.agent.drift.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
         bed.beside.check_grants()
     bed.world.stop("g-app")

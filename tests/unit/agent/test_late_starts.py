@@ -159,6 +159,6 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
 def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
-    (notice,) = bed.world.agent.notices.notices_after(0)
+    (notice,) = bed.world.history.notices.notices_after(0)
     assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

@@ -168,13 +168,13 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> No
         )
     assert bed.counts() == (4, 3, 1)
     assert bed.log.count("another program keeps rewriting") == 1
-    notices = bed.world.agent.notices.notices_after()
+    notices = bed.world.history.notices.notices_after()
     assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
         ("drift", "GivenUp", "listed", 1),
     ]
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
-    assert bed.world.agent.differences.known["listed-app"].observed_at == bed.wall
+    assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3)
     assert differing(bed) == {}
@@ -288,8 +288,8 @@ class KernelBed(CgroupBed):
         assert counts("nri_numa_drift_fights_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
-        assert said in self.world.agent.differences.known[name].difference_text
-        assert said in self.world.agent.notices.notices_after()[-1].message
+        assert said in self.world.agent.drift.known[name].difference_text
+        assert said in self.world.history.notices.notices_after()[-1].message
 
     def repairs(self, name: str) -> None:
         assert asyncio.run(self.reconciler.reconcile()).repaired == (name,)
@@ -317,7 +317,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
         own = pod("owner", {"cpus": "exclusive"})
         bed.place(own, container(own, wants=resources(1)))
         bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
-        assert bed.world.agent.differences.known["free-app"].on_exclusive_cpus
+        assert bed.world.agent.drift.known["free-app"].on_exclusive_cpus
     finally:
         nested.rmdir()
     bed.repairs("free-app")
@@ -401,7 +401,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     assert bed.pushes == []
     assert bed.counts() == (1, 0, 0)
     assert "observed=true" in bed.log
-    assert bed.world.agent.notices.notices_after() == []
+    assert bed.world.history.notices.notices_after() == []
     assert differing(bed) == {
         "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
     }
@@ -409,7 +409,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
 
 def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
     """By container: both sides, whether it disturbs an owner, and whether it was given up."""
-    known = bed.world.agent.differences.known
+    known = bed.world.agent.drift.known
     return {
         i: (one.difference_text, one.on_exclusive_cpus, one.repairs_abandoned)
         for i, one in known.items()
@@ -438,7 +438,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     """Not when the overlap ends: it may last for hours."""
     started = bed.clock
     bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
-    bed.world.agent.differences.accumulate_seconds()
+    bed.world.agent.drift.accumulate_seconds()
     bed.wall += 3600  # nobody is young
     bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
@@ -459,17 +459,17 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     bed.round()
     ended = bed.count("neighbours_on_owned_cpus_seconds_total")
     bed.clock += 100
-    bed.world.agent.differences.accumulate_seconds()
+    bed.world.agent.drift.accumulate_seconds()
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
 
 
 def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
     bed.stuck()
     bed.round()
-    read = bed.world.agent.differences.known
+    read = bed.world.agent.drift.known
     bed.world.stop("listed-app")
     assert list(read) == ["listed-app"]
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:

@@ -108,5 +108,5 @@ def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: Bed) -> None:
         bed.watch.record_containers([(one, "engine")])
         assert "did you mean numa.kubernetes.io/policy?" in bed.watch.problem_sentences(one.uid)[0]
     assert bed.said() == ["annotation with a misspelt prefix"] * 2
-    (notice,) = bed.agent.notices.notices_after()
+    (notice,) = bed.agent.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason, notice.container) == ("ignored", "UnknownPrefix", "")

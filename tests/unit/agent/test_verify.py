@@ -119,7 +119,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: Bed) -> 
     assert bed.has("listed-app") == "1"
     assert bed.count("late_repairs_total") == 1
     assert bed.count("drift_found_total") == 0
-    (notice,) = bed.world.agent.notices.notices_after()
+    (notice,) = bed.world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod) == ("late", "listed")
     [line] = bed.lines("late container put right")
     assert "meant 1" in line
@@ -141,7 +141,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
     bed.tree.settle("/pods/plain-app")
     bed.look()
     assert bed.has("plain-app") == "2-7"
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
@@ -240,10 +240,10 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
         bed.look()
         assert [u.container_id for u in bed.pushes[-1]] == ["plain-app"]
         assert bed.has("plain-app") == "2-7"
-        assert len(bed.world.agent.differences.known) == 0
+        assert len(bed.world.agent.drift.known) == 0
         assert [u[:2] for u in bed.world.stop("own-app")] == [("plain-app", "0-7")]
     assert len(bed.lines("Read-only file system")) == 1  # said once
-    assert bed.world.agent.notices.notices_after() == [], "nobody asked for CPUs"
+    assert bed.world.history.notices.notices_after() == [], "nobody asked for CPUs"
     assert bed.count("late_repairs_total") == 2
 
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     bed.tree.write("/pods/plain-app", "0-7")
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.look()
-    found = bed.world.agent.differences.known["plain-app"]
+    found = bed.world.agent.drift.known["plain-app"]
     assert (found.cpus, found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
@@ -262,11 +262,11 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     bed.wall += 2
     bed.world.timing.wall = lambda: bed.wall
     asyncio.run(bed.reconciler.reconcile())
-    assert not bed.world.agent.differences.known["plain-app"].on_exclusive_cpus
+    assert not bed.world.agent.drift.known["plain-app"].on_exclusive_cpus
     assert bed.count("neighbours_on_owned_cpus") == 0
     assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
     bed.world.stop("plain-app")
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: CgroupTree) -> None:

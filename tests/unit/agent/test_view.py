@@ -146,7 +146,7 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
     bed.create("greedy", numacpu="9999")
     found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
-    refusal = bed.agent.rejections[0]
+    refusal = bed.agent.history.rejections[0]
     bed.agent.remove_pod("uid-again", refusal.pod_id)
     assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
     assert bed.view.explain_pod("shop", "again", None) == []
@@ -311,7 +311,7 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         actual=recorded_actual(str(online), "", None),
         rank=0,
     )
-    bed.agent.differences.update_drift(
+    bed.agent.drift.update_drift(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else ()
     )
 
@@ -375,7 +375,7 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     differ(bed, given_up=True)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].endswith("because something else rewrites it.")
-    bed.agent.differences.remove_repaired("id-plain")
+    bed.agent.drift.remove_repaired("id-plain")
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].startswith("It is not pinned")
 

@@ -165,7 +165,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
         ((namespace, pod, uid, container, message),) = bed.refusals
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
-        assert len(bed.world.agent.rejections) == 1
+        assert len(bed.world.history.rejections) == 1
         # It leaves CPUs that are somebody's, as every unbound one does.
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
@@ -205,10 +205,10 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=9000)
-        await until(lambda: listed.world.agent.rejections, "the refusal")
+        await until(lambda: listed.world.history.rejections, "the refusal")
         listings = runtime.listings
         await until(lambda: runtime.listings > listings + 5, "it is looked at again")
-        (refused,) = listed.world.agent.rejections
+        (refused,) = listed.world.history.rejections
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
@@ -227,7 +227,7 @@ async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=1000, memory=1 << 50)
-        await until(lambda: listed.world.agent.rejections, "the refusal")
+        await until(lambda: listed.world.history.rejections, "the refusal")
         assert listed.world.agent.current.state.allocations["owner"].lifted_quota == 100_000
 
 

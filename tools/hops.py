@@ -29,6 +29,7 @@ from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -105,13 +106,14 @@ class Node:
         writer = CgroupWriter(CgroupReader("/nowhere"))
         tasks = DeferredTasks(clock)
         cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+        history = DecisionHistory(current, tasks, metrics, clock)
         agent = Agent(
             current,
             cgroups=cgroups,
-            history=DecisionHistory(current, tasks, metrics, clock),
+            starts=ContainerStarts(current, cgroups, history, tasks, metrics),
+            history=history,
             drift=DriftTable(metrics, clock, current.notify),
             tasks=tasks,
-            metrics=metrics,
             clock=clock,
         )
         self._handler = AgentHandler(agent, metrics)

@@ -20,6 +20,7 @@ from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
 from nri_numa.agent.room_searches import DeferredRoomSearches
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.decision import Admitted, Rejected, Resized
 from nri_numa.engine.desired import updates_between
@@ -55,7 +56,6 @@ from nri_numa.model.workload import (
     PodTable,
     Resources,
 )
-from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from nri_numa.agent.kubelet_sync import KubeletSync
@@ -72,7 +72,7 @@ class Agent:
         containers: what is known of live containers besides.
         cgroups: writes their cgroups.
         history: what is remembered of decisions.
-        sees_starts: whether every start is reported; over CRI a short life is not.
+        starts: puts cgroups of starting containers right.
         drift: what containers really have, where it is not what is meant.
     """
 
@@ -81,20 +81,19 @@ class Agent:
         current: CurrentState,
         *,
         cgroups: CgroupUpdates,
+        starts: ContainerStarts,
         history: DecisionHistory,
         drift: DriftTable,
         tasks: DeferredTasks,
-        metrics: Metrics,
         clock: Clock,
     ) -> None:
         self.current = current
         self.containers = cgroups.containers
         self.cgroups = cgroups
-        self.sees_starts = True
         self.kubelet: KubeletSync | None = None
+        self.starts = starts
         self.history = history
         self.drift = drift
-        self._metrics = metrics
         self._now = clock.time
         self._clock = clock
         self._tasks = tasks
@@ -127,7 +126,7 @@ class Agent:
             self._replace_state(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
             if container_id not in self.current.state.allocations:
-                self._log_if_never_started(before.get(container_id))
+                self.starts.report_if_never_started(before.get(container_id))
                 self._forget_container(container_id)
         mems = decision.adjustment.mems or container.resources.mems
         self.containers.on_created(container, decision.adjustment.cpus, mems)
@@ -239,11 +238,7 @@ class Agent:
         self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
-        if self.current.observe:
-            return
-        if container.id in self.containers.starting:
-            self.containers.started_cgroups[container.id] = None
-        self._correct_starting(container.id)
+        self.starts.on_cgroup_made(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """A container runs: what it has from now on is its cgroup's."""
@@ -252,11 +247,9 @@ class Agent:
         self.containers.record_place(container)
         if container.id not in self.current.state.allocations:
             self._admit_unreported(pod, container)
-        self.containers.on_running(container.id)
+        self.starts.on_running(container.id)
         if (a := self.current.state.allocations.get(container.id)) is not None and a.movable:
             self.current.notify()  # from now on it may move
-        self.cgroups.queue_systemd_sync([container.id])  # it may have been written while it started
-        self._tasks.add(partial(self.cgroups.request_check, (container.id,)))
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -401,11 +394,7 @@ class Agent:
         before = self.current.state
         self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
         unseen_starts = self.containers.replace_all(containers)
-        if not self.current.observe:
-            for container in containers:
-                if container.starting:
-                    self.containers.on_unreported_start(container)
-            self._correct_all_starting()
+        self.starts.on_synchronized(containers)
         self.containers.clear_pending_writes()
         if outcome.adopted:  # we may have narrowed them for an owner that is gone
             self.current.record_narrower_pool()
@@ -491,7 +480,7 @@ class Agent:
         self.current.notify()
         if self.current.observe:
             return ()
-        self._correct_all_starting()
+        self.starts.correct_all()
         self.cgroups.request_check_of_unsent(self.cgroups.write_updates(updates))
         return tuple(updates)
 
@@ -503,7 +492,7 @@ class Agent:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
             self._forget_container(container_id)
             return ()
-        self._log_if_never_started(allocation)
+        self.starts.report_if_never_started(allocation)
         released = admit.release_container(self.current.desired, container_id, self._now())
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
@@ -523,7 +512,7 @@ class Agent:
         if is_pool_changed:
             self.history.schedule_overlap_check()
         if self.containers.started_cgroups:
-            self._correct_all_starting()
+            self.starts.correct_all()
         current.notify()
 
     def _with_sandbox_cgroup(self, state: NodeState, pod: PodSandbox) -> NodeState:
@@ -551,54 +540,6 @@ class Agent:
             if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
                 state = self._with_sandbox_cgroup(state, pods[pod_id])
         return state
-
-    def _log_if_never_started(self, allocation: Allocation | None) -> None:
-        """One ends, or another takes its place: was it created and did not come to its start?
-
-        Another plugin may have wanted the same, or the OCI runtime failed. containerd reports an
-        end, CRI-O nothing at all before the kubelet's next attempt. A pod that is deleted first
-        stops its sandbox first.
-        """
-        if allocation is None or self.current.observe or not self.sees_starts:
-            return
-        container_id = allocation.container_id
-        starting, started = self.containers.starting, self.containers.started_cgroups
-        if container_id in starting and container_id not in started:
-            self._tasks.add(partial(self.history.reporter.log_undone, allocation))
-
-    def _correct_all_starting(self) -> None:
-        for container_id in tuple(self.containers.started_cgroups):
-            self._correct_starting(container_id)
-
-    def _correct_starting(self, container_id: str) -> None:
-        """Write the cgroup of a starting container that is meant to have other CPUs by now."""
-        containers = self.containers
-        start = containers.starting.get(container_id)
-        allocation = self.current.state.allocations.get(container_id)
-        if start is None or container_id not in containers.started_cgroups or allocation is None:
-            return
-        if allocation.kind is ContainerKind.FOREIGN:
-            return
-        meant = self.current.desired.cpuset_with_pool_restored(
-            allocation, has_cpuset=bool(start.cpus)
-        )
-        cpus, mems = str(meant), str(allocation.mems)
-        new_cpus = "" if start.cpus == cpus else cpus
-        new_mems = "" if start.mems == mems else mems
-        if not (new_cpus or new_mems):
-            return
-        wanted = CgroupWrite(self.containers.cgroup_of(container_id), new_cpus, new_mems)
-        written = self.cgroups.write_cgroups({container_id: wanted})[container_id]
-        if not (written.problem or written.missing):
-            start.cpus, start.mems = cpus or start.cpus, mems or start.mems
-        if written.changed:
-            self._metrics.start_corrections.inc()
-        if written.changed or written.problem:
-            self._tasks.add(
-                partial(
-                    self.history.reporter.log_start_correction, allocation, cpus, written.problem
-                )
-            )
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""

@@ -59,6 +59,7 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread, OptionalParts, ProcessInfo
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
@@ -191,13 +192,17 @@ class Daemon:
             max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
         )
         drift = DriftTable(metrics, clock, current.notify)
+        launched = preinstalled_from_environment(os.environ)
+        self._launched = launched is not None
+        by_cri = is_reached_over_cri(config, launched=self._launched)
+        starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=not by_cri)
         self.agent = agent = Agent(
             current,
             cgroups=cgroups,
+            starts=starts,
             history=history,
             drift=drift,
             tasks=tasks,
-            metrics=metrics,
             clock=clock,
         )
         self._beside = KubeletSync(
@@ -222,9 +227,6 @@ class Daemon:
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 
-        launched = preinstalled_from_environment(os.environ)
-        self._launched = launched is not None
-        by_cri = is_reached_over_cri(config, launched=self._launched)
         self.handler = AgentHandler(
             agent,
             metrics,
@@ -243,7 +245,6 @@ class Daemon:
             from nri_numa.agent.late_starts import LateStarts
             from nri_numa.cri.link import CRILink
 
-            agent.sees_starts = False
             self._late = LateStarts(agent, metrics, writer.reader, clock)
             socket_path = config.runtime.cri_socket
             self.link = CRILink(self.handler, self._late, socket_path=socket_path)

@@ -21,6 +21,7 @@ from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -141,13 +142,14 @@ def new_agent(current: CurrentState, writer: CgroupWriter, metrics: Metrics, clo
     """An agent of its parts."""
     tasks = DeferredTasks(clock)
     cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+    history = DecisionHistory(current, tasks, metrics, clock)
     return Agent(
         current,
         cgroups=cgroups,
-        history=DecisionHistory(current, tasks, metrics, clock),
+        starts=ContainerStarts(current, cgroups, history, tasks, metrics),
+        history=history,
         drift=DriftTable(metrics, clock, current.notify),
         tasks=tasks,
-        metrics=metrics,
         clock=clock,
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.model.workload import ContainerAdjustment
+from nri_numa.model.workload import Container, ContainerAdjustment
 from nri_numa.observe.logs import get_logger
 from nri_numa.store.files import remove_flat_directory
 
@@ -42,8 +42,8 @@ class AssignedFiles:
         self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
         current.subscribe(self._schedule_refresh)
 
-    def with_assigned_files(
-        self, allocation: Allocation, to: ContainerAdjustment
+    def extend(
+        self, allocation: Allocation, container: Container, to: ContainerAdjustment
     ) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
         if not allocation.is_pinned or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):

@@ -52,6 +52,7 @@ from nri_numa.engine.request.demand import (
     parse_claims,
     with_slots,
 )
+from nri_numa.engine.state import Allocation
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import count_text, cpus_text, numa_text
@@ -261,7 +262,7 @@ class ClaimStore:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def with_claims(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
@@ -290,8 +291,12 @@ class ClaimStore:
         found = [one for _, _, one in results]
         return with_claim_parameters(self._current.machine, pod, container, found), container
 
-    def with_claim_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
+    def extend(
+        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+    ) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
+        if not allocation.exclusive:
+            return to
         named = parse_claim_variable_names(container.mentions.claims)
         to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
         uids = {uid for uid, _ in named}

@@ -28,7 +28,7 @@ from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.explanations import ExplanationFile
-from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.handler import AgentHandler, ContainerDevices, LinkObserver, PendingPods
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
@@ -108,7 +108,7 @@ ROUNDS_BETWEEN_RESYNCHRONIZES: Final = 15
 """Rounds between two pictures of the node where the runtime gives launched plugins none."""
 
 
-class Daemon:
+class Daemon(LinkObserver):
     """One running agent: its parts, and the loops around them.
 
     Attributes:
@@ -227,18 +227,26 @@ class Daemon:
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 
+        devices = [ContainerDevices(self._device_watch)] if self._device_watch else []
+        claims = [self._claims] if self._claims else []
+        files = (
+            [AssignedFiles(config.state_dir, current, clock)]
+            if config.assigned_files and self.store.trusted
+            else []
+        )
         self.handler = AgentHandler(
             agent,
             metrics,
             self,
-            reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            annotations=self.unmatched,
-            devices=self._device_watch,
-            claims=self._claims,
-            pending=self._pending_pods,
+            rejects_on_error=lambda: self.config.on_internal_error is InternalErrorAnswer.REJECT,
+            observers=[
+                *([self._pending_pods] if self._pending_pods else []),
+                self.unmatched,
+                *devices,
+            ],
+            sources=[*devices, *claims],
+            extensions=[*claims, *files],
         )
-        if config.assigned_files and self.store.trusted:
-            self.handler.files = AssignedFiles(config.state_dir, current, clock)
         self._late: LateStarts | None = None
         self.link: RuntimeLink
         if by_cri:
@@ -566,7 +574,6 @@ class Daemon:
         config = self.config = new.config
         logs.set_level(config.log.level.value)
         self._lock_runtime()
-        self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.apply_node_model(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 

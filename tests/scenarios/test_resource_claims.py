@@ -208,7 +208,9 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def link(bed: Bed) -> NRIRequests:
-    return NRIRequests(AgentHandler(bed.world.agent, bed.world.metrics, claims=bed.book))
+    return NRIRequests(
+        AgentHandler(bed.world.agent, bed.world.metrics, sources=[bed.book], extensions=[bed.book])
+    )
 
 
 def cpus_of(bed: Bed, id: str = "c-web") -> CPUSet:

@@ -32,9 +32,8 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     agent.current.synchronized = True
     files = AssignedFiles(str(tmp_path), agent.current, StillClock())
     world.place(pod("own", OWN), wants=resources(2, 1))
-    mounts = files.with_assigned_files(
-        agent.current.state.allocations["own-app"], NO_ADJUSTMENT
-    ).mounts
+    own = world.allocation("own-app")
+    mounts = files.extend(own, world.live["own-app"], NO_ADJUSTMENT).mounts
     directory = Path(dict(mounts)[CONTAINER_MOUNT_PATH])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
@@ -63,4 +62,5 @@ def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path
     outside = pod("odd", OWN)
     world.place(outside, container(outside, wants=resources(1, 1), id="../odd"))
     for allocation in world.agent.current.state.allocations.values():
-        assert files.with_assigned_files(allocation, NO_ADJUSTMENT) is NO_ADJUSTMENT
+        made = world.live[allocation.container_id]
+        assert files.extend(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT

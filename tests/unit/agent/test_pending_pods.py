@@ -26,7 +26,7 @@ class Bed:
         clock = StillClock(seconds=lambda: self.now)
         clock.call_later = lambda seconds, tell: self.waiting.append(tell)
         self.pending = PendingPods(self.world.agent, clock)
-        self.handler = AgentHandler(self.world.agent, self.world.metrics, pending=self.pending)
+        self.handler = AgentHandler(self.world.agent, self.world.metrics, observers=[self.pending])
 
     def _tell(self) -> None:
         self.told += 1

@@ -72,7 +72,7 @@ def _agent(root: Path, read: Read) -> Agent:
         )
         made = Container(id=f"c{n}", pod_id=pod.id, name="c", resources=Resources(cpu_shares=102))
         agent.create_container(pod, made)
-        agent.cgroup_places[made.id] = CgroupPlace(f"/kubepods/pod{n}/c{n}")
+        agent.containers.cgroup_places[made.id] = CgroupPlace(f"/kubepods/pod{n}/c{n}")
         home, process = root / f"kubepods/pod{n}/c{n}", root / f"proc/{n + 1}"
         home.mkdir(parents=True)
         (home / "cgroup.procs").write_text(f"{n + 1}\n")

@@ -22,9 +22,15 @@ from types import FrameType
 from google.protobuf.message import Message
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.agent.loop import Clock
-from nri_numa.engine.node_model import MeasuredFree, NodeModel
+from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.starts import ContainerStarts
+from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.settings import Settings
@@ -86,8 +92,6 @@ class Node:
         directory: for the checkpoint.
     """
 
-    memory: MeasuredFree | None = None
-
     def __init__(self, directory: str) -> None:
         topology = build_synthetic_topology(
             sockets=2, numa_per_socket=2, cores_per_numa=8, memory_gib=64
@@ -96,13 +100,21 @@ class Node:
         store = CheckpointStore(directory, identity={"machine": "hops"}, clock=lambda: 1.0)
         store.load()
         self._later: list[Callable[[], object]] = []
+        clock = _Clock(self._later)
+        machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
+        current = CurrentState(machine, store, clock)
+        writer = CgroupWriter(CgroupReader("/nowhere"))
+        tasks = DeferredTasks(clock)
+        cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+        history = DecisionHistory(current, tasks, metrics, clock)
         agent = Agent(
-            NodeModel(topology=topology, settings=Settings(), key=b"signs annotations"),
-            metrics=metrics,
-            store=store,
-            clock=_Clock(self._later),
-            readings=self,
-            cgroups=CgroupWriter(CgroupReader("/nowhere")),
+            current,
+            cgroups=cgroups,
+            starts=ContainerStarts(current, cgroups, history, tasks, metrics),
+            history=history,
+            drift=DriftTable(metrics, clock, current.notify),
+            tasks=tasks,
+            clock=clock,
         )
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from nri_numa.model.workload import ContainerAdjustment
+from nri_numa.model.workload import Container, ContainerAdjustment
 from nri_numa.observe.logs import get_logger
 from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
-    from nri_numa.agent.agent import Agent
+    from nri_numa.agent.current_state import CurrentState
     from nri_numa.agent.loop import Clock
     from nri_numa.engine.state import Allocation
 
@@ -33,17 +33,17 @@ _CONTAINER_ID_PATTERN: Final = re.compile(r"\w[\w.-]*")
 class AssignedFiles:
     """The files of each container that was created with them, in the state directory."""
 
-    def __init__(self, state_dir: str, agent: Agent, clock: Clock) -> None:
+    def __init__(self, state_dir: str, current: CurrentState, clock: Clock) -> None:
         self._root = os.path.join(state_dir, ASSIGNED_DIRECTORY)
-        self._agent, self._clock = agent, clock
+        self._current, self._clock = current, clock
         self._due = False
         # By container id; what an earlier process wrote is not known.
         names = os.listdir(self._root) if os.path.isdir(self._root) else []
         self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
-        agent.subscribe_to_changes(self._schedule_refresh)
+        current.subscribe(self._schedule_refresh)
 
-    def with_assigned_files(
-        self, allocation: Allocation, to: ContainerAdjustment
+    def extend(
+        self, allocation: Allocation, container: Container, to: ContainerAdjustment
     ) -> ContainerAdjustment:
         """The container with its files, where it is pinned."""
         if not allocation.is_pinned or not _CONTAINER_ID_PATTERN.fullmatch(allocation.container_id):
@@ -66,9 +66,9 @@ class AssignedFiles:
     def refresh(self) -> None:
         """Have all files say what is; those of containers that ended go."""
         self._due = False
-        if not self._agent.synchronized:
+        if not self._current.synchronized:
             return  # a container that the checkpoint does not know may run
-        allocations = self._agent.state.allocations
+        allocations = self._current.state.allocations
         for container_id in tuple(self._written):
             allocation = allocations.get(container_id)
             try:
@@ -85,7 +85,7 @@ class AssignedFiles:
 
     def _write_container_files(self, allocation: Allocation) -> None:
         texts = (
-            self._agent.cpus_of(allocation) or str(allocation.foreign_cpus),
+            self._current.cpus_of(allocation) or str(allocation.foreign_cpus),
             str(allocation.mems),
         )
         if self._written.get(allocation.container_id) == texts:

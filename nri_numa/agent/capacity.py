@@ -84,7 +84,7 @@ class CapacityMonitor(ABC):
 
     async def apply_capacity(self, daemon: Daemon, source: KubeletConfigWatch) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.refresh_capacity, daemon.agent.machine.topology):
+        if await asyncio.to_thread(self.refresh_capacity, daemon.agent.current.machine.topology):
             self._in_force = False
         if not self._in_force:
             self._in_force = await apply_recomputed_settings(daemon, source)

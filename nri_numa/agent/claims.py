@@ -52,6 +52,7 @@ from nri_numa.engine.request.demand import (
     parse_claims,
     with_slots,
 )
+from nri_numa.engine.state import Allocation
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import count_text, cpus_text, numa_text
@@ -67,7 +68,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.store.files import remove_flat_directory
 
 if TYPE_CHECKING:
-    from nri_numa.agent.agent import Agent
+    from nri_numa.agent.current_state import CurrentState
     from nri_numa.dra.service import PreparedDevice
 
 
@@ -98,13 +99,13 @@ class ClaimStore:
         records: str,
         cdi: str,
         asker: handover.ClaimFileRequester,
-        agent: Agent,
+        current: CurrentState,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._sleep = sleep
         self._driver, self._pool = driver, pool
         self._records, self._cdi, self._about = records, cdi, f"{records}-metadata"
-        self._asker, self._agent = asker, agent
+        self._asker, self._current = asker, current
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
 
@@ -172,7 +173,7 @@ class ClaimStore:
         claim = self._read_claim(namespace, name, uid)  # may take long, and holds up no other claim
         with self._turn:
             known = self.claims.get(uid)
-            validate_claim(self._agent.machine, claim)
+            validate_claim(self._current.machine, claim)
             if known is not None and known.results != claim.results:
                 raise InvalidClaim(
                     f"claim {claim.full_name} is prepared with another allocation, expected the "
@@ -207,7 +208,7 @@ class ClaimStore:
         for one in claim.results:
             needed[one.numa_node] += one.cpus
         for _ in range(round(_CONTAINER_STOP_WAIT_S / _FREE_CPU_POLL_INTERVAL_S)):
-            free = max_exclusive_by_node(self._agent.desired)
+            free = max_exclusive_by_node(self._current.desired)
             if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
                 return
             self._sleep(_FREE_CPU_POLL_INTERVAL_S)
@@ -244,9 +245,9 @@ class ClaimStore:
 
     def pool_and_device_problems(self) -> tuple[str, Mapping[str, str]]:
         """The pool, and by device which CPUs went offline that containers have of it by claims."""
-        topology = self._agent.machine.topology
+        topology = self._current.machine.topology
         lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
-        for one in self._agent.state.allocations.values():
+        for one in self._current.state.allocations.values():
             claimed, gone = parse_claims(one.slots), one.cpus - topology.online
             if claimed is None or one.reserved_at or not gone:
                 continue
@@ -261,7 +262,7 @@ class ClaimStore:
 
     # --- the runtime's containers -----------------------------------------------------------------
 
-    def with_claims(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
         """The container with what it has of claims; untouched where it has nothing."""
         named = parse_claim_variable_names(container.mentions.claims)
         if not named:
@@ -280,7 +281,7 @@ class ClaimStore:
                 )
                 break
             results.append((uid, number, claim.results[number]))
-        key = self._agent.machine.slots_annotation_key
+        key = self._current.machine.slots_annotation_key
         text = ",".join(claim_result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
         container = replace(
             container,
@@ -288,10 +289,14 @@ class ClaimStore:
             claim_problem=problem,
         )
         found = [one for _, _, one in results]
-        return with_claim_parameters(self._agent.machine, pod, container, found), container
+        return with_claim_parameters(self._current.machine, pod, container, found), container
 
-    def with_claim_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
+    def extend(
+        self, allocation: Allocation, container: Container, to: ContainerAdjustment
+    ) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
+        if not allocation.exclusive:
+            return to
         named = parse_claim_variable_names(container.mentions.claims)
         to = replace(to, mounts=(*to.mounts, *self._write_device_metadata(named, to.cpus).items()))
         uids = {uid for uid, _ in named}
@@ -301,7 +306,7 @@ class ClaimStore:
 
     def _write_device_metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
-        numa_nodes, mounts = self._agent.machine.topology.numa_nodes, dict[str, str]()
+        numa_nodes, mounts = self._current.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
             claim = self.claims[uid]
             one = claim.results[number]
@@ -345,7 +350,7 @@ def _results_text(claim: Claim) -> str:
     )
 
 
-def build_claim_store(config: AgentConfig, node: str, agent: Agent) -> ClaimStore | None:
+def build_claim_store(config: AgentConfig, node: str, current: CurrentState) -> ClaimStore | None:
     """A book by the configuration's section ``dra``; None when off."""
     if not config.dra.enabled:
         return None
@@ -355,7 +360,7 @@ def build_claim_store(config: AgentConfig, node: str, agent: Agent) -> ClaimStor
         records=os.path.join(config.state_dir, "claims"),
         cdi=config.dra.cdi_directory,
         asker=handover.ClaimFileRequester(config.dra.handover),
-        agent=agent,
+        current=current,
     )
 
 

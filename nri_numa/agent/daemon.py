@@ -22,9 +22,14 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
+from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
+from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.explanations import ExplanationFile
-from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.handler import AgentHandler, ContainerDevices, LinkObserver, PendingPods
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -36,12 +41,13 @@ from nri_numa.agent.links import (
 )
 from nri_numa.agent.loop import (
     Clock,
+    DeferredTasks,
     HeapReleaser,
     LoopMonitor,
     collect_generation,
     new_monitored_loop,
 )
-from nri_numa.agent.memory_migration import MemoryMigrator
+from nri_numa.agent.memory_migration import MemoryMigrator, can_move_memory
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     MachineReloader,
@@ -53,6 +59,8 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread
+from nri_numa.agent.starts import ContainerStarts
+from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
     AgentConfig,
@@ -101,7 +109,7 @@ ROUNDS_BETWEEN_RESYNCHRONIZES: Final = 15
 """Rounds between two pictures of the node where the runtime gives launched plugins none."""
 
 
-class Daemon:
+class Daemon(LinkObserver):
     """One running agent: its parts, and the loops around them.
 
     Attributes:
@@ -155,7 +163,6 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         self._devices = NodeDevices(config)
-        self._rereading = MachineReloader(config.sysfs_root, self._devices, clock)
         self._outside = ExternalCapacity(config.offline_capacity.file, clock)
         if config.offline_capacity.file:
             self._outside.refresh_capacity(topology)
@@ -166,17 +173,39 @@ class Daemon:
         settings = self._kubelet.settings_with_kubelet_config(config, topology)
         self._kubelet.report_config()
 
-        writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        self.agent = agent = Agent(
+        current = CurrentState(
             build_tables(NodeModel(topology=topology, settings=settings, key=key)),
-            metrics=metrics,
-            store=self.store,
-            clock=clock,
-            readings=self._rereading,
-            cgroups=writer,
+            self.store,
+            clock,
             observe=config.observe,
         )
-        agent.restore_state(state)
+        current.restore_state(state)
+        self._rereading = MachineReloader(config.sysfs_root, current, self._devices, clock)
+        writer = CgroupWriter(CgroupReader(config.cgroup_root))
+        containers = LiveContainers(moves_memory=can_move_memory(writer.reader))
+        tasks = DeferredTasks(clock)
+        cgroups = CgroupUpdates(current, containers, writer, tasks, metrics, clock)
+        history = DecisionHistory(
+            current,
+            tasks,
+            metrics,
+            clock,
+            max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
+        )
+        drift = DriftTable(metrics, clock, current.notify)
+        launched = preinstalled_from_environment(os.environ)
+        self._launched = launched is not None
+        by_cri = is_reached_over_cri(config, launched=self._launched)
+        starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=not by_cri)
+        self.agent = agent = Agent(
+            current,
+            cgroups=cgroups,
+            starts=starts,
+            history=history,
+            drift=drift,
+            tasks=tasks,
+            clock=clock,
+        )
         self._beside = KubeletSync(
             agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
         )
@@ -186,47 +215,45 @@ class Daemon:
         self._notices = NoticeFile(
             config.state_dir,
             identity=who,
-            notices=agent.notices,
+            notices=agent.history.notices,
             trouble=lambda problem: log.warning("notices not saved", problem=problem),
         )
         if problem := self._notices.restore_and_open(writable=self.store.has_lock):
             log.warning("notices", problem=problem)
-        agent.notices.changed = agent.notify_listeners
-        if config.publish.otlp_endpoint:
-            agent.decided.limit, agent.decided.changed = (
-                MAX_DECIDED_REQUESTS,
-                agent.notify_listeners,
-            )
         self.unmatched = UnmatchedAnnotations(agent, clock)
-        self._device_watch = self._devices.new_device_watch(agent)
-        self._claims = build_claim_store(config, name, agent)
+        self._device_watch = self._devices.new_device_watch(current)
+        self._claims = build_claim_store(config, name, current)
         if self._claims is not None:
             self._claims.load()
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 
-        launched = preinstalled_from_environment(os.environ)
-        self._launched = launched is not None
-        by_cri = is_reached_over_cri(config, launched=self._launched)
+        devices = [ContainerDevices(self._device_watch)] if self._device_watch else []
+        claims = [self._claims] if self._claims else []
+        files = (
+            [AssignedFiles(config.state_dir, current, clock)]
+            if config.assigned_files and self.store.trusted
+            else []
+        )
         self.handler = AgentHandler(
             agent,
             metrics,
             self,
-            reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
-            annotations=self.unmatched,
-            devices=self._device_watch,
-            claims=self._claims,
-            pending=self._pending_pods,
+            rejects_on_error=lambda: self.config.on_internal_error is InternalErrorAnswer.REJECT,
+            observers=[
+                *([self._pending_pods] if self._pending_pods else []),
+                self.unmatched,
+                *devices,
+            ],
+            sources=[*devices, *claims],
+            extensions=[*claims, *files],
         )
-        if config.assigned_files and self.store.trusted:
-            self.handler.files = AssignedFiles(config.state_dir, agent, clock)
         self._late: LateStarts | None = None
         self.link: RuntimeLink
         if by_cri:
             from nri_numa.agent.late_starts import LateStarts
             from nri_numa.cri.link import CRILink
 
-            agent.sees_starts = False
             self._late = LateStarts(agent, metrics, writer.reader, clock)
             socket_path = config.runtime.cri_socket
             self.link = CRILink(self.handler, self._late, socket_path=socket_path)
@@ -241,11 +268,19 @@ class Daemon:
             )
             self.link = NRILink(self.handler, link_settings)
         self.runtime = RuntimeConnection(
-            agent, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
+            current, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
         )
         self._lock = RuntimeLock(runtime_lock_socket(config, launched=self._launched))
+        self._systemd = SystemdSync(current, cgroups, SystemdScopes(), clock)
         self.reconciler = Reconciler(
-            agent, metrics, self.runtime, writer=writer, scopes=SystemdScopes(), clock=clock
+            current,
+            cgroups,
+            self._systemd,
+            drift,
+            self.runtime,
+            notices=history.notices,
+            metrics=metrics,
+            clock=clock,
         )
         self._mover = MemoryMigrator(agent, metrics, writer, clock)
         self.serving: HTTPThread | None = None
@@ -279,7 +314,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
-        await self._rereading.read_memory(self.agent)
+        await self._rereading.read_memory()
         self._beside.refresh_kubelet_grants()
         devices = self._device_watch
         if devices is not None:
@@ -340,9 +375,11 @@ class Daemon:
         if problem and problem != self._contest:
             log.error("another agent works on this runtime", problem=problem)
         self._contest = problem
-        before, self.agent.observe = self.agent.observe, self.config.observe or bool(problem)
-        if before and not self.agent.observe:
-            self.reconciler.request_check(self.agent.cgroup_places)
+        current = self.agent.current
+        before = current.observe
+        current.set_observe(self.config.observe or bool(problem))
+        if before and not current.observe:
+            self.agent.cgroups.request_check(self.agent.containers.cgroup_places)
         return problem
 
     def _background_loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -352,7 +389,7 @@ class Daemon:
             "every second": self._run_periodic(),
             "reconcile": self.reconciler.run_periodic_rounds(self),
             "looks": self.reconciler.run_checks(self),
-            "systemd": self.reconciler.run_systemd_sync(),
+            "systemd": self._systemd.run_systemd_sync(),
             "mover": self._mover.run(),
             "kubelet's configuration": self._kubelet.watch_config(self),
             "hotplug": hotplug.watch_cpu_events(
@@ -366,7 +403,9 @@ class Daemon:
             config.interrupts_off_exclusive_cpus,
         )
         if keep_off or interrupts.needs_restore:
-            loops["interrupts"] = interrupts.run_steering(agent, self.clock, wanted=keep_off)
+            loops["interrupts"] = interrupts.run_steering(
+                agent.current, self.clock, wanted=keep_off
+            )
         if config.room.max_remote_memory_fraction < 1:
             loops["far memory"] = self._mover.watch_remote_memory(config)
         if config.offline_capacity.file:
@@ -398,11 +437,11 @@ class Daemon:
         while True:
             await self.clock.sleep(PERIODIC_INTERVAL_S)
             number += 1
-            if number % ROUNDS_BETWEEN_MEMORY_READS == 0 or agent.refused != refused:
+            if number % ROUNDS_BETWEEN_MEMORY_READS == 0 or agent.history.rejected_count != refused:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
-                refused = agent.refused
-                await self._rereading.read_memory(agent)
+                refused = agent.history.rejected_count
+                await self._rereading.read_memory()
                 await self._rereading.read_machine(agent)
                 agent.release_expired_reservations()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
@@ -433,7 +472,6 @@ class Daemon:
         from nri_numa.agent import view
 
         more = view.OptionalParts(
-            readings=self._rereading,
             unmatched=self.unmatched,
             kubelet=self._beside,
             devices=self._devices,
@@ -447,14 +485,13 @@ class Daemon:
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""
         self.runtime.info = info
-        self.agent.set_response_timeout(info.request_timeout)
         policies = supported_memory_policies(
             info,
             os.uname().release,
             over_cri=self.runtime.over_cri,
             sysfs_root=Path(self.config.sysfs_root),
         )
-        self.agent.machine = self.agent.machine.with_memory_policies(policies)
+        self.agent.current.set_runtime(policies, info.request_timeout)
         self._blind = self._launched and not profile_of(info).synchronizes_launched
         if info.config and info.config != self._drop_in:
             self._drop_in = info.config
@@ -464,7 +501,7 @@ class Daemon:
         """The runtime handed us a configuration: it overrides the file."""
         try:
             # At once: the containers that the runtime names next are decided by it.
-            machine = self.agent.machine
+            machine = self.agent.current.machine
             prepared = prepare_config(lambda: self._load(text), self.config, machine, self._kubelet)
             self._apply_config(prepared, late="the runtime's drop-in came too late for this key")
         except ConfigError as error:
@@ -484,7 +521,7 @@ class Daemon:
         level("link", state=state.value, detail=detail)
         if self.serving is not None and state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
             self.serving.allow_start()
-        self.agent.notify_listeners()
+        self.agent.current.notify()
         if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
             # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
             # and systemd would kill a service that never gets ready.
@@ -510,7 +547,7 @@ class Daemon:
         while self._reload_requested:
             self._reload_requested = False
             load = partial(self._load, self._drop_in)
-            machine = self.agent.machine
+            machine = self.agent.current.machine
             try:
                 prepared = await prepare_in_thread(load, self.config, machine, self._kubelet)
             except ConfigError as error:
@@ -521,7 +558,7 @@ class Daemon:
                 log.exception("configuration not reloaded")
             else:
                 # Of a machine that has changed since, capacity factors may have, too.
-                if self.agent.machine is machine:
+                if self.agent.current.machine is machine:
                     self._apply_config(prepared)
                 else:
                     self._reload_requested = True
@@ -537,7 +574,6 @@ class Daemon:
         config = self.config = new.config
         logs.set_level(config.log.level.value)
         self._lock_runtime()
-        self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.apply_node_model(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))
 

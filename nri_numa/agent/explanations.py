@@ -16,7 +16,8 @@ from zlib import crc32
 
 import msgspec
 
-from nri_numa.agent.agent import Agent, RejectedContainer
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.history import RejectedContainer
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.traces import PackedTrace
@@ -83,7 +84,7 @@ class ExplanationFile:
             file = _decode(rest)
             if file.identity != self._identity:
                 return f"{self.path}: is of another machine or boot; it is not used"
-            live = self._agent.state.allocations
+            live = self._agent.current.state.allocations
             traces = {
                 one.container_id: one.trace
                 for one in file.traces
@@ -93,7 +94,7 @@ class ExplanationFile:
             }
         except (msgspec.MsgspecError, RecursionError) as error:
             return f"{self.path}: is damaged ({error}); it is not used"
-        self._agent.restore_traces(traces, file.refusals)
+        self._agent.history.restore_traces(traces, file.refusals)
         self._saved = self._current_snapshot()
         return ""
 
@@ -125,13 +126,13 @@ class ExplanationFile:
 
     def _current_snapshot(self) -> ExplanationSnapshot:
         """What there is to save; equal to another one when nothing changed."""
-        live = self._agent.state.allocations
+        live = self._agent.current.state.allocations
         traces = {
             container_id: (kept, live[container_id])
-            for container_id, kept in self._agent.packed_traces().items()
+            for container_id, kept in self._agent.history.packed_traces().items()
             if container_id in live
         }
-        return traces, self._agent.rejections
+        return traces, self._agent.history.rejections
 
     def _write_snapshot(self, snapshot: ExplanationSnapshot) -> str:
         """Replace the file; runs in a thread. Says what went wrong."""

@@ -6,14 +6,14 @@ answer the operator chose for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Rejected
+from nri_numa.engine.state import Allocation
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
@@ -29,9 +29,6 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, RequestRejected, RuntimeInfo
 
 if TYPE_CHECKING:
-    from nri_numa.agent.assigned_files import AssignedFiles
-    from nri_numa.agent.claims import ClaimStore
-    from nri_numa.agent.daemon import Daemon
     from nri_numa.devices.watch import DeviceWatch
 
 log = get_logger("nri")
@@ -47,42 +44,88 @@ FIRST_CONTAINER_DELAY_S: Final = 0.5
 """Seconds in which the first container follows where its image is there."""
 
 
+class PodObserver:
+    """Follows pods and their containers; an event that it does not define is not given to it."""
+
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """These are all pods and containers."""
+
+    def on_container(self, pod: PodSandbox, name: str) -> None:
+        """A container is created; the decision about it follows."""
+
+    def on_decided(self, pod_id: str) -> None:
+        """The decision about a container was made, or failed."""
+
+    def on_run_pod(self, pod: PodSandbox) -> None:
+        """A sandbox runs."""
+
+    def on_stop_pod(self, pod_id: str) -> None:
+        """A sandbox stops."""
+
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
+        """A sandbox is gone."""
+
+
+class ContainerSource(Protocol):
+    """Knows more of containers than the runtime says."""
+
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """Pod and container with what is known of the container."""
+
+
+class AdjustmentExtension(Protocol):
+    """Shows a placed container what it has."""
+
+    def extend(
+        self, allocation: Allocation, container: Container, adjustment: ContainerAdjustment
+    ) -> ContainerAdjustment:
+        """The adjustment with what it adds."""
+
+
+class LinkObserver:
+    """Hears of the link itself."""
+
+    def on_runtime_configured(self, info: RuntimeInfo) -> None:
+        """The runtime introduced itself."""
+
+    def on_link_changed(self, state: LinkState, detail: str) -> None:
+        """The link stands somewhere else."""
+
+
 class AgentHandler:
     """Implements `nri_numa.runtime.RuntimeHandler` over an agent.
 
     Args:
-        reject_on_error: answer a bug of ours with an error, which fails the creation, instead of an
-            empty adjustment.
-        annotations: follows the container names in annotations.
-        devices: knows the devices of containers; None where they do not count.
-        claims: knows the ResourceClaims of containers; None where there are none.
-        pending: pods without a container yet; None where they are not published.
-
-    Attributes:
-        files: shows containers what they have; None where they are not asked for.
+        rejects_on_error: True if a bug of ours is answered with an error, which fails the creation,
+            instead of an empty adjustment.
+        observers: follow pods; called in this order.
+        sources: complete containers before they are decided about, in this order.
+        extensions: add to the adjustment of a placed container, in this order.
     """
 
     def __init__(
         self,
         agent: Agent,
         metrics: Metrics,
-        observer: Daemon | None = None,
+        link_observer: LinkObserver | None = None,
         *,
-        reject_on_error: bool = False,
-        annotations: UnmatchedAnnotations | None = None,
-        devices: DeviceWatch | None = None,
-        claims: ClaimStore | None = None,
-        pending: PendingPods | None = None,
+        rejects_on_error: Callable[[], bool] = lambda: False,
+        observers: Sequence[PodObserver] = (),
+        sources: Sequence[ContainerSource] = (),
+        extensions: Sequence[AdjustmentExtension] = (),
     ) -> None:
-        self.reject_on_error = reject_on_error
         self._agent = agent
         self._metrics = metrics
-        self._observer = observer
-        self._annotations = annotations
-        self._devices = devices
-        self._claims = claims
-        self.files: AssignedFiles | None = None
-        self._pending = pending
+        self._link_observer = link_observer or LinkObserver()
+        self._rejects_on_error = rejects_on_error
+        self._events = _PodEvents(
+            *(
+                tuple(getattr(o, event) for o in observers if _defines(o, event))
+                for event in _PodEvents._fields
+            )
+        )
+        self._sources = sources
+        self._extensions = extensions
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
         # Containers about which we made a mistake of our own.
@@ -91,14 +134,13 @@ class AgentHandler:
     @property
     def reads_mentions(self) -> bool:
         """Whether devices or claims of containers count."""
-        return self._devices is not None or self._claims is not None
+        return bool(self._sources)
 
     # --- requests ---------------------------------------------------------------------------------
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
-        if self._observer is not None:
-            self._observer.on_runtime_configured(info)
+        self._link_observer.on_runtime_configured(info)
         self._metrics.record_registration(info.name, info.version)
 
     def synchronize(
@@ -108,17 +150,11 @@ class AgentHandler:
         with operation():
             self._pod_uids = dict(pods.uids)
             self._failed.clear()
-            if self._pending is not None:
-                self._pending.retain_sandboxes(pods.uids.keys())
-            if self._annotations is not None:
-                self._annotations.retain_pods(pods.uids.values())
-                named = (c for c in containers if c.pod_id in pods.uids)
-                self._annotations.record_containers((pods[c.pod_id], c.name) for c in named)
-            if self._devices is not None:
-                self._devices.retain_pods([pods[pod_id] for pod_id in pods.uids])
-            if not self.reads_mentions:
-                return self._agent.synchronize(pods, containers)
-            return self._agent.synchronize(*self._with_all_devices_and_claims(pods, containers))
+            for on_synchronize in self._events.on_synchronize:
+                on_synchronize(pods, containers)
+            if self._sources:
+                pods, containers = self._complete_all(pods, containers)
+            return self._agent.synchronize(pods, containers)
 
     def create_container(
         self, pod: PodSandbox, container: Container
@@ -128,29 +164,25 @@ class AgentHandler:
             raise RequestRejected("InvalidRequest: the container has no id, expected the runtime's")
         with operation():
             self._pod_uids[pod.id] = pod.uid
-            if self._annotations is not None:
-                self._annotations.record_containers([(pod, container.name)])
+            for on_container in self._events.on_container:
+                on_container(pod, container.name)
             try:
-                answer = self._agent.create_container(
-                    *self._with_devices_and_claims(pod, container)
-                )
+                answer = self._agent.create_container(*self._complete(pod, container))
             except Exception:
                 # Whatever is answered now, its start is not that of an unknown container.
                 self._failed.add(container.id)
                 raise
             finally:
                 # Only now: in between the pod is published as pending or as charged.
-                if self._pending is not None:
-                    self._pending.discard(pod.id)
+                for on_decided in self._events.on_decided:
+                    on_decided(pod.id)
             if answer is None:
                 return NO_ADJUSTMENT, ()
             if isinstance(answer, Rejected):
                 raise _rejection_error(answer)
             adjustment = answer.adjustment
-            if self._claims is not None and answer.allocation.exclusive:
-                adjustment = self._claims.with_claim_cpus(container, adjustment)
-            if self.files is not None:
-                adjustment = self.files.with_assigned_files(answer.allocation, adjustment)
+            for extension in self._extensions:
+                adjustment = extension.extend(answer.allocation, container, adjustment)
             return adjustment, answer.updates
 
     def update_container(
@@ -158,7 +190,7 @@ class AgentHandler:
     ) -> Sequence[ContainerUpdate]:
         """Judge new resources."""
         with operation():
-            pod, container = self._with_devices_and_claims(pod, container)
+            pod, container = self._complete(pod, container)
             outcome = self._agent.update_container(pod, container, requested)
             if isinstance(outcome, Rejected):
                 raise _rejection_error(outcome)
@@ -190,23 +222,21 @@ class AgentHandler:
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.start_container(*self._with_devices_and_claims(pod, container))
+                self._agent.start_container(*self._complete(pod, container))
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """It runs, and updates reach it from now on."""
         if container.id not in self._failed:
             with operation():
                 self._pod_uids.setdefault(pod.id, pod.uid)
-                self._agent.post_start_container(*self._with_devices_and_claims(pod, container))
+                self._agent.post_start_container(*self._complete(pod, container))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """The sum of a pod with scope `pod` is kept from here on."""
         with operation():
             self._agent.run_pod(pod)
-            if self._pending is not None:
-                self._pending.add(pod)
-            if self._devices is not None:
-                self._devices.prepare_pod(pod)
+            for on_run_pod in self._events.on_run_pod:
+                on_run_pod(pod)
 
     def update_pod(self, pod: PodSandbox, total: Resources) -> None:
         """Remember the pod's new sum."""
@@ -215,8 +245,8 @@ class AgentHandler:
 
     def stop_pod(self, pod: PodSandbox) -> None:
         """Give back what was kept for it; the pod is forgotten when it is removed."""
-        if self._pending is not None:
-            self._pending.discard(pod.id)
+        for on_stop_pod in self._events.on_stop_pod:
+            on_stop_pod(pod.id)
         with operation():
             self._agent.stop_pod(self._pod_uids.get(pod.id, pod.uid), pod.id)
 
@@ -225,35 +255,24 @@ class AgentHandler:
         with operation():
             uid = self._pod_uids.pop(pod.id, pod.uid)
             self._agent.remove_pod(uid, pod.id)
-            if self._pending is not None:  # over CRI no stop was reported
-                self._pending.discard(pod.id)
-            if self._annotations is not None:
-                self._annotations.report_and_forget_pod(uid)
-            if self._devices is not None:
-                self._devices.forget_pod(pod.id)
+            for on_remove_pod in self._events.on_remove_pod:
+                on_remove_pod(pod.id, uid)
 
-    def _with_devices_and_claims(
-        self, pod: PodSandbox, container: Container
-    ) -> tuple[PodSandbox, Container]:
-        """Pod and container with what is known of the container's devices and claims."""
-        if self._devices is not None:
-            known = self._devices.known_container_devices(
-                pod.id, container.name, container.mentions
-            )
-            container = known.apply_to(container)
-        if self._claims is not None:
-            pod, container = self._claims.with_claims(pod, container)
+    def _complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """Pod and container with what the sources know of the container."""
+        for source in self._sources:
+            pod, container = source.complete(pod, container)
         return pod, container
 
-    def _with_all_devices_and_claims(
+    def _complete_all(
         self, pods: PodTable, containers: Sequence[Container]
     ) -> tuple[PodTable, list[Container]]:
-        """All pods and containers `_with_devices_and_claims`; what claims say of a pod adds up."""
+        """All pods and containers `_complete`; what sources say of a pod adds up."""
         by_id = {pod_id: pods[pod_id] for pod_id in pods.uids}
         found: list[Container] = []
         for container in containers:
             if container.pod_id in by_id:
-                by_id[container.pod_id], container = self._with_devices_and_claims(
+                by_id[container.pod_id], container = self._complete(
                     by_id[container.pod_id], container
                 )
             found.append(container)
@@ -271,8 +290,7 @@ class AgentHandler:
         """Say where the link stands."""
         if state is not LinkState.ACTIVE and state is not LinkState.CONFIGURED:
             self._metrics.link_up.set(0)
-        if self._observer is not None:
-            self._observer.on_link_changed(state, detail)
+        self._link_observer.on_link_changed(state, detail)
 
     def on_protocol_broken(self) -> None:
         """Count it."""
@@ -285,7 +303,7 @@ class AgentHandler:
             raise error
         except Exception:
             log.exception("internal error", event_name=event_name)
-        if self.reject_on_error and event_name in ("CreateContainer", "UpdateContainer"):
+        if event_name in ("CreateContainer", "UpdateContainer") and self._rejects_on_error():
             raise RequestRejected(
                 f"InternalError: nri-numa failed in {event_name} ({error!r}); see its log"
             )
@@ -299,7 +317,47 @@ def _rejection_error(refused: Rejected) -> RequestRejected:
     return RequestRejected(text)
 
 
-class PendingPods:
+class _PodEvents(NamedTuple):
+    """Who is to be called for an event, by its name."""
+
+    on_synchronize: tuple[Callable[[PodTable, Sequence[Container]], None], ...]
+    on_container: tuple[Callable[[PodSandbox, str], None], ...]
+    on_decided: tuple[Callable[[str], None], ...]
+    on_run_pod: tuple[Callable[[PodSandbox], None], ...]
+    on_stop_pod: tuple[Callable[[str], None], ...]
+    on_remove_pod: tuple[Callable[[str, str], None], ...]
+
+
+def _defines(observer: PodObserver, event: str) -> bool:
+    """True if it is called for an event, which would cost each request a call otherwise."""
+    return getattr(type(observer), event) is not getattr(PodObserver, event)
+
+
+class ContainerDevices(PodObserver):
+    """The devices of containers, as `nri_numa.devices.watch` knows them."""
+
+    def __init__(self, watch: DeviceWatch) -> None:
+        self._watch = watch
+
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """Find out about pods that are new."""
+        self._watch.retain_pods([pods[pod_id] for pod_id in pods.uids])
+
+    def on_run_pod(self, pod: PodSandbox) -> None:
+        """Find out ahead what its containers will have."""
+        self._watch.prepare_pod(pod)
+
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
+        """Forget it."""
+        self._watch.forget_pod(pod_id)
+
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """The container with what is known of its devices."""
+        known = self._watch.known_container_devices(pod.id, container.name, container.mentions)
+        return pod, known.apply_to(container)
+
+
+class PendingPods(PodObserver):
     """Guaranteed pods that are on this node and of which no container was created yet.
 
     A scheduler that works by a NodeResourceTopology drops what it reserved for pods of a node when
@@ -314,8 +372,8 @@ class PendingPods:
         # By sandbox: since when, namespace, name.
         self._pods: dict[str, tuple[float, str, str]] = {}
 
-    def add(self, pod: PodSandbox) -> None:
-        """A sandbox runs."""
+    def on_run_pod(self, pod: PodSandbox) -> None:
+        """Name it from now on, if it is Guaranteed."""
         if pod.qos is QoSClass.GUARANTEED:
             self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
             self._clock.call_later(
@@ -324,16 +382,24 @@ class PendingPods:
 
     def _notify_if_pending(self, sandbox: str) -> None:
         if sandbox in self._pods:
-            self._agent.notify_listeners()
+            self._agent.current.notify()
 
-    def discard(self, sandbox: str) -> None:
-        """A container of it was decided about, or it is stopped."""
-        self._pods.pop(sandbox, None)
+    def on_decided(self, pod_id: str) -> None:
+        """A container of it was decided about: name it no longer."""
+        self._pods.pop(pod_id, None)
 
-    def retain_sandboxes(self, sandboxes: Collection[str]) -> None:
-        """There are no other sandboxes."""
-        for sandbox in self._pods.keys() - sandboxes:
-            self.discard(sandbox)
+    def on_stop_pod(self, pod_id: str) -> None:
+        """It is stopped: name it no longer."""
+        self.on_decided(pod_id)
+
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
+        """It is gone; over CRI no stop was reported."""
+        self.on_decided(pod_id)
+
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """Forget sandboxes that are gone."""
+        for pod_id in self._pods.keys() - pods.uids.keys():
+            self.on_decided(pod_id)
 
     def pod_names(self) -> list[tuple[str, str]]:
         """Namespace and name of each; may be called in another thread."""

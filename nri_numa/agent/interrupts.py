@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.agent.agent import Agent
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
 from nri_numa.observe.logs import get_logger
@@ -80,15 +80,15 @@ class InterruptSteering:
         """Whether anything is to be given back."""
         return bool(self._kept.irqs or self._kept.banned)
 
-    async def run_steering(self, agent: Agent, clock: Clock, *, wanted: bool) -> None:
+    async def run_steering(self, current: CurrentState, clock: Clock, *, wanted: bool) -> None:
         """Keep them off while that is wanted, and give them back when this is cancelled."""
         done, rounds = None, 0
         try:
             while True:
                 exclusive = (
-                    agent.state.unavailable_cpus if wanted and not agent.observe else NO_CPUS
+                    current.state.unavailable_cpus if wanted and not current.observe else NO_CPUS
                 )
-                now = exclusive, agent.machine.topology.online
+                now = exclusive, current.machine.topology.online
                 if now != done or rounds >= SCAN_INTERVAL_S:
                     await asyncio.to_thread(self.steer_from, *now)
                     done, rounds = now, 0

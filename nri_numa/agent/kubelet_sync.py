@@ -83,10 +83,10 @@ class KubeletSync:
 
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
-        topology = self._agent.machine.topology
+        topology = self._agent.current.machine.topology
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
             return
-        before, after = self._agent.state.kubelet, self._files.grants
+        before, after = self._agent.current.state.kubelet, self._files.grants
         if after != before:
             self._agent.apply_grants(after)
         self._clock.call_soon(partial(self._report_grants, before, after, self._files.problems))
@@ -108,8 +108,8 @@ class KubeletSync:
                 before=str(before.granted_cpus),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.granted_cpus & self._agent.state.exclusive
-        if owned and owned != before.granted_cpus & self._agent.state.exclusive:
+        owned = after.granted_cpus & self._agent.current.state.exclusive
+        if owned and owned != before.granted_cpus & self._agent.current.state.exclusive:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
@@ -120,7 +120,7 @@ class KubeletSync:
         self, before: Allocation, after: Allocation, asked: str, kept: str
     ) -> None:
         """A cpuset was sent for a container: by the kubelet?"""
-        granted = self._agent.state.kubelet.cpus_of(
+        granted = self._agent.current.state.kubelet.cpus_of(
             after.pod_uid, after.container, after.container_id
         )
         if not granted or not parse_foreign_cpuset(asked) <= granted:
@@ -132,8 +132,8 @@ class KubeletSync:
 
     def _check_cgroups(self) -> None:
         """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
-        state = self._agent.state
-        for container_id, one in self._agent.differences.known.items():
+        state = self._agent.current.state
+        for container_id, one in self._agent.drift.known.items():
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue
@@ -184,15 +184,15 @@ class KubeletSync:
 
     def _store_conflict(self, contest: KubeletConflict) -> None:
         self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
-        self._agent.notify_listeners()
+        self._agent.current.notify()
 
     def _forget_ended_conflicts(self) -> None:
-        live = self._agent.state.allocations
+        live = self._agent.current.state.allocations
         if any(i not in live for i in self.conflicts):
             self.conflicts = MappingProxyType(
                 {i: c for i, c in self.conflicts.items() if i in live}
             )
-            self._agent.notify_listeners()
+            self._agent.current.notify()
 
 
 # --- Settings that follow from the kubelet's configuration ---

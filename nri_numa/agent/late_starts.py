@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.cgroup_updates import observe_cgroups
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import observe_cgroups
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader, CgroupWrite, read_text
 from nri_numa.observe.logs import get_logger
@@ -60,8 +60,8 @@ class LateStarts:
         meant = self._desired_lists(container_id)
         if meant is None:
             return
-        place = self._agent.cgroup_places[container_id]
-        written = self._agent.write_cgroups({container_id: CgroupWrite(place, *meant)})[
+        place = self._agent.containers.cgroup_places[container_id]
+        written = self._agent.cgroups.write_cgroups({container_id: CgroupWrite(place, *meant)})[
             container_id
         ]
         if written.problem or written.missing:
@@ -80,19 +80,23 @@ class LateStarts:
 
     def _desired_lists(self, container_id: str) -> tuple[str, str] | None:
         """CPUs and memory nodes to have; None for one that is left alone."""
-        allocation = self._agent.state.allocations.get(container_id)
-        if self._agent.observe or allocation is None or allocation.kind is ContainerKind.FOREIGN:
+        allocation = self._agent.current.state.allocations.get(container_id)
+        if (
+            self._agent.current.observe
+            or allocation is None
+            or allocation.kind is ContainerKind.FOREIGN
+        ):
             return None
-        if container_id not in self._agent.cgroup_places:
+        if container_id not in self._agent.containers.cgroup_places:
             return None
-        cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
+        cpus, mems = self._agent.current.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
 
     def on_started_despite_rejection(
         self, namespace: str, pod: str, uid: str, container: str, message: str
     ) -> None:
         """A container was refused, and starts nevertheless."""
-        if self._agent.observe:
+        if self._agent.current.observe:
             return
         self._counts.refused_running.inc()
         log.warning(
@@ -101,7 +105,7 @@ class LateStarts:
             container=container,
             message=message,
         )
-        self._agent.notices.add_notice(
+        self._agent.history.notices.add_notice(
             NoticedEventKind.UNPINNED,
             "refused, and starts nevertheless, because over CRI no start can be prevented: "
             f"{message}",
@@ -114,7 +118,7 @@ class LateStarts:
 
     def on_rejected_resize_in_force(self, container_id: str, quota: int) -> None:
         """A resize was refused, and the runtime has its CFS quota nevertheless."""
-        if not self._agent.observe:
+        if not self._agent.current.observe:
             self._agent.record_enforced_quota(container_id, quota)
 
     async def close(self) -> None:
@@ -141,12 +145,12 @@ class LateStarts:
     async def _measure_start_delay(self, container_id: str, started: float) -> None:
         agent, wait = self._agent, FIRST_POLL_S
         while self._clock.time() - started < MAX_MEASURED_DELAY_S:
-            place = agent.cgroup_places.get(container_id)
-            if place is None or container_id not in agent.state.allocations:
+            place = agent.containers.cgroup_places.get(container_id)
+            if place is None or container_id not in agent.current.state.allocations:
                 return
             try:
                 found = await asyncio.to_thread(
-                    observe_cgroups, self._reader, agent.desired, [(container_id, place)]
+                    observe_cgroups, self._reader, agent.current.desired, [(container_id, place)]
                 )
             except OSError as error:
                 log.debug("cgroup not read", problem=str(error))
@@ -159,7 +163,7 @@ class LateStarts:
             wait = min(2 * wait, MAX_POLL_S)
 
     def _record_delay(self, container_id: str, seconds: float) -> None:
-        live = self._agent.state.allocations
+        live = self._agent.current.state.allocations
         allocation = live.get(container_id)
         if allocation is None:
             return
@@ -171,4 +175,4 @@ class LateStarts:
             id=container_id[:12],
             late_ms=round(seconds * 1000, 1),
         )
-        self._agent.notify_listeners()
+        self._agent.current.notify()

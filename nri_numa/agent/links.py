@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from nri_numa.agent.agent import Agent
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig, RuntimeLinkKind
@@ -63,7 +63,7 @@ class RuntimeConnection:
 
     def __init__(
         self,
-        agent: Agent,
+        current: CurrentState,
         metrics: Metrics,
         handler: AgentHandler,
         link: RuntimeLink,
@@ -71,7 +71,7 @@ class RuntimeConnection:
         over_cri: bool,
         clock: Clock,
     ) -> None:
-        self._agent = agent
+        self._current = current
         self._metrics = metrics
         self._handler = handler
         self._link = link
@@ -131,11 +131,11 @@ class RuntimeConnection:
                 remedy="if no container is in its grace period, restart the runtime: containers "
                 "go on running",
             )
-            self._agent.notify_listeners()
+            self._current.notify()
         elif self.unanswered and not hangs:
             self.unanswered = ""
             log.info("the runtime answers again")
-            self._agent.notify_listeners()
+            self._current.notify()
 
 
 def _link_down_text(since: float, detail: str) -> str:
@@ -225,7 +225,7 @@ class NodeDevices:
         """How many devices the kubelet can give, or why that is not known, from memory."""
         return None if self._counts is None else self._counts.known_counts()
 
-    def new_device_watch(self, agent: Agent) -> DeviceWatch | None:
+    def new_device_watch(self, current: CurrentState) -> DeviceWatch | None:
         """Finds out which devices containers have."""
         if not self._config.devices.enabled:
             return None
@@ -235,6 +235,6 @@ class NodeDevices:
             self._config.devices,
             root=self._config.sysfs_root,
             kubelet_root=self._config.kubelet_root,
-            places=lambda: agent.machine.alignable_nodes,
+            places=lambda: current.machine.alignable_nodes,
             own_resource=self._config.device_plugin.resource_name,
         )

@@ -19,7 +19,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocalityRounds
 from nri_numa.engine.rebalance import move_purpose_text
 from nri_numa.engine.state import Allocation, ContainerKind
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import find_migration_problem, migrate_pages
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -50,6 +50,14 @@ REMOTE_CHECK_INTERVAL_S: Final = 60.0
 PROACTIVE_BUDGET_WINDOW_S: Final = 3600.0
 
 
+def can_move_memory(reader: CgroupReader) -> bool:
+    """True if pages of containers can be moved from here; what is in the way is logged."""
+    problem = find_migration_problem(reader)
+    if problem:
+        log.info("containers with memory of their own NUMA node do not move", because=problem)
+    return not problem
+
+
 class _MigrationResult(NamedTuple):
     """Bytes that were moved and that would not move, and why; or whether it was ended early."""
 
@@ -72,15 +80,11 @@ class MemoryMigrator:
         self._creations, self._busy = -1, 0.0
         self._spent = deque[float]()  # when something moved ahead of need, in the last hour
         self._tried: tuple[object, ...] = ()
-        agent.subscribe_to_changes(self._wake.set)
-        problem = find_migration_problem(writer.reader)
-        agent.moves_memory = not problem
-        if problem:
-            log.info("containers with memory of their own NUMA node do not move", because=problem)
+        agent.current.subscribe(self._wake.set)
 
     def request_proactive_check(self) -> None:
         """See whether something is to move ahead of need; called every few seconds."""
-        if self._watch is not None or any(self._agent.machine.settings.rebalance_headroom):
+        if self._watch is not None or any(self._agent.current.machine.settings.rebalance_headroom):
             self._wake.set()
 
     def watch_remote_memory(self, config: AgentConfig) -> Coroutine[Any, Any, None]:
@@ -97,7 +101,7 @@ class MemoryMigrator:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            now, known = self._clock.monotonic(), self._agent.state.allocations
+            now, known = self._clock.monotonic(), self._agent.current.state.allocations
             for kept in (self._began, self._later):
                 for gone in kept.keys() - known.keys():
                     del kept[gone]
@@ -113,14 +117,18 @@ class MemoryMigrator:
     def _is_node_idle(self) -> bool:
         """Whether no pod started for a while."""
         agent, now = self._agent, self._clock.monotonic()
-        if agent.creations != self._creations:
-            self._creations, self._busy = agent.creations, now
+        if agent.containers.creations != self._creations:
+            self._creations, self._busy = agent.containers.creations, now
         return now - self._busy >= NODE_IDLE_AFTER_S
 
     def _allocation_if_migrating(self, container_id: str) -> Allocation | None:
         agent = self._agent
-        a = agent.state.allocations.get(container_id)
-        moves = agent.synchronized and agent.is_cgroup_settled(container_id) and not agent.observe
+        a = agent.current.state.allocations.get(container_id)
+        moves = (
+            agent.current.synchronized
+            and agent.containers.is_settled(container_id)
+            and not agent.current.observe
+        )
         return a if moves and a is not None and a.migrating_from else None
 
     async def _migrate_pages(
@@ -132,12 +140,12 @@ class MemoryMigrator:
         rate: float = MAX_MIGRATION_BYTES_PER_S,
     ) -> _MigrationResult:
         """Move the pages of one container to ``target`` while it ``goes_on``."""
-        done, left, why, moving = 0, 0, "", self._agent.moving
+        done, left, why, moving = 0, 0, "", self._agent.containers.migrating
         said = self._clock.monotonic()
         try:
             for _ in range(MAX_MIGRATION_PASSES):
                 left = 0
-                place = self._agent.cgroup_places.get(container_id, CgroupPlace())
+                place = self._agent.containers.cgroup_of(container_id)
                 steps = migrate_pages(self._writer.reader, place, sources, target)
                 while (step := await asyncio.to_thread(next, steps, None)) is not None:
                     self._metrics.migrated_bytes.inc(step.moved_bytes)
@@ -149,7 +157,7 @@ class MemoryMigrator:
                     moving[container_id] = sources, target, done
                     if self._clock.monotonic() - said >= 1.0:
                         said = self._clock.monotonic()
-                        self._agent.notify_listeners()
+                        self._agent.current.notify()
                     rest = step.moved_bytes / rate
                     while rest > 0 and should_continue():
                         await self._clock.sleep(min(rest, 1.0))
@@ -194,7 +202,7 @@ class MemoryMigrator:
         if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
             self._try_later(container_id, UNMOVED_RETRY_S)
             message = f"partly moved {where}: {moved.obstacle}"
-            self._agent.notices.add_for_allocation(
+            self._agent.history.notices.add_for_allocation(
                 a, NoticedEventKind.MOVED, message, reason=NoticeMessageReason.PARTLY_MOVED
             )
             log.warning("partly moved", container=a.full_name, where=where, problem=moved.obstacle)
@@ -205,7 +213,7 @@ class MemoryMigrator:
         self._agent.post_update_container(container_id)
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
-        self._agent.notices.add_for_allocation(
+        self._agent.history.notices.add_for_allocation(
             a, NoticedEventKind.MOVED, f"moved {where} in {seconds:.1f} s{move_purpose_text(a)}"
         )
         fields = {"where": where, "seconds": round(seconds, 3)}
@@ -221,28 +229,29 @@ class MemoryMigrator:
 
     def _remaining_proactive_budget(self) -> tuple[float, int]:
         """Bytes in a second, and how many containers may move now; 0 where either is used up."""
-        size, moves = self._agent.machine.settings.room_budget
+        size, moves = self._agent.current.machine.settings.room_budget
         while self._spent and self._spent[0] <= self._clock.monotonic() - PROACTIVE_BUDGET_WINDOW_S:
             self._spent.popleft()
         return (size / 60 if moves else 0.0), max(0, moves - len(self._spent)) if size else 0
 
     async def _migrate_proactively(self) -> None:
         agent, (_, most) = self._agent, self._remaining_proactive_budget()
-        keep = agent.machine.settings.rebalance_headroom
-        tried = agent.state.serial, keep, most
-        if not most or agent.observe or not agent.synchronized:
+        keep = agent.current.machine.settings.rebalance_headroom
+        tried = agent.current.state.serial, keep, most
+        if not most or agent.current.observe or not agent.current.synchronized:
             return
         if any(keep) and tried != self._tried:
             self._tried = tried
             self._spent.extend([self._clock.monotonic()] * (moves := agent.restore_headroom(most)))
             if moves:
                 return
-        if agent.moves_memory and self._watch is not None:
+        if agent.containers.moves_memory and self._watch is not None:
             read = self._watch.known.items()
             used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}
             short = agent.nodes_short_of_free_memory(used)
             every = [
-                (agent.state.allocations[i], used[i]) for i in agent.state.allocations.keys() & used
+                (agent.current.state.allocations[i], used[i])
+                for i in agent.current.state.allocations.keys() & used
             ]
             far = [
                 found
@@ -253,7 +262,9 @@ class MemoryMigrator:
                 # What others have to have first, then the most bytes, then by id.
                 best = min(far, key=lambda one: (not one[2] & short, -one[0], one[1]))
                 size, container_id, sources = best
-                await self._migrate_home(agent.state.allocations[container_id], sources, size)
+                await self._migrate_home(
+                    agent.current.state.allocations[container_id], sources, size
+                )
 
     def _excess_remote_memory(
         self, a: Allocation, places: Mapping[int, int], short: NUMASet
@@ -275,15 +286,15 @@ class MemoryMigrator:
 
     async def _migrate_home(self, a: Allocation, sources: NUMASet, far: int) -> None:
         agent, container_id, began = self._agent, a.container_id, self._clock.monotonic()
-        left = agent.desired.free_memory
+        left = agent.current.desired.free_memory
         target = max(a.mems, key=lambda i: (left.get(i, 0), -i))
 
         def goes_on() -> bool:
-            now = agent.state.allocations.get(container_id)
+            now = agent.current.state.allocations.get(container_id)
             return (
                 now is not None
                 and now.mems == a.mems
-                and not agent.observe
+                and not agent.current.observe
                 and self._is_node_idle()
             )
 
@@ -301,6 +312,6 @@ class MemoryMigrator:
         message = (
             f"{human_bytes(moved.migrated_bytes)} of far memory moved {where} in {seconds:.1f} s"
         )
-        agent.notices.add_for_allocation(a, NoticedEventKind.MOVED, message)
-        agent.notify_listeners()
+        agent.history.notices.add_for_allocation(a, NoticedEventKind.MOVED, message)
+        agent.current.notify()
         log.info("far memory moved", container=a.full_name, where=where, bytes=moved.migrated_bytes)

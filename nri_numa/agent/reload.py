@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -105,13 +106,13 @@ async def apply_recomputed_settings(daemon: Daemon, source: KubeletConfigWatch) 
 
     They are made in a thread, during which the machine may have changed for another reason.
     """
-    agent, before = daemon.agent, daemon.agent.machine
+    agent, before = daemon.agent, daemon.agent.current.machine
     made = await asyncio.to_thread(
         source.settings_with_kubelet_config, daemon.config, before.topology
     )
     if made != before.settings:
         machine = await asyncio.to_thread(build_tables, replace(before, settings=made))
-        if agent.machine is not before:
+        if agent.current.machine is not before:
             return False
         agent.apply_node_model(machine)
     return True
@@ -147,41 +148,42 @@ def report_polling(error: OSError, were_there: bool) -> None:
 
 
 class MachineReloader:
-    """Reads again what changes on the machine, in threads.
+    """Reads again what changes on the machine, in threads."""
 
-    Attributes:
-        memory: what the kernel had left when last read; None while it cannot be read.
-    """
-
-    def __init__(self, root: str, devices: NodeDevices, clock: Clock) -> None:
-        self.memory: MeasuredFree | None = None
-        self._root, self._devices, self._clock = root, devices, clock
+    def __init__(
+        self, root: str, current: CurrentState, devices: NodeDevices, clock: Clock
+    ) -> None:
+        self._root, self._current = root, current
+        self._devices, self._clock = devices, clock
         self._logged_topology: Topology | None = None  # as the log has it
         self._logged_at = -math.inf
         self._is_readable = True
 
-    async def read_memory(self, agent: Agent) -> None:
+    async def read_memory(self) -> None:
         """Read what is left of memory."""
+        current = self._current
         try:
-            reading = await asyncio.to_thread(read_memory, self._root, agent.machine.topology)
+            reading = await asyncio.to_thread(read_memory, self._root, current.machine.topology)
         except (TopologyError, OSError) as error:
-            if self.memory is not None:
+            if current.memory is not None:
                 log.warning("memory cannot be read any more", error=str(error))
-            self.memory = None
+            current.set_memory(None)
             return
         devices: Counter[int] = Counter()
         if not isinstance(counted := self._devices.device_counts(), str):
             for one in counted or ():
                 devices[one.numa_node] += one.available
-        self.memory = MeasuredFree(
-            memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
-            hugepages={i: dict(n.free_hugepages) for i, n in reading.numa_nodes.items()},
-            devices=devices,
+        current.set_memory(
+            MeasuredFree(
+                memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
+                hugepages={i: dict(n.free_hugepages) for i, n in reading.numa_nodes.items()},
+                devices=devices,
+            )
         )
 
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
-        before = agent.machine
+        before = agent.current.machine
         known = before.topology
         try:
             topology = await asyncio.to_thread(rediscover_topology, self._root, known)
@@ -193,7 +195,7 @@ class MachineReloader:
         self._is_readable = True
         if topology is not known:
             machine = await asyncio.to_thread(build_tables, replace(before, topology=topology))
-            if agent.machine is not before:
+            if agent.current.machine is not before:
                 return
             agent.apply_node_model(machine)
         self._log_changes(self._logged_topology or known, topology)

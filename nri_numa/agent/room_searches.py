@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import is_not
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.loop import DeferredTasks
 from nri_numa.engine.decision import Admitted, Rejected
-from nri_numa.engine.rebalance import MAX_DEFERRED_SEARCH_WORK, StepwiseSearch
-
-if TYPE_CHECKING:
-    from nri_numa.agent.agent import Agent
+from nri_numa.engine.rebalance import (
+    MAX_DEFERRED_SEARCH_WORK,
+    StepwiseSearch,
+    continued_move_search,
+    fits_after_moves_text,
+)
 
 SEARCH_UNITS_PER_PIECE: Final = 2_000
 """Units of work of one piece, unless a single try is more."""
@@ -25,10 +31,22 @@ MAX_WAITING_SEARCHES: Final = 32
 
 
 class DeferredRoomSearches:
-    """Goes on with the searches for refused containers, one after the other."""
+    """Goes on with the searches for refused containers, one after the other.
 
-    def __init__(self, agent: Agent, later: Callable[[Callable[[], object]], object]) -> None:
-        self._agent, self._later = agent, later
+    Args:
+        move: has containers move for a purpose; returns what was in the way of it.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        cgroups: CgroupUpdates,
+        history: DecisionHistory,
+        tasks: DeferredTasks,
+        move: Callable[[Admitted, str], str],
+    ) -> None:
+        self._current, self._cgroups, self._history = current, cgroups, history
+        self._tasks, self._move = tasks, move
         self._waiting: dict[tuple[str, str], Rejected] = {}
         self._search: StepwiseSearch[Admitted | Rejected] | None = None
         self._about: tuple[object, ...] = ()
@@ -41,7 +59,7 @@ class DeferredRoomSearches:
         if len(self._waiting) > MAX_WAITING_SEARCHES:
             self._drop_current_search()
         if idle:
-            self._later(self._do_piece)
+            self._tasks.add(self._do_piece)
 
     def _drop_current_search(self) -> None:
         del self._waiting[next(iter(self._waiting))]
@@ -50,7 +68,7 @@ class DeferredRoomSearches:
     def _do_piece(self) -> None:
         """Do one piece; the next one follows by itself."""
         refused = next(iter(self._waiting.values()))
-        found, ends = None, not self._agent.is_retry_expected(refused)
+        found, ends = None, not self._is_retry_expected(refused)
         if not ends:
             search = self._current_search(refused)
             found = None if search is None else search.run_steps(SEARCH_UNITS_PER_PIECE)
@@ -58,17 +76,41 @@ class DeferredRoomSearches:
         if ends:
             self._drop_current_search()
         if self._waiting:
-            self._later(self._do_piece)
+            self._tasks.add(self._do_piece)
         if found is not None:
-            self._agent.finish_search(refused, found)
+            self._apply_result(refused, found)
 
     def _current_search(self, refused: Rejected) -> StepwiseSearch[Admitted | Rejected] | None:
         """The search about the state of now; None where it began too often."""
-        agent = self._agent
-        about = agent.machine, agent.state
+        about = self._current.machine, self._current.state
         if any(map(is_not, about, self._about)) or self._search is None:
             if self._beginnings == MAX_SEARCH_RESTARTS:
                 return None
             self._beginnings, self._about = self._beginnings + 1, about
-            self._search = agent.new_room_search(refused)
+            self._search = continued_move_search(
+                self._current.snapshot(), refused, self._cgroups.immovable_ids(), is_deferred=True
+            )
         return self._search
+
+    def _is_retry_expected(self, refused: Rejected) -> bool:
+        """True if a rejected container is still to come: its pod is there, and it is not."""
+        uid, name = refused.trace.pod.uid, refused.trace.container.name
+        there = [a.container for a in self._current.state.allocations_of_pod(uid)]
+        return self._history.has_rejection(refused) and name not in there
+
+    def _apply_result(self, refused: Rejected, found: Admitted | Rejected) -> None:
+        """Have some move, if that is what the search found; the rejection says it."""
+        immovable = self._cgroups.immovable_ids()
+        if isinstance(found, Rejected):
+            text = found.room_text
+        elif immovable.isdisjoint(m.after.container_id for m in found.moves):
+            problem = self._move(found, "room")
+            text = (
+                f"no room could be made: {problem}"
+                if problem
+                else fits_after_moves_text(found.moves)
+            )
+        else:
+            text = ""
+        if text:
+            self._history.record_room_found(refused, text)

@@ -8,12 +8,13 @@ the same, behind a slow init container or image, takes it back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.handler import PodObserver
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.request.annotations import (
     MAX_NAMED_CONTAINERS,
@@ -21,7 +22,7 @@ from nri_numa.engine.request.annotations import (
     annotated_container_names,
     misspelt_prefix_sentences,
 )
-from nri_numa.model.workload import PodSandbox
+from nri_numa.model.workload import Container, PodSandbox, PodTable
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.notices import NoticedEventKind
 
@@ -54,7 +55,7 @@ class _PendingNames:
         )
 
 
-class UnmatchedAnnotations:
+class UnmatchedAnnotations(PodObserver):
     """Looks after the names in pods' annotations."""
 
     def __init__(self, agent: Agent, clock: Clock) -> None:
@@ -63,20 +64,22 @@ class UnmatchedAnnotations:
         self._later = clock.call_soon
         self._pods: dict[str, _PendingNames] = {}
 
-    def record_containers(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
-        """Containers were created, or are there, or were refused: pods and container names."""
-        self._later(partial(self._record_containers, containers))
+    def on_container(self, pod: PodSandbox, name: str) -> None:
+        """A container is created, perhaps to be rejected."""
+        self._later(partial(self._record_containers, [(pod, name)]))
 
-    def retain_pods(self, uids: Collection[str]) -> None:
-        """These are all pods that there are."""
-        for uid in self._pods.keys() - set(uids):
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
+        """These are all pods that there are, and their containers."""
+        for uid in self._pods.keys() - set(pods.uids.values()):
             del self._pods[uid]
+        known = (c for c in containers if c.pod_id in pods.uids)
+        self._later(partial(self._record_containers, ((pods[c.pod_id], c.name) for c in known)))
 
     def _record_containers(self, containers: Iterable[tuple[PodSandbox, str]]) -> None:
         for pod, name in containers:
             waiting = self._pods.get(pod.uid)
             if waiting is None:
-                prefix = self._agent.machine.settings.prefix
+                prefix = self._agent.current.machine.settings.prefix
                 wanted = annotated_container_names(pod.annotations, prefix)
                 wrong = misspelt_prefix_sentences(pod.annotations, prefix)
                 if not wanted and not wrong:
@@ -102,7 +105,7 @@ class UnmatchedAnnotations:
                     pod=f"{waiting.namespace}/{waiting.name}",
                 )
 
-    def report_and_forget_pod(self, uid: str) -> None:
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
         """A pod is removed: who has not come will not come."""
         waiting = self._pods.pop(uid, None)
         if waiting is not None:
@@ -140,7 +143,7 @@ class UnmatchedAnnotations:
         """A log line for each sentence, and one notice of all that no earlier process made."""
         for sentence in sentences:
             log.warning(event, pod=f"{waiting.namespace}/{waiting.name}", problem=sentence)
-        message, notices = "; ".join(sentences), self._agent.notices
+        message, notices = "; ".join(sentences), self._agent.history.notices
         if sentences and not any(
             (one.pod_uid, one.reason) == (waiting.uid, reason) for one in notices.notices_after()
         ):

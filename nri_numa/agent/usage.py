@@ -138,7 +138,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
     async def read_all_containers(self) -> None:
         """Read every container once, with rests that pay for it."""
         reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
-        waiting = list(self._agent.state.allocations.values())
+        waiting = list(self._agent.current.state.allocations.values())
         waiting.reverse()
         found: dict[str, ReadingT] = {}
         while waiting:
@@ -201,7 +201,7 @@ class MemoryWatch(ContainerScan[ContainerMemory]):
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerMemory:
         """Read where the memory of one container is."""
-        place = self._agent.cgroup_places.get(allocation.container_id)
+        place = self._agent.containers.cgroup_places.get(allocation.container_id)
         places = (
             ContainerMemoryNodes(because="the agent does not know its cgroup")
             if place is None
@@ -248,7 +248,7 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
         self, reader: CgroupReader, allocation: Allocation
     ) -> ContainerCPUPressure:
         """Read how much one container waits, and compare with the reading before."""
-        place = self._agent.cgroup_places.get(allocation.container_id)
+        place = self._agent.containers.cgroup_places.get(allocation.container_id)
         if place is None:
             unknown = "the agent does not know its cgroup"
             found = CPUWaits(no_pressure=unknown, no_threads=unknown)
@@ -367,7 +367,7 @@ class UsageWatch:
             nonlocal cost
             begun = time.thread_time()
             try:
-                return read_usage(self._root, self._agent.machine.topology)
+                return read_usage(self._root, self._agent.current.machine.topology)
             finally:
                 cost = time.thread_time() - begun
 
@@ -409,7 +409,7 @@ class UsageWatch:
         self, i: int, last: UsageSample, samples: list[UsageSample]
     ) -> NUMANodeLoad:
         one, remote = last.memory[i], last.remote[i]
-        node = self._agent.machine.topology.numa_nodes.get(i)
+        node = self._agent.current.machine.topology.numa_nodes.get(i)
         cpus = tuple(node.cpus) if node is not None else ()
         return NUMANodeLoad(
             id=i,
@@ -436,7 +436,7 @@ class UsageWatch:
         )
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
-            place = self._agent.cgroup_places.get(allocation.container_id)
+            place = self._agent.containers.cgroup_places.get(allocation.container_id)
             page = os.sysconf("SC_PAGE_SIZE")
             if place is None:
                 return use
@@ -448,7 +448,7 @@ class UsageWatch:
             seconds = time.monotonic() - begun
         if first is None or second is None:
             return replace(use, problem="it has no cgroup that can be read")
-        cpus = self._agent.desired.usable_cpus_of(allocation)
+        cpus = self._agent.current.desired.usable_cpus_of(allocation)
         used = None
         if first.cpu_seconds is not None and second.cpu_seconds is not None:
             used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import UNSET, Struct, convert
 from msgspec.structs import asdict, replace
 
-from nri_numa.agent.agent import Agent, RejectedContainer
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.drift_table import DriftById, DriftStatus
+from nri_numa.agent.history import RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import DriftById, DriftStatus
 from nri_numa.agent.usage import (
     MEMORY_NOT_READ,
     WAITING_NOT_READ,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
-    from nri_numa.agent.reload import MachineReloader
     from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
@@ -73,7 +73,6 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
     """What else is shown; None where it is switched off.
 
     Attributes:
-        readings: what the kernel has left of memory.
         unmatched: annotations that name no container of their pod.
         kubelet: what the kubelet's managers granted, and where it and we disagree.
         devices: the machine's.
@@ -82,7 +81,6 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    readings: MachineReloader
     unmatched: UnmatchedAnnotations | None = None
     kubelet: KubeletSync | None = None
     devices: NodeDevices | None = None
@@ -120,32 +118,32 @@ class LiveView:
     def status_document(self) -> shown.Status:
         """The agent itself."""
         agent = self._agent
-        known = agent.differences.known
-        counts, kubelet = count_by_kind(agent.state), self._more.kubelet
+        known = agent.drift.known
+        counts, kubelet = count_by_kind(agent.current.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
             started_at=self._about.start_time,
-            observe=agent.observe,
+            observe=agent.current.observe,
             ready=self.readiness().ready,
-            serial=agent.state.serial,
+            serial=agent.current.state.serial,
             containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
             misaligned=sum(n for (_, preferred), n in counts.items() if not preferred),
             drifted=len(known),
             on_exclusive_cpus=sum(one.on_exclusive_cpus for one in known.values()),
-            kubelet_cpus=str(agent.state.kubelet.granted_cpus),
+            kubelet_cpus=str(agent.current.state.kubelet.granted_cpus),
             kubelet_conflicts=len(kubelet.conflicts) if kubelet is not None else 0,
             link=self._runtime.link_document(),
             checkpoint=shown.Checkpoint(
-                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.write_problem
+                written_at=agent.current.store.written_at, problem=agent.current.store.write_problem
             ),
         )
 
     def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link, problem = self._runtime.link_document(), self._agent.checkpoint.write_problem
+        link, problem = self._runtime.link_document(), self._agent.current.store.write_problem
         reason = link.pending_registration
-        if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
+        if not reason and not (link.state == LinkState.ACTIVE and self._agent.current.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
         elif not reason and problem:
@@ -155,14 +153,14 @@ class LiveView:
     def machine_topology_document(self) -> shown.TopologyDocument:
         """The machine."""
         return topology_document(
-            self._agent.machine.topology,
-            reserved=self._agent.machine.settings.reserved_cpus,
+            self._agent.current.machine.topology,
+            reserved=self._agent.current.machine.settings.reserved_cpus,
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
     def numa_info(self) -> shown.MachineNUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
-        nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
+        nodes = [n for _, n in sorted(self._agent.current.machine.topology.numa_nodes.items())]
         return shown.MachineNUMAInfo(
             code=200,
             message="OK",
@@ -177,7 +175,7 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         moment = self._state_snapshot()
         state, pool = moment.state, moment.desired.pool
-        uses = numa_node_uses(replace(moment.desired, reading=self._more.readings.memory))
+        uses = numa_node_uses(replace(moment.desired, reading=self._agent.current.memory))
         head = shown.WholeNodeAllocation(
             serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses)
         )
@@ -192,7 +190,7 @@ class LiveView:
         moment = self._state_snapshot()
         state = moment.state
         refused: dict[str, RejectedContainer] = {}
-        for one in self._agent.rejections:  # the last one of each counts
+        for one in self._agent.history.rejections:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         found: list[shown.Explanation] = []
@@ -212,7 +210,7 @@ class LiveView:
         self, allocation: Allocation, moment: StateSnapshot, later: RejectedContainer | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
-        known = self._agent.explanation_of(allocation.container_id)
+        known = self._agent.history.explanation_of(allocation.container_id)
         document = explain_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.yielded_text(allocation, effective):
@@ -247,7 +245,7 @@ class LiveView:
         )
 
     def _rejection_explanation(self, refused: RejectedContainer) -> shown.Explanation:
-        known = self._agent.explanation_of_refusal(refused)
+        known = self._agent.history.explanation_of_rejection(refused)
         document = explain_rejection(known, refused.reason, refused.message)
         return shown.Explanation(
             namespace=refused.namespace,
@@ -265,12 +263,12 @@ class LiveView:
         """The latest refusals, newest first."""
         return [
             convert(refused, shown.RejectionRecord, from_attributes=True)
-            for refused in reversed(self._agent.rejections)
+            for refused in reversed(self._agent.history.rejections)
         ]
 
     def slots_document(self) -> shown.ExclusiveCPUSlotsDocument:
         """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
-        desired, reason = self._agent.schedulable, self._unready_reason()
+        desired, reason = self._agent.current.schedulable, self._unready_reason()
         machine, state, offered = desired.machine, desired.state, slot_capacity(desired)
         return shown.ExclusiveCPUSlotsDocument(
             serial=state.serial,
@@ -291,10 +289,10 @@ class LiveView:
         more = self._more
         # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.pod_names()
-        agent, desired = self._agent, self._agent.schedulable
+        agent, desired = self._agent, self._agent.current.schedulable
         return zones_document(
-            replace(desired, reading=more.readings.memory),
-            still=agent.immovable_ids(),
+            replace(desired, reading=agent.current.memory),
+            still=agent.cgroups.immovable_ids(),
             reason=self._unready_reason(),
             measured=None if more.measured is None else more.measured.enforced_factors(),
             devices=None if more.devices is None else more.devices.device_counts(),
@@ -308,7 +306,7 @@ class LiveView:
         readiness = self.readiness()
         if not readiness.ready:
             return readiness.reason
-        return "observe is on, so nothing is pinned" if self._agent.observe else ""
+        return "observe is on, so nothing is pinned" if self._agent.current.observe else ""
 
     def kubelet_status_document(self) -> shown.KubeletDocument:
         """The kubelet beside us."""
@@ -319,14 +317,14 @@ class LiveView:
 
     def notices_document(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
-        kept = self._agent.notices
+        kept = self._agent.history.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
         found = tuple(kept.notices_after(after))
         return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
     def decided_requests_document(self, after: int) -> shown.DecidedRequests:
         """What was decided about requests of the runtime after a number of the sequence."""
-        decided, instance = self._agent.decided, f"{int(self._about.start_time * 1000):x}"
+        decided, instance = self._agent.history.decided, f"{int(self._about.start_time * 1000):x}"
         number = decided.number  # before the requests: one too many is no harm
         return shown.DecidedRequests(
             instance=instance, number=number, requests=decided.requests_after(after)
@@ -334,7 +332,7 @@ class LiveView:
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
-        return self._agent.notices.number
+        return self._agent.history.notices.number
 
     def node_usage(self) -> shown.NodeUsage:
         """What is really used on the machine."""
@@ -352,19 +350,19 @@ class LiveView:
         usage = self._watches.usage
         if usage is None:
             return []
-        state = self._agent.state
+        state = self._agent.current.state
         found = _sorted_allocations(state, namespace, pod, container)
         return [await usage.measure_container(allocation) for allocation in found]
 
     def subscribe_to_changes(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
-        return self._agent.subscribe_to_changes(listener)
+        return self._agent.current.subscribe(listener)
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
-        desired = replace(self._agent.desired, reading=self._more.readings.memory)
+        desired = replace(self._agent.current.desired, reading=self._agent.current.memory)
         state, topology = desired.state, desired.machine.topology
-        written = self._agent.checkpoint.written_at
+        written = self._agent.current.store.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
             numa_nodes=numa_node_samples(desired),
@@ -374,19 +372,20 @@ class LiveView:
             shared_pool_cpus=len(desired.pool),
             offline_cpus=len(topology.present - topology.online),
             checkpoint_written=written,
-            checkpoint_failing=bool(self._agent.checkpoint.write_problem),
+            checkpoint_failing=bool(self._agent.current.store.write_problem),
             ready=self.readiness().ready,
-            observe=self._agent.observe,
+            observe=self._agent.current.observe,
             local_memory=None if memory is None else memory.container_series(state),
             cpu_waiting=None if waiting is None else waiting.container_series(state),
         )
 
     def _state_snapshot(self) -> StateSnapshot:
         agent, late = self._agent, self._more.late_starts
-        known = agent.differences.known
+        known = agent.drift.known
         return StateSnapshot(
-            agent.machine, agent.state, known, self._watches,
-            None if late is None else late.start_delays, agent.moving, agent.soft_ids,
+            agent.current.machine, agent.current.state, known, self._watches,
+            None if late is None else late.start_delays, agent.containers.migrating,
+            agent.current.soft_ids,
         )  # fmt: skip
 
 
@@ -783,7 +782,11 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
 
     Reads what is replaced as a whole, so any thread may call it.
     """
-    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
+    state, settings, configuration = (
+        agent.current.state,
+        agent.current.machine.settings,
+        beside.configuration,
+    )
     grants, adopted = state.kubelet, configuration.adopted
     return shown.KubeletDocument(
         cpu_policy=grants.cpu_policy,
@@ -802,7 +805,7 @@ def kubelet_document(agent: Agent, beside: KubeletSync) -> shown.KubeletDocument
 
 def _list_kubelet_grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
-    state, grants = agent.state, agent.state.kubelet
+    state, grants = agent.current.state, agent.current.state.kubelet
     # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
     cpus = {**grants.cpus, **{(uid, ""): its for uid, its in grants.pods.items()}}
     mems = {**grants.mems, **{(uid, ""): its for uid, its in grants.pod_mems.items()}}

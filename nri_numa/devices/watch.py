@@ -201,7 +201,8 @@ class DeviceWatch:
             self._gpus_read = self._clock()
             self._submit_task(self._local, self._read_gpus)
         found += cards
-        found += lookup.match_kubelet_devices(given.get(name, ()))
+        if name in given:
+            found += lookup.match_kubelet_devices(given[name])
         notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
         places = self._places()
         mine = build_hints(found, places, notes)

@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -389,11 +389,13 @@ class WriteOutcome(msgspec.Struct, frozen=True):
         changed: the kernel has another cpuset than before.
         missing: there is no cgroup (not yet, or not any more).
         problem: why it could not be written; empty when it is as wanted.
+        is_held_up: the writes take long; the first of those may still come to pass.
     """
 
     changed: bool = False
     missing: bool = False
     problem: str = ""
+    is_held_up: bool = False
 
 
 NO_CGROUP_OUTCOME: Final = WriteOutcome(missing=True)
@@ -416,10 +418,6 @@ class CgroupWriter:
     Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
     anywhere on the machine: for seconds. So a thread writes, no caller waits longer than
     `MAX_WRITE_WAIT_S` for it, and until it is through nothing else is written.
-
-    Attributes:
-        held_up: called when writes take longer, with the ids of those that are not written, and
-            with whether the kernel has the thread wait; the first of them may still come to pass.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
@@ -427,7 +425,6 @@ class CgroupWriter:
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self._thread_id = 0
-        self.held_up: Callable[[Collection[str], bool], object] = lambda ids, in_kernel: None
         self._write_file = _write_text if reader.unified else _new_v1_cpuset_writer()
 
     @property
@@ -466,11 +463,10 @@ class CgroupWriter:
                 return done
             late.append(True)
         now = dict(done)
-        if left := [container_id for container_id in wanted if container_id not in now]:
-            self.held_up(left, self._is_blocked_in_kernel())
-        return now | dict.fromkeys(left, WriteOutcome(problem=_SLOW_WRITE))
+        slow = WriteOutcome(problem=_SLOW_WRITE, is_held_up=True)
+        return dict.fromkeys(wanted, slow) | now
 
-    def _is_blocked_in_kernel(self) -> bool:
+    def is_blocked_in_kernel(self) -> bool:
         """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
         stat = read_text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
         return stat.rpartition(")")[2].split()[:1] == ["D"]

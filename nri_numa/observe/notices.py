@@ -84,15 +84,23 @@ _Key = tuple[str, str, str, str]
 class NoticeLog:
     """The latest ``limit`` notices; ``now`` is Unix time in seconds.
 
+    Args:
+        changed: called after every change.
+
     Attributes:
         instance: of the sequence; ids begin with it.
         number: the last one given out.
         evicted: notices that made room for newer ones.
         keep: called with every notice that is new or changed, to make it outlive the process.
-        changed: called after every change.
     """
 
-    def __init__(self, now: Callable[[], float], limit: int = MAX_NOTICES) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        limit: int = MAX_NOTICES,
+        *,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._now = now
         self._limit = limit
         self._kept: dict[_Key, Notice] = {}
@@ -100,7 +108,7 @@ class NoticeLog:
         self.number = 0
         self.evicted = 0
         self.keep: Callable[[Notice], object] = lambda notice: None
-        self.changed: Callable[[], object] = lambda: None
+        self._changed = changed
 
     def restore_notices(
         self, instance: str, notices: Iterable[Notice] = (), number: int = 0
@@ -151,7 +159,7 @@ class NoticeLog:
             del self._kept[next(iter(self._kept))]
             self.evicted += 1
         self.keep(notice)
-        self.changed()
+        self._changed()
         return notice
 
     def add_for_allocation(
@@ -204,10 +212,16 @@ def begin_request(method: str, container_id: str, traceparent: str, at: float) -
 class RequestDecisions:
     """The latest ``limit`` requests that were decided; one that has a number never changes."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        limit: int = 0,
+        *,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._now = now
-        self.limit = self.number = 0
-        self.changed: Callable[[], object] = lambda: None
+        self.limit, self.number = limit, 0
+        self._changed = changed
         self._kept: tuple[DecidedRequest, ...] = ()
 
     def record_decision(
@@ -226,7 +240,7 @@ class RequestDecisions:
             one.end_time, one.number = self._now(), self.number + 1
             self._kept = (*self._kept[1 - self.limit :], one)
             self.number = one.number
-            self.changed()
+            self._changed()
 
     def requests_after(self, number: int) -> tuple[DecidedRequest, ...]:
         """Those after a number of the sequence."""

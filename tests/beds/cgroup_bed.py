@@ -19,6 +19,7 @@ import pytest
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
+from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     CgroupPlace,
@@ -53,7 +54,7 @@ class Writer(CgroupWriter):
         self.tree = tree
         self.problem = ""
         self.world = world
-        world.agent._cgroups = self
+        world.agent.cgroups.writer = self
 
     def unwritable_cpuset_reason(self, place: CgroupPlace | None = None) -> str:
         return self.problem or super().unwritable_cpuset_reason(place)
@@ -135,6 +136,21 @@ class CgroupBed(Clock):
                     self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
         return Result()
 
+    def start_reconciler(self) -> None:
+        """Begin to compare, with systemd as it is now."""
+        agent = self.world.agent
+        self.systemd = SystemdSync(agent.current, agent.cgroups, self.scopes, self.timing)
+        self.reconciler = Reconciler(
+            agent.current,
+            agent.cgroups,
+            self.systemd,
+            agent.drift,
+            self,
+            notices=agent.history.notices,
+            metrics=self.world.metrics,
+            clock=self.timing,
+        )
+
     def settle(self, container_id: str) -> None:
         """The runtime writes what its books say into the cgroup."""
         if container_id in self.world.live:
@@ -148,14 +164,7 @@ class ReconcilerBed(CgroupBed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.writer = Writer(self.tree, self.world)
-        self.reconciler = Reconciler(
-            self.world.agent,
-            self.world.metrics,
-            self,
-            writer=self.writer,
-            scopes=self.scopes,
-            clock=self.timing,
-        )
+        self.start_reconciler()
 
 
 @contextlib.contextmanager

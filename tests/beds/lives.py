@@ -155,21 +155,21 @@ class Life:
         agent = self.world.agent
         documents = [
             explanation.explain_allocation(
-                one, agent.explanation_of(one.container_id), agent.cpus_of(one)
+                one, agent.history.explanation_of(one.container_id), agent.current.cpus_of(one)
             )
-            for _, one in sorted(agent.state.allocations.items())
+            for _, one in sorted(agent.current.state.allocations.items())
         ]
         refused = [
             explanation.explain_rejection(
-                agent.explanation_of_refusal(one), one.reason, one.message
+                agent.history.explanation_of_rejection(one), one.reason, one.message
             )
-            for one in agent.rejections
+            for one in agent.history.rejections
         ]
         for document in self._told_at_the_end(documents, refused):
             self.lines.append("explained:")
             self.lines += [f"    {line}" for line in sentences.render_text(document).splitlines()]
         self.lines.append("noted:")
-        for one in agent.notices.notices_after():
+        for one in agent.history.notices.notices_after():
             who = f"{one.pod}/{one.container}"
             self.lines.append(
                 f"    {one.notice_kind} {who} {one.count}: {one.reason} {one.message}".rstrip()
@@ -183,12 +183,12 @@ class Life:
     def _look(self) -> None:
         """Whatever is other than it was, and the shared pool."""
         self.world.check()
-        state = self.world.agent.state
+        state = self.world.agent.current.state
         now = {
             i: f"{_allocation(state.allocations[i])} | {self._runs_on(i)}"
             for i in sorted(self.world.live)
         }
-        now["pool"] = str(self.world.agent.desired.pool)
+        now["pool"] = str(self.world.agent.current.desired.pool)
         now["kept for pods"] = "; ".join(
             f"{uid} {one.affinity}{'' if one.affinity_is_preferred else ' not preferred'}"
             for uid, one in sorted(state.pods.items())
@@ -201,7 +201,7 @@ class Life:
 
     def _runs_on(self, container_id: str) -> str:
         has = self.world.live[container_id].resources
-        pool = self.world.agent.desired.pool
+        pool = self.world.agent.current.desired.pool
         cpus = "the pool" if has.cpus == str(pool) else has.cpus or "all"
         return f"runs on {cpus}/{has.mems or 'all'} quota {has.cpu_quota}"
 
@@ -330,13 +330,13 @@ class Life:
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         self.world.apply(
             self.world.agent.apply_node_model(
-                replace(self.world.agent.machine, settings=self.world.settings)
+                replace(self.world.agent.current.machine, settings=self.world.settings)
             )
         )
         self.lines.append(f"NUMA node {numa_node} is worth {factor:g}")
 
     def _granted(self) -> None:
-        pool = sorted(self.world.agent.desired.pool)
+        pool = sorted(self.world.agent.current.desired.pool)
         if len(pool) < 4:
             return
         text = str(CPUSet(pool[-1:]))

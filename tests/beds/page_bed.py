@@ -35,7 +35,7 @@ class PageBed(LoopThread):
         settings = settings or Settings(reserved_cpus=CPUSet([0]))
         self.clock = StillClock(time.time)
         self.agent = agent_of(NodeModel(topology=topology, settings=settings), clock=self.clock)
-        self.agent.synchronized = True
+        self.agent.current.synchronized = True
         self.link = RuntimeLinkStatus(
             state="active", detail="", runtime="containerd", runtime_version="v2.1.9"
         )
@@ -106,7 +106,7 @@ class PageBed(LoopThread):
 
     def populate(self) -> None:
         """One of everything, and something on most NUMA nodes."""
-        topology = self.agent.machine.topology
+        topology = self.agent.current.machine.topology
         largest = min(len(n.cpus) for n in topology.numa_nodes.values() if n.cpus)
         for n in range(min(40, 2 * len(topology.cpu_nodes))):
             self.create(

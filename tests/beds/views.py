@@ -22,13 +22,6 @@ class Linked:
         return ACTIVE
 
 
-class Known:
-    """So much memory is left."""
-
-    def __init__(self, memory: MeasuredFree | None) -> None:
-        self.memory = memory
-
-
 def live_view(
     agent: Agent,
     about: ProcessInfo = ProcessInfo("0", "", 0.0),  # noqa: B008 - a value
@@ -40,6 +33,8 @@ def live_view(
     **more: Any,
 ) -> LiveView:
     """A view; ``more`` stands for collaborators."""
-    collaborators = OptionalParts(readings=Known(memory), **more)
+    collaborators = OptionalParts(**more)
+    if memory is not None:
+        agent.current.set_memory(memory)
     link, clock = link or Linked(), clock or StillClock()
     return LiveView(agent, about, link, collaborators, watches, clock)

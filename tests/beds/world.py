@@ -15,7 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
+from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.starts import ContainerStarts
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -118,12 +124,6 @@ class StillClock(Clock):
         return 0.0
 
 
-class Unread:
-    """What the kernel has left of memory is not known."""
-
-    memory: MeasuredFree | None = None
-
-
 def agent_of(
     machine: NodeModel,
     *,
@@ -132,13 +132,25 @@ def agent_of(
     store: CheckpointStore | None = None,
 ) -> Agent:
     """An agent without cgroups, whose state is kept nowhere else."""
+    clock = clock or StillClock()
+    current = CurrentState(machine, MemoryStore() if store is None else store, clock)
+    writer = CgroupWriter(CgroupReader("/nowhere"))
+    return new_agent(current, writer, metrics or Metrics("test"), clock)
+
+
+def new_agent(current: CurrentState, writer: CgroupWriter, metrics: Metrics, clock: Clock) -> Agent:
+    """An agent of its parts."""
+    tasks = DeferredTasks(clock)
+    cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
+    history = DecisionHistory(current, tasks, metrics, clock)
     return Agent(
-        machine,
-        metrics=metrics or Metrics("test"),
-        store=MemoryStore() if store is None else store,
-        clock=clock or StillClock(),
-        readings=Unread(),
-        cgroups=CgroupWriter(CgroupReader("/nowhere")),
+        current,
+        cgroups=cgroups,
+        starts=ContainerStarts(current, cgroups, history, tasks, metrics),
+        history=history,
+        drift=DriftTable(metrics, clock, current.notify),
+        tasks=tasks,
+        clock=clock,
     )
 
 
@@ -246,31 +258,33 @@ class World:
         self.pods: dict[str, PodSandbox] = {}
         self.live: dict[str, Container] = {}
         self.sent: list[ContainerUpdate] = []
-        self.reading = reading
+        self._reading = reading
         self._observe = observe
         self._ids = itertools.count(1)
         self.agent = self.boot()
 
     @property
-    def memory(self) -> MeasuredFree | None:
-        return self.reading
+    def reading(self) -> MeasuredFree | None:
+        return self._reading
+
+    @reading.setter
+    def reading(self, reading: MeasuredFree | None) -> None:
+        self._reading = reading
+        self.agent.current.set_memory(reading)
 
     def boot(self) -> Agent:
         """A fresh agent process over the same store."""
         self.metrics = self.store.metrics = Metrics("test")
         self.timing = StillClock(lambda: self.now, lambda: self.clock())
-        self.agent = Agent(
-            NodeModel(topology=self.topology, settings=self.settings, key=self.key),
-            metrics=self.metrics,
-            store=self.store,
-            clock=self.timing,
-            readings=self,
-            cgroups=_Cgroups(self, self._write),
-            observe=self._observe,
-        )
+        machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
+        current = CurrentState(machine, self.store, self.timing, observe=self._observe)
+        writer = _Cgroups(self, self._write)
+        self.agent = new_agent(current, writer, self.metrics, self.timing)
+        self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []
-        self.agent.restore_state(state)
+        current.restore_state(state)
+        current.set_memory(self._reading)
         return self.agent
 
     def restart(
@@ -285,7 +299,9 @@ class World:
 
     def becomes(self, topology: Topology) -> None:
         self.topology = topology
-        self.apply(self.agent.apply_node_model(replace(self.agent.machine, topology=topology)))
+        self.apply(
+            self.agent.apply_node_model(replace(self.agent.current.machine, topology=topology))
+        )
 
     def kubelet(
         self,
@@ -299,13 +315,13 @@ class World:
         `granted`: CPUs; all others are its shared set.
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
-        before = self.agent.state.kubelet
+        before = self.agent.current.state.kubelet
         taken = KubeletGrants(cpus=cpus).granted_cpus
         now = self.topology.online - taken
         nodes = {(f"uid-{p}", c): NUMASet.parse(text) for (p, c), text in (mems or {}).items()}
         if reserved:
             self.settings = replace(self.settings, kubelet_reserved=CPUSet.parse(reserved))
-            self.agent.machine = replace(self.agent.machine, settings=self.settings)
+            self.agent.current.machine = replace(self.agent.current.machine, settings=self.settings)
         self.agent.apply_grants(
             KubeletGrants(
                 cpu_policy="static",
@@ -478,10 +494,10 @@ class World:
         return now.cpus, now.mems
 
     def allocation(self, container_id: str) -> Allocation:
-        return self.agent.state.allocations[container_id]
+        return self.agent.current.state.allocations[container_id]
 
     def grounds(self, container_id: str) -> StoredExplanation:
-        known = self.agent.explanation_of(container_id)
+        known = self.agent.history.explanation_of(container_id)
         assert known is not None
         return known
 
@@ -502,12 +518,14 @@ class World:
 
     def check(self) -> None:
         """What must hold after every step, judged by the runtime's books."""
-        state = self.agent.state
-        broken = state_invariant_violations(state, self.topology, self.agent.machine.settings)
+        state = self.agent.current.state
+        broken = state_invariant_violations(
+            state, self.topology, self.agent.current.machine.settings
+        )
         assert broken == [], broken
         value = self.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
-        desired = self.agent.desired
+        desired = self.agent.current.desired
         assert desired.pool
         for container_id, made in self.live.items():
             allocation = state.allocations.get(container_id)

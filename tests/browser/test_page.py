@@ -58,7 +58,7 @@ def bed() -> Iterator[PageBed]:
 
 def of_pod(bed: PageBed, start: str) -> Allocation:
     """What the only container has of the pod whose name starts like that."""
-    (one,) = [a for a in bed.agent.state.allocations.values() if a.pod.startswith(start)]
+    (one,) = [a for a in bed.agent.current.state.allocations.values() if a.pod.startswith(start)]
     return one
 
 
@@ -76,7 +76,7 @@ def test_every_thread_is_drawn_and_tells_its_owner(page: Page, bed: PageBed) -> 
     assert page.run("document.querySelectorAll('#map .node').length") == 4
     assert page.run("document.querySelectorAll('#map .core').length") == 16
     assert page.run("document.querySelectorAll('#map .cpu').length") == 32
-    exclusive = [a for a in bed.agent.state.allocations.values() if a.kind == "exclusive"]
+    exclusive = [a for a in bed.agent.current.state.allocations.values() if a.kind == "exclusive"]
     assert exclusive
     for allocation in exclusive:
         for cpu in allocation.cpus:
@@ -87,7 +87,7 @@ def test_every_thread_is_drawn_and_tells_its_owner(page: Page, bed: PageBed) -> 
 def test_threads_of_one_owner_look_alike_and_like_its_row(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     looks = {}
-    for allocation in bed.agent.state.allocations.values():
+    for allocation in bed.agent.current.state.allocations.values():
         if allocation.kind != "exclusive":
             continue
         key = f"document.querySelector('tr[data-id=\"{allocation.container_id}\"] .key')"
@@ -128,7 +128,7 @@ def test_bars_tell_what_is_free_and_factors_and_distances_stand_there(page: Page
             "[...document.querySelectorAll('.distances tr')].slice(1)"
             ".map(r => [...r.querySelectorAll('td')].map(c => +c.textContent))"
         )
-        topology = bed.agent.machine.topology
+        topology = bed.agent.current.machine.topology
         ids = list(topology.numa_ids)
         assert rows == [[topology.distance(a, b) for b in ids] for a in ids]
 
@@ -200,21 +200,21 @@ def test_a_runtime_that_does_not_answer_is_said(page: Page, bed: PageBed) -> Non
     bed.link = replace(
         bed.link, pending_registration="the runtime has not answered a call for 60 s"
     )
-    bed.do(bed.agent.notify_listeners)
+    bed.do(bed.agent.current.notify)
     page.wait(
         f"{BANNERS}.includes('The runtime has not answered a call for 60 s. If no container')"
     )
     assert "does not answer" in page.run("document.getElementById('link-runtime').textContent")
     bed.link = replace(bed.link, pending_registration="")
-    bed.do(bed.agent.notify_listeners)
+    bed.do(bed.agent.current.notify)
     page.wait(f"{BANNERS} === ''")
 
 
 def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> str:
     """The kernel says that a container has other CPUs; returns its id."""
     agent, one = bed.agent, of_pod(bed, pod)
-    meant = CPUSet.parse(agent.cpus_of(one)) or agent.machine.topology.online
-    others = agent.state.exclusive - (one.cpus if one.exclusive else CPUSet())
+    meant = CPUSet.parse(agent.current.cpus_of(one)) or agent.current.machine.topology.online
+    others = agent.current.state.exclusive - (one.cpus if one.exclusive else CPUSet())
     wrong = Drift(
         container_id=one.container_id,
         name=one.full_name,
@@ -225,7 +225,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     )
     ids = [one.container_id]
     since = {one.container_id: time.time() - 12}
-    bed.do(lambda: agent.differences.update_drift(ids, [wrong], since, ids if given_up else ()))
+    bed.do(lambda: agent.drift.update_drift(ids, [wrong], since, ids if given_up else ()))
     return one.container_id
 
 
@@ -234,10 +234,10 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     visit(page, bed)
     assert "is:differs" in page.run("document.getElementById('filter').placeholder")
     agent = bed.agent
-    owner = next(a for a in agent.state.allocations.values() if a.exclusive)
+    owner = next(a for a in agent.current.state.allocations.values() if a.exclusive)
     web = of_pod(bed, "web-0")
     cpu = min(owner.cpus)
-    meant = CPUSet.parse(agent.cpus_of(web))
+    meant = CPUSet.parse(agent.current.cpus_of(web))
     intruder = differ(bed, "web-0", meant | CPUSet([cpu]), given_up=True)
     page.wait(f"{BANNERS}.includes('1 container can run on exclusive CPUs of another one')")
 
@@ -269,7 +269,7 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
     assert {"web-0", owner.pod} <= set(page.run(PODS)), "who can run there, not who should"
     page.run(fill("filter", ""))
 
-    bed.do(lambda: agent.differences.remove_repaired(intruder))
+    bed.do(lambda: agent.drift.remove_repaired(intruder))
     page.wait(f"{BANNERS} === '' && !document.querySelector('#map .wrong')")
     assert "NOT AS MEANT" not in page.run(label(cpu))
     assert "meant" not in page.run(LIST)
@@ -277,7 +277,9 @@ def test_what_is_not_as_meant_is_marked_in_words(page: Page, bed: PageBed) -> No
 
 def test_an_owner_that_lacks_a_cpu_is_marked_there(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    owner = next(a for a in bed.agent.state.allocations.values() if a.exclusive and len(a.cpus) > 1)
+    owner = next(
+        a for a in bed.agent.current.state.allocations.values() if a.exclusive and len(a.cpus) > 1
+    )
     cpu = max(owner.cpus)
     differ(bed, owner.pod, owner.cpus - CPUSet([cpu]))
     page.wait("document.querySelectorAll('#map .wrong').length === 1")
@@ -357,7 +359,7 @@ def test_a_click_on_a_cpu_a_numa_node_or_a_container_explains_it(page: Page, bed
     page.wait(f"{DETAILS_TITLE} === 'NUMA node 1'")
     assert page.run(
         "document.querySelector('[data-numa=\"2\"] .badge').textContent"
-    ) == "distance " + str(bed.agent.machine.topology.distance(1, 2))
+    ) == "distance " + str(bed.agent.current.machine.topology.distance(1, 2))
 
 
 def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: PageBed) -> None:
@@ -373,8 +375,8 @@ def test_an_explanation_follows_its_container_and_outlives_it(page: Page, bed: P
 def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     text = page.run(REFUSALS)
-    assert bed.agent.rejections
-    for refusal in bed.agent.rejections:
+    assert bed.agent.history.rejections
+    for refusal in bed.agent.history.rejections:
         assert refusal.reason in text
         assert refusal.message in text
     page.click("#refusals li a:not(.reason)")
@@ -430,7 +432,7 @@ def test_the_table_is_one_stop_and_enter_explains_a_row(page: Page, bed: PageBed
         page.press("Tab")
     page.press("ArrowDown")
     row = page.run("document.activeElement.closest('tr').dataset.id")
-    chosen = bed.agent.state.allocations[row]
+    chosen = bed.agent.current.state.allocations[row]
     page.press("Enter")
     page.wait(f"{DETAILS_TITLE}.includes('{chosen.pod}')")
     bed.create("another", policy="single-numa-node")
@@ -458,7 +460,7 @@ def test_rows_are_sorted_and_filtered(page: Page, bed: PageBed) -> None:
     page.run(fill("filter", "cpu:1"))
     expected = {
         a.pod
-        for a in bed.agent.state.allocations.values()
+        for a in bed.agent.current.state.allocations.values()
         if a.kind in ("exclusive", "explicit") and 1 in a.cpus
     }
     assert expected <= set(page.run(PODS))

@@ -52,10 +52,12 @@ def test_exclusive_cpus_that_became_reserved_are_marked(page: Page, bed: PageBed
     visit(page, bed)
     page.wait(f"{PODS}.length === 1")
     assert not page.run("document.querySelector('#list tbody .wide')")
-    (own,) = (a for a in bed.agent.state.allocations.values() if a.pod == "own")
-    machine = bed.agent.machine
-    bed.agent.machine = replace(machine, settings=replace(machine.settings, reserved_cpus=own.cpus))
-    bed.do(bed.agent.notify_listeners)
+    (own,) = (a for a in bed.agent.current.state.allocations.values() if a.pod == "own")
+    machine = bed.agent.current.machine
+    bed.agent.current.machine = replace(
+        machine, settings=replace(machine.settings, reserved_cpus=own.cpus)
+    )
+    bed.do(bed.agent.current.notify)
     page.wait("document.querySelector('#list tbody .wide')?.textContent === 'reserved'")
     for cpu in own.cpus:
         assert "became reserved later" in page.run(label(cpu))
@@ -69,7 +71,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     for n in range(4):
         bed.create(f"full-{n}", cpus=4, policy="single-numa-node")
     bed.create("wide-0", cpus=6, policy="best-effort")
-    (wide,) = (a for a in bed.agent.state.allocations.values() if a.pod == "wide-0")
+    (wide,) = (a for a in bed.agent.current.state.allocations.values() if a.pod == "wide-0")
     assert not wide.aligned
     page.wait(f"{FIGURES}.includes('Wider than ideal1')")
     for cpu in wide.cpus:
@@ -166,7 +168,7 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
         )
         for places in ("#figures div", "#legend li")
     }
-    assert told == {str(len(bed.agent.desired.pool))}
+    assert told == {str(len(bed.agent.current.desired.pool))}
 
 
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
@@ -210,7 +212,7 @@ def test_an_address_that_names_nothing_shows_nothing(
 
 
 def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> None:
-    bed.agent.observe = True
+    bed.agent.current.observe = True
     bed.create("greedy", cpus=500, policy="restricted")
     visit(page, bed)
     page.wait(f"{REFUSALS}.includes('would have been refused')")
@@ -219,7 +221,7 @@ def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> 
     page.run("document.querySelector('#refusals a:not(.reason)').click()")
     page.wait(f"{DETAILS}.includes('Why it would have been refused')")
     bed.do(lambda: setattr(bed.agent, "observe", False))
-    bed.do(bed.agent.notify_listeners)
+    bed.do(bed.agent.current.notify)
     page.wait(f"{title} === 'Refused lately'")
     assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"
 

@@ -87,7 +87,7 @@ def test_fingers_hit_what_they_mean(page: Page, machine: Callable[[], Topology])
             ".map(([r, e]) => `${e.outerHTML.slice(0, 90)} ${r.width}x${r.height}`)"
         )
         assert small == []
-        last = max(bed.agent.machine.topology.online)
+        last = max(bed.agent.current.machine.topology.online)
         page.click(f'[data-cpu="{last}"]')
         page.wait(f"{DETAILS_TITLE} === 'CPU {last}'")
         below = page.run(
@@ -118,7 +118,7 @@ def test_a_screen_reader_has_names_for_the_parts(page: Page, bed: PageBed) -> No
         for n in tree
         if not n.get("ignored") and n.get("name", {}).get("value")
     }
-    count = len(bed.agent.state.allocations)
+    count = len(bed.agent.current.state.allocations)
     assert ("table", f"Containers ({count})") in names
     for numa_node in range(4):
         assert ("article", f"NUMA node {numa_node}") in names

@@ -59,7 +59,7 @@ def test_a_hundred_owners_can_be_told_apart(page: Page, crowded: PageBed, width:
 
 def test_row_and_cpus_show_each_other(page: Page, crowded: PageBed) -> None:
     visit(page, crowded)
-    one = next(a for a in crowded.agent.state.allocations.values() if a.pod == "train-3")
+    one = next(a for a in crowded.agent.current.state.allocations.values() if a.pod == "train-3")
     first = min(one.cpus)
     at = page.run(f"(r => [r.x + 3, r.y + 3])({cell(first)}.getBoundingClientRect())")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
@@ -77,7 +77,7 @@ def test_a_numa_node_is_seen_large_with_numbers_and_names(page: Page, crowded: P
     visit(page, crowded)
     page.click('[data-numa="9"] h4 button')
     page.wait(f"{DETAILS_TITLE} === 'NUMA node 9'")
-    node = crowded.agent.machine.topology.numa_nodes[9]
+    node = crowded.agent.current.machine.topology.numa_nodes[9]
     large = "[...document.querySelectorAll('.zoom .cpu')]"
     assert sorted(page.run(f"{large}.map(c => +c.firstChild.textContent)")) == list(node.cpus)
     assert page.run(f"{large}.every(c => c.firstChild.offsetHeight > 8 && c.offsetWidth >= 30)")

@@ -39,7 +39,7 @@ def test_devices_stand_there_with_their_numa_node(page: Page) -> None:
 
 def _with(bed: PageBed, partitions: tuple[Partition, ...]) -> None:
     """The agent finds the machine with these partitions."""
-    machine = bed.agent.machine
+    machine = bed.agent.current.machine
     taken = CPUSet(i for one in partitions for i in one.cpus)
     topology = replace(
         machine.topology, allowed=machine.topology.online - taken, partitions=partitions

@@ -87,7 +87,7 @@ def test_the_drawing_is_a_file_that_other_programs_can_read(page: Page) -> None:
         tree = ElementTree.fromstring(page.run("window.blob.text()"))
         assert tree.tag == f"{SVG}svg"
         titles = [t.text or "" for t in tree.iter(f"{SVG}title")]
-        for cpu in bed.agent.machine.topology.online:
+        for cpu in bed.agent.current.machine.topology.online:
             assert any(t.startswith(f"CPU {cpu}: ") for t in titles), cpu
         words = {t.text for t in tree.iter(f"{SVG}text")}
         assert {"NUMA 0", "NUMA 3", "Socket 1"} <= words

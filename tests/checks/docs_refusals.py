@@ -115,7 +115,7 @@ def _old_runtime(world: World) -> None:
         config="",
     )
     policies = supported_memory_policies(info, "6.12.0", over_cri=False)
-    world.agent.machine = world.agent.machine.with_memory_policies(policies)
+    world.agent.current.machine = world.agent.current.machine.with_memory_policies(policies)
 
 
 SINGLE = {"policy": "single-numa-node"}

@@ -101,7 +101,7 @@ class Place:
         records, cdi, handover = map(str, self.folders)
         asker = ClaimFileRequester(handover, sleep=self.answer)
         book = ClaimStore(
-            DRIVER, "n1", records=records, cdi=cdi, asker=asker, agent=agent_of(machine)
+            DRIVER, "n1", records=records, cdi=cdi, asker=asker, current=agent_of(machine).current
         )
         told: list[Any] = []
         seen: list[str] = []

@@ -239,7 +239,7 @@ class Annotations(Target):
             outcome = answer.reason
         self.world.agent.stop_container(made.id)
         self.world.agent.remove_pod(of.uid, of.id)
-        assert not self.world.agent.state.allocations
+        assert not self.world.agent.current.state.allocations
         return outcome
 
 
@@ -266,7 +266,7 @@ class Assigned(Target):
             made.annotations[f"{PREFIX}assigned"] = text  # type: ignore[index]
             world.live[made.id] = made
         world.synchronize()
-        state = world.agent.state
+        state = world.agent.current.state
         assert len(state.allocations) == 3
         value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
         assert value == 0
@@ -315,7 +315,7 @@ class Checkpoint(Stored):
             loaded = store.load()
             state, problems = journal.state_from(loaded.entries)
             world = World(MACHINE)
-            world.agent.restore_state(state)
+            world.agent.current.restore_state(state)
             for name in ("one", "two"):
                 of = pod(name)
                 world.pods[of.id] = of
@@ -323,11 +323,11 @@ class Checkpoint(Stored):
                 world.live[made.id] = made
             world.synchronize()
             value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
-            assert value == 0, world.agent.state
+            assert value == 0, world.agent.current.state
             world.place(pod("next"))
             for container_id in list(world.live):
                 world.stop(container_id)
-            assert not world.agent.state.exclusive
+            assert not world.agent.current.state.exclusive
             whole = ChangedStateIds(containers=tuple(state.allocations), pods=tuple(state.pods))
             store.append_documents(journal.changed_documents(NodeState(), state, whole))
         finally:
@@ -401,9 +401,9 @@ class Requests(Target):
         assert "\n" not in said
         metrics = self.world.metrics.registry
         assert metrics.get_sample_value("nri_numa_invariant_violations_total") == 0
-        if len(self.world.agent.state.allocations) > 40:
+        if len(self.world.agent.current.state.allocations) > 40:
             self.link.synchronize([], [])
-            assert not self.world.agent.state.exclusive
+            assert not self.world.agent.current.state.exclusive
         return f"{name} {said.partition(':')[0]}"
 
     def _synchronize(self, message: pb.SynchronizeRequest) -> None:

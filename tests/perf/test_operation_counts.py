@@ -25,7 +25,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.room import create, full_node, large_requests, shapes
-from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.handler import AgentHandler, ContainerDevices
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.desired import NodeSnapshot
@@ -214,7 +214,7 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     """Counting, logging, packing the trace: the seven requests of a pod that shares CPUs."""
     node = Node(100, policy="best-effort", later=loop.call_soon)
     watch = UnmatchedAnnotations(node.agent, StillClock(later=loop.call_soon))
-    handler = AgentHandler(node.agent, Metrics("test"), annotations=watch)
+    handler = AgentHandler(node.agent, Metrics("test"), observers=[watch])
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:
@@ -277,8 +277,9 @@ def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, de
     last = []
     for looks in (False, True):
         agent = Node(100, policy="best-effort").agent
-        watch = Watch(tmp_path, agent) if looks else None
-        requests = NRIRequests(AgentHandler(agent, Metrics("test"), devices=watch))
+        devices = [ContainerDevices(Watch(tmp_path, agent))] if looks else []
+        handler = AgentHandler(agent, Metrics("test"), observers=devices, sources=devices)
+        requests = NRIRequests(handler)
         for name in ("first", "second", "third"):
             count = calls(partial(requests.create_container, _create(name, device)))
         last.append(count)
@@ -332,11 +333,11 @@ def test_a_synchronized_container_costs_a_fixed_number_of_calls(
         requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
         for made in live if asks else ():  # the runtime does as it was told
-            has = node.agent.state.allocations[made.id]
+            has = node.agent.current.state.allocations[made.id]
             cpu = made.linux.resources.cpu
-            cpu.cpus, cpu.mems = node.agent.cpus_of(has), str(has.mems)
+            cpu.cpus, cpu.mems = node.agent.current.cpus_of(has), str(has.mems)
         known.append(calls(partial(requests.synchronize, pods, live)))
-        assert len(node.agent.state.allocations) == count
+        assert len(node.agent.current.state.allocations) == count
     assert (strangers[1] - strangers[0]) / 500 <= most_stranger
     assert (known[1] - known[0]) / 500 <= most_known
 

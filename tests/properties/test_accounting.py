@@ -100,7 +100,7 @@ def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Containe
 
 def _drained_but(world: World, numa_node: int) -> NodeModel:
     """The machine with nothing to give but on one NUMA node."""
-    machine = world.agent.machine
+    machine = world.agent.current.machine
     factors = dict.fromkeys(machine.assignable_numa_nodes - NUMASet([numa_node]), 0.0)
     return NodeModel(
         topology=machine.topology, settings=replace(machine.settings, capacity_factor=factors)
@@ -124,18 +124,20 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
 ) -> None:
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
-    never_overcommitted(world.agent.machine, world.agent.state)
-    left = world.agent.desired.free_cpu_milli
+    never_overcommitted(world.agent.current.machine, world.agent.current.state)
+    left = world.agent.current.desired.free_cpu_milli
     for i, milli in left.items():
         only = _drained_but(world, i)
-        assert NodeSnapshot(only, world.agent.state).free_cpu_milli[i] == milli
+        assert NodeSnapshot(only, world.agent.current.state).free_cpu_milli[i] == milli
         if milli:
             of, made = _asks(milli, requested)
-            decision = admit(NodeSnapshot(only, world.agent.state), of, made)
+            decision = admit(NodeSnapshot(only, world.agent.current.state), of, made)
             assert isinstance(decision, Admitted)
             assert NodeSnapshot(only, decision.state).free_cpu_milli[i] == 0
         of, made = _asks(milli + 1, requested)
-        assert not isinstance(admit(NodeSnapshot(only, world.agent.state), of, made), Admitted)
+        assert not isinstance(
+            admit(NodeSnapshot(only, world.agent.current.state), of, made), Admitted
+        )
 
 
 @given(
@@ -157,11 +159,11 @@ def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
         exact = smt in (SMT.ANY, SMT.SPREAD) or len(sizes) == 1
         if count and (exact or smt is SMT.ISOLATE):
             of, made = _asks(1000 * count, requested)
-            decision = admit(NodeSnapshot(only, world.agent.state), of, made)
+            decision = admit(NodeSnapshot(only, world.agent.current.state), of, made)
             assert isinstance(decision, Admitted), (i, count)
             never_overcommitted(only, decision.state)
         of, made = _asks(1000 * (count + 1), requested)
-        more = admit(NodeSnapshot(only, world.agent.state), of, made)
+        more = admit(NodeSnapshot(only, world.agent.current.state), of, made)
         assert not (exact and isinstance(more, Admitted))
         if isinstance(more, Admitted):
             never_overcommitted(only, more.state)
@@ -173,20 +175,22 @@ def test_what_is_published_beside_isolated_cpus_is_admitted(
 ) -> None:
     """Under ``avoid`` several exclusive CPUs are never isolated ones, which nobody counts."""
     world = lived(World(machines.isolated_cpus(), replace(settings, isolated=isolated)), steps)
-    avoided = world.agent.machine.avoided_isolated_cpus(2)
-    for a in world.agent.state.allocations.values():
+    avoided = world.agent.current.machine.avoided_isolated_cpus(2)
+    for a in world.agent.current.state.allocations.values():
         assert not (len(a.cpus) > 1 and a.exclusive and a.cpus & avoided), a
-    for i, count in max_exclusive_by_node(world.agent.desired).items():
+    for i, count in max_exclusive_by_node(world.agent.current.desired).items():
         of, made = _asks(1000 * count, {"policy": "single-numa-node", "cpus": "exclusive"})
         if count:
-            decision = admit(NodeSnapshot(_drained_but(world, i), world.agent.state), of, made)
+            decision = admit(
+                NodeSnapshot(_drained_but(world, i), world.agent.current.state), of, made
+            )
             assert isinstance(decision, Admitted), (i, count)
 
 
 def _told(world: World, smt: SMT) -> dict[int, int]:
     """The numbers that a refusal names."""
     of, made = _asks(1000, {"smt": smt.value})
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     requested = machine.options_resolver(of, made)
     assert isinstance(requested, PlacementOptions)
     case = PlacementRequest(
@@ -208,9 +212,9 @@ def test_wide_owners_leave_what_was_promised(
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "best-effort", "cpus": "exclusive"}
     of, made = _asks(1000 * count, requested)
-    decision = admit(NodeSnapshot(world.agent.machine, world.agent.state), of, made)
+    decision = admit(NodeSnapshot(world.agent.current.machine, world.agent.current.state), of, made)
     if isinstance(decision, Admitted):
-        never_overcommitted(world.agent.machine, decision.state)
+        never_overcommitted(world.agent.current.machine, decision.state)
 
 
 # --- What is offered to the scheduler is given, whatever else happened on the node before -------
@@ -249,7 +253,7 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
 ) -> None:
     settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
     world = _lived(number, settings, steps, slots=slots)
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     before = slot_capacity(NodeSnapshot(machine, state))
     assert all(n >= 0 for n in (*before.free.values(), *before.allocated.values()))
     for n in range(sum(before.free.values())):
@@ -267,7 +271,7 @@ def test_and_on_the_numa_node_that_the_kubelet_chose(
 ) -> None:
     settings = replace(settings, defaults={"bind": "cpu"})
     world = _lived(number, settings, steps, slots=True)
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     for i, count in slot_capacity(NodeSnapshot(machine, state)).free.items():
         if not count:
             continue
@@ -291,7 +295,7 @@ def test_containers_that_request_nothing_are_as_many_for_each_cpu_of_a_numa_node
 ) -> None:  # fmt: skip
     """Moving one of them elsewhere would not make the most crowded NUMA node less crowded."""
     world = lived(World(machine(), replace(setting, strategy=strategy)), steps)
-    desired = NodeSnapshot(world.agent.machine, world.agent.state)
+    desired = NodeSnapshot(world.agent.current.machine, world.agent.current.state)
     usable = {
         i: len(cpus & desired.pool)
         for i, cpus in desired.machine.allowed_cpus_by_node.items()

@@ -131,10 +131,10 @@ class Lives(RuleBasedStateMachine):
         for other in [c for c in self.world.live.values() if (c.pod_id, c.name) == (of.id, name)]:
             self.world.stop(other.id)
         made = container(of, name, resources(cpus, memory), id=f"id{self.number}")
-        before = self.world.agent.state
+        before = self.world.agent.current.state
         answer = self.world.create(of, made)
         if isinstance(answer, Rejected):
-            after = self.world.agent.state
+            after = self.world.agent.current.state
             assert after.allocations.keys() == before.allocations.keys()
             assert of.name in answer.message
             assert made.name in answer.message
@@ -161,12 +161,12 @@ class Lives(RuleBasedStateMachine):
         world = self.world
         for pick, cpus, memory in resizes:
             name = self.picked(pick)
-            had, before = self.has(), dict(world.agent.state.allocations)
-            record = world.agent.state.pods.get(before[name].pod_uid)
+            had, before = self.has(), dict(world.agent.current.state.allocations)
+            record = world.agent.current.state.pods.get(before[name].pod_uid)
             home = (record and record.affinity) or NUMASet()
             refused = world.update(name, resources(cpus, memory))
             world.check()
-            after = world.agent.state.allocations
+            after = world.agent.current.state.allocations
             if refused is not None:
                 assert (self.has(), after[name]) == (had, before[name])
             assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
@@ -181,7 +181,7 @@ class Lives(RuleBasedStateMachine):
                     assert CPUSet.parse(world.has(i)[0]) <= mine, "left its NUMA nodes"
             world.synchronize()
             kept = {i for i, a in after.items() if a.kind is not ContainerKind.FOREIGN}
-            now = world.agent.state.allocations
+            now = world.agent.current.state.allocations
             assert all(now[i] == after[i] for i in kept), "a Synchronize changed it"
 
     @precondition(lambda self: self.world.live)
@@ -191,18 +191,18 @@ class Lives(RuleBasedStateMachine):
         text = str(CPUSet.parse(cpus) & self.world.topology.allowed)
         assert self.world.update(container_id, Resources(cpus=text)) is None
         if cpus == "0-255":
-            kind = self.world.agent.state.allocations[container_id].kind
+            kind = self.world.agent.current.state.allocations[container_id].kind
             assert kind is not ContainerKind.FOREIGN, "the whole machine pins nobody"
 
     @rule(reconnect_only=st.booleans())
     def agent_dies_and_comes_back(self, reconnect_only: bool) -> None:
         """Only a pin of another program that holds the pool by now is none any more (ADR 0018)."""
         before = self.has()
-        kinds = {i: a.kind for i, a in self.world.agent.state.allocations.items()}
+        kinds = {i: a.kind for i, a in self.world.agent.current.state.allocations.items()}
         if not reconnect_only:
             self.world.restart()
         for i, had in before.items():
-            now = kinds[i], self.world.agent.state.allocations[i].kind
+            now = kinds[i], self.world.agent.current.state.allocations[i].kind
             moved = self.world.has(i) != had
             assert not moved or now == (ContainerKind.FOREIGN, ContainerKind.UNPINNED), (
                 "a container moved"
@@ -239,13 +239,13 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def checkpoint_is_lost(self) -> None:
         """What the containers carry is enough to adopt them where they are."""
-        before = self.world.agent.state.allocations
+        before = self.world.agent.current.state.allocations
         had = {
             i: self.world.has(i) for i, a in before.items() if a.cpus and self.carries(i, a.kind)
         }
         self.world.restart(lost=True)
         assert {i: self.world.has(i) for i in had} == had, "a container moved"
-        after = self.world.agent.state.allocations
+        after = self.world.agent.current.state.allocations
         for i in had:
             assert (after[i].idle_siblings, after[i].smt) == (
                 before[i].idle_siblings,
@@ -286,7 +286,7 @@ class Lives(RuleBasedStateMachine):
         )
         self.world.meet(of, made)
         self.world.synchronize()
-        found = self.world.agent.state.allocations[made.id]
+        found = self.world.agent.current.state.allocations[made.id]
         if found.exclusive:
             assert len(found.cpus) <= size
             assert not found.cpus & self.world.settings.reserved_cpus
@@ -296,7 +296,7 @@ class Lives(RuleBasedStateMachine):
         """New containers go elsewhere; nothing that runs moves."""
         before = self.has()
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
-        machine = replace(self.world.agent.machine, settings=self.world.settings)
+        machine = replace(self.world.agent.current.machine, settings=self.world.settings)
         self.world.apply(self.world.agent.apply_node_model(machine))
         assert self.has() == before, "a container moved"
 
@@ -321,7 +321,7 @@ class Lives(RuleBasedStateMachine):
         self.world.store.full = True
         self.create(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
         self.world.store.full = False
-        self.world.agent.checkpoint.retry_or_compact()
+        self.world.agent.current.store.retry_or_compact()
 
     @invariant()
     def holds(self) -> None:
@@ -335,12 +335,12 @@ class Lives(RuleBasedStateMachine):
             self.world.stop(container_id)
         for of in list(self.world.pods.values()):
             self.world.remove_pod(of)
-        state = self.world.agent.state
+        state = self.world.agent.current.state
         assert state == NodeState(kubelet=state.kubelet, serial=state.serial)
         settings = self.world.settings
         everything = self.world.topology.allowed
         strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()
-        assert self.world.agent.desired.pool == everything - strict
+        assert self.world.agent.current.desired.pool == everything - strict
 
 
 TestLives = Lives.TestCase

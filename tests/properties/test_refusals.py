@@ -99,7 +99,7 @@ def test_the_first_clause_of_every_refusal_names_what_failed(
 def _really(world: World, refused: Rejected) -> None:
     """What is named was short, and no more is said to be there than there is."""
     clause = first_clause(refused.message)
-    told, machine, state = shortage(clause), world.agent.machine, world.agent.state
+    told, machine, state = shortage(clause), world.agent.current.machine, world.agent.current.state
     if told is None or machine.settings.kubelet_memory:
         return
     name, need, have = told

@@ -104,7 +104,7 @@ class Model:
     def check(self, own: dict[str, int]) -> None:
         """Kinds and amounts are those of the sums, in the books and in the cgroups."""
         self.world.check()
-        live = {a.container: a for a in self.world.agent.state.allocations.values()}
+        live = {a.container: a for a in self.world.agent.current.state.allocations.values()}
         pool = max(1, (self.total - sum(own.values())) // 1000)
         for name, milli in own.items():
             whole = 0 if milli % 1000 else milli // 1000
@@ -112,7 +112,7 @@ class Model:
                 assert len(live[name].cpus) == whole, name
                 assert sum(c.cpu_milli for c in live[name].charges.values()) == milli, name
         assert [len(live[name].cpus) for name in self.sharers] == [pool] * len(self.sharers)
-        memory = sum(c.memory for c in self.world.agent.state.charges.values())
+        memory = sum(c.memory for c in self.world.agent.current.state.charges.values())
         # Without a checkpoint, what is booked for those who share is read from each one's limit.
         assert memory == self.memory * GIB or not self.sharers or self.is_lost
 

@@ -39,7 +39,7 @@ def random_pod(random: Random, name: str) -> str:
 
 def lives(world: World, pod: PodManifest) -> None:
     """What the kubelet and the runtime do with a pod; it is deleted once a container is refused."""
-    sandbox, memory = pod_sandbox(pod), world.agent.machine.total_memory_bytes
+    sandbox, memory = pod_sandbox(pod), world.agent.current.machine.total_memory_bytes
     world.pods[sandbox.id] = sandbox
     world.agent.run_pod(sandbox)
     for one in pod.containers:
@@ -79,5 +79,5 @@ def test_simulated_pods_have_the_cpus_of_real_ones(part: int) -> None:
         for step in plan:
             lives(world, step.pod)
         assert {a.container_id: cpus for a, cpus in found.running_containers} == {
-            i: world.agent.cpus_of(world.allocation(i)) for i in world.live
+            i: world.agent.current.cpus_of(world.allocation(i)) for i in world.live
         }, seed

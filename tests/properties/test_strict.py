@@ -150,11 +150,13 @@ def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
         strict = sorted(world.live.keys() & needs)
         if strict:
             name = strict[pick % len(strict)]
-            had = world.agent.state.allocations[name]
+            had = world.agent.current.state.allocations[name]
             # A pod placed as a whole has its NUMA nodes, and a container of it may come back there.
-            home = had.numa_nodes | (world.agent.state.pods[had.pod_uid].affinity or had.numa_nodes)
+            home = had.numa_nodes | (
+                world.agent.current.state.pods[had.pod_uid].affinity or had.numa_nodes
+            )
             world.update(name, wanted(wants))
-            assert world.agent.state.allocations[name].numa_nodes <= home
+            assert world.agent.current.state.allocations[name].numa_nodes <= home
             check(world, needs, single=single)
 
 

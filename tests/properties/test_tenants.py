@@ -79,15 +79,15 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
     grow: int,
 ) -> None:
     world = World(topology, Settings(limits=limits, rules=rule))  # type: ignore[arg-type]
-    machine = world.agent.machine
+    machine = world.agent.current.machine
     paid: dict[str, int] = {}
 
     def look() -> None:
-        state = world.agent.state
+        state = world.agent.current.state
         for container_id, allocation in state.allocations.items():
             if allocation.exclusive:
                 assert 1000 * len(allocation.cpus) <= paid[container_id]
-        pool = world.agent.desired.pool
+        pool = world.agent.current.desired.pool
         if state.exclusive:
             assert len(pool) >= machine.pool_floor
             assert len(state.idle_siblings) <= limits.idle_siblings.cpus_of_total(24)
@@ -134,10 +134,10 @@ def test_no_owner_is_refused_because_of_an_unpaid_list(
     asked: list[tuple[QoSClass, int, int, dict[str, str]]], topology: Topology, numa_pool: CPUAmount
 ) -> None:
     world = World(topology, Settings(limits=QuotasAndPoolFloor(numa_pool=numa_pool)))
-    machine = world.agent.machine
+    machine = world.agent.current.machine
     for n, one in enumerate(asked):
         of, made_of = made(n, *one)
-        state = alone = world.agent.state
+        state = alone = world.agent.current.state
         for container_id, allocation in state.allocations.items():
             if allocation.yields_to_exclusive and not allocation.charges:
                 alone = alone.without_allocation(container_id)

@@ -41,13 +41,13 @@ def _lived(number: int, settings: Settings, steps: Steps) -> World:
 def _placed(world: World, cpus: float, memory: float, pages: int) -> bool:
     of = pod("one-more")
     wants = resources(cpus, memory, hugepages={HUGE: pages} if pages else None)
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     return isinstance(admit(NodeSnapshot(machine, state), of, container(of, wants=wants)), Admitted)
 
 
 def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
     found = build_topology_contents(
-        "x", zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+        "x", zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     )
     needs = {"cpu": round(cpus * 1000), "memory": int(memory * GIB), "hugepages-2Mi": pages}
     return passes(found, Pod(apps=[needs]))
@@ -87,7 +87,7 @@ def test_whole_pods(
 ) -> None:
     """With scope pod all containers must fit one NUMA node together."""
     world = _lived(number, replace(settings, defaults={**POLICY, "scope": "pod"}), steps)
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     found = build_topology_contents("x", zones_document(NodeSnapshot(machine, state)))
     needs = [{"cpu": 1000 * cpus, "memory": int(memory * GIB)} for cpus, memory in containers]
     whole = resources(sum(c for c, _ in containers), sum(m for _, m in containers))

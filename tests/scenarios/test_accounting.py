@@ -78,7 +78,7 @@ def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() ->
     topology = build_synthetic_topology(sockets=1, cores_per_numa=8)
     world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
     world.put("one", SINGLE, 1, 1)
-    assert total_free_exclusive(world.agent.desired) == 1
+    assert total_free_exclusive(world.agent.current.desired) == 1
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
@@ -91,9 +91,9 @@ def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) 
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
     world.put("first", SINGLE, 6.5, 1)
     world.put("wide", {"policy": "best-effort"}, 9, 1)
-    left = world.agent.desired.free_cpu_milli
+    left = world.agent.current.desired.free_cpu_milli
     assert sorted(left.values()) == [0, 500]
-    assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
+    assert all(c.cpu_milli <= 8000 for c in world.agent.current.state.charges.values())
 
 
 def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
@@ -134,7 +134,7 @@ def test_a_resize_that_is_refused_says_who_has_its_numa_node(world: World) -> No
     world.put("own", mine, 2, 1)
     for name, cpus in (("near", 5), ("far", 5)):
         world.put(name, mine, cpus, qos=QoSClass.BURSTABLE)
-    where = {a.pod: a.numa_nodes for a in world.agent.state.allocations.values()}
+    where = {a.pod: a.numa_nodes for a in world.agent.current.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
     refused = world.update_refused("own-app", resources(8, 1))
     assert refused.reason == "NotEnoughCPUs"
@@ -259,7 +259,7 @@ def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
     app = container(of, wants=resources(cpus, 1))
     world.place(of, app)
     both = Settings(capacity_factor={0: 0.0, 1: 0.0})
-    world.agent.apply_node_model(replace(world.agent.machine, settings=both))
+    world.agent.apply_node_model(replace(world.agent.current.machine, settings=both))
     refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
     assert isinstance(refused, Rejected)
     assert "(capacity factor 0: drained)" in refused.message

@@ -57,7 +57,7 @@ def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> 
     of = pod("wide", {"policy": policy})
     made = replace(container(of, wants=resources(40, 1)), devices=(device,))
     assert world.place(of, made)[1] == "0-1"
-    (allocation,) = world.agent.state.allocations.values()
+    (allocation,) = world.agent.current.state.allocations.values()
     assert allocation.aligned
 
 
@@ -210,7 +210,7 @@ def test_observe_decides_and_changes_nothing() -> None:
     assert world.put("a", SINGLE, 2, 1) == ("", "")
     assert world.allocation("a-app").kind is ContainerKind.EXCLUSIVE
     assert world.put("b", {"numacpu": "99"}) == ("", "")
-    assert world.agent.rejections[-1].reason == "UnknownCPU"
+    assert world.history.rejections[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
     assert world.synchronize() == ()
 
@@ -292,7 +292,7 @@ def test_huge_pages_of_two_numa_nodes_are_withheld_on_each_as_far_as_they_may_be
     world = World(two_by_four(hugepages={GIB: 4 * GIB}))
     of, pages = pod("wide", {"policy": "best-effort"}), {GIB: 6 * GIB}
     admitted = world.admit(of, wants=resources(1, 1, hugepages=pages))
-    free = world.agent.desired.free_hugepages(GIB)
+    free = world.agent.current.desired.free_hugepages(GIB)
     assert free == {0: 0, 1: 0}
     assert any("the kernel's choice" in step for step in admitted.trace.decision_steps)
     more = world.refused("more", SINGLE, 1, 1, pages={GIB: 2 * GIB})
@@ -400,7 +400,7 @@ def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
     of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
     world.add(of, "b", 5, 3)
-    assert world.agent.state.pods[of.uid].affinity is None
+    assert world.agent.current.state.pods[of.uid].affinity is None
 
 
 # --- others -----------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[st
         own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
         world.create(own, container(own, wants=resources(2, 1)))
         assert world.cpus("share-app") <= there
-    assert len(world.agent.state.exclusive) >= 6
+    assert len(world.agent.current.state.exclusive) >= 6
 
 
 def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -> None:
@@ -504,7 +504,7 @@ def test_avoid_gives_isolated_cpus_to_containers_of_one_cpu_alone() -> None:
     says(world.refused("two", OWN, 2), "NotEnoughCPUs", "0 free for exclusive use", "avoid)")
     assert not CPUSet.parse(world.put("one", OWN, 1)[0]) & HOUSEKEEPING
     says(world.update_refused("one-app", resources(2)), "", "is isolated")
-    assert max_exclusive_by_node(world.agent.desired) == {0: 0, 1: 0}
+    assert max_exclusive_by_node(world.agent.current.desired) == {0: 0, 1: 0}
 
 
 def test_avoid_counts_the_other_cpus_of_an_empty_machine() -> None:
@@ -515,8 +515,8 @@ def test_avoid_counts_the_other_cpus_of_an_empty_machine() -> None:
 
 def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
-    assert max_exclusive_by_node(world.agent.desired) == {0: 4, 1: 0}
-    assert total_free_exclusive(world.agent.desired) == 4
+    assert max_exclusive_by_node(world.agent.current.desired) == {0: 4, 1: 0}
+    assert total_free_exclusive(world.agent.current.desired) == 4
     says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
     assert world.put("own", OWN, 4)[0] == "2-3,18-19"
     assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message
@@ -653,7 +653,7 @@ def test_it_is_said(world: World) -> None:
     for name, cpus in (("first", 28), ("second", 8)):
         of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
         made = container(of, wants=resources(cpus, 1))
-        found = admit(world.agent.desired, of, made)
+        found = admit(world.agent.current.desired, of, made)
         assert isinstance(found, Admitted)
         said = [step for step in found.trace.decision_steps if "the scheduler held" in step]
         if name == "first":
@@ -672,6 +672,6 @@ def test_it_is_said(world: World) -> None:
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
     of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
-    found = admit(world.agent.desired, of, container(of, wants=resources(2, 1)))
+    found = admit(world.agent.current.desired, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

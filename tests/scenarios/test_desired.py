@@ -29,7 +29,7 @@ def found_in_cgroup(world: World, container_id: str, cpus: str) -> str:
     """The list that a look at a cgroup with these CPUs has written; empty for none."""
     mems = str(world.allocation(container_id).mems)
     actual = {container_id: recorded_actual(cpus, mems, None)}
-    return "".join(str(one.cpus) for one in plan_corrections(world.agent.desired, actual))
+    return "".join(str(one.cpus) for one in plan_corrections(world.agent.current.desired, actual))
 
 
 def test_a_cgroup_is_widened_where_we_narrowed_it_or_bind_its_memory(world: World) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.handler import AgentHandler, ContainerDevices
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.engine.node_model import MeasuredFree
@@ -108,7 +108,7 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", SINGLE)
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
     allocation = world.allocation("a-app")
-    document = explain_allocation(allocation, world.agent.explanation_of("a-app"), "4-7")
+    document = explain_allocation(allocation, world.history.explanation_of("a-app"), "4-7")
     text = "\n".join(explanation_sentences(document))
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
@@ -255,7 +255,8 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     world.ends_whole = False
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
-    handler = AgentHandler(world.agent, Metrics("test"), devices=Watch(tmp_path, world.agent))
+    devices = ContainerDevices(Watch(tmp_path, world.agent))
+    handler = AgentHandler(world.agent, Metrics("test"), sources=[devices])
     sandbox = pb.PodSandbox(id="s", uid="u", namespace="shop", name="train")
     sandbox.annotations["numa.kubernetes.io/policy"] = "single-numa-node"
     running = [
@@ -268,7 +269,7 @@ def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_
     running[0].linux.devices.add(path="/dev/dri/renderD128", type="c", major=226, minor=0)
     running[2].pod_sandbox_id = "gone"
     NRIRequests(handler).synchronize([sandbox], running)
-    has = world.agent.state.allocations
+    has = world.agent.current.state.allocations
     assert str(has["beside"].numa_nodes) == "1"
     assert str(has["without"].numa_nodes) == "0"
     assert "orphan" not in has

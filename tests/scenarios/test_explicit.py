@@ -53,7 +53,7 @@ def test_what_does_not_exist_is_refused(
     for word in ("default/bad", "app", *annotations.values(), "expected", *words):
         if word != "exclusive":
             assert word in refused.message
-    assert not world.agent.state.allocations
+    assert not world.agent.current.state.allocations
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -78,7 +78,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_the_operators(
     assert "expected CPUs among 1-3" in refused.message
     assert (
         "never given exclusively"
-        in world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
+        in world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
     )
 
 
@@ -140,7 +140,7 @@ def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
     assert allocation.kind is ContainerKind.EXCLUSIVE
     assert allocation.exclusive
     assert allocation.aligned
-    assert world.agent.state.allocated_on(1).memory == GIB
+    assert world.agent.current.state.allocated_on(1).memory == GIB
     assert "memory as listed: numamem 1" in world.steps("a-app")
 
 

@@ -52,11 +52,16 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: Wo
     assert world.allocation(one).kind is ContainerKind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
-    real = StateSnapshot(world.agent.machine, world.agent.state, {}).drift_of(one)
+    real = StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(one)
     assert real is not None
     assert (real.cpus, real.on_exclusive_cpus, real.holders) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by another component to CPU 0"
-    assert StateSnapshot(world.agent.machine, world.agent.state, {}).drift_of("own-app") is None
+    assert (
+        StateSnapshot(world.agent.current.machine, world.agent.current.state, {}).drift_of(
+            "own-app"
+        )
+        is None
+    )
     world.stop(one)
     assert world.count("foreign_on_owned_cpus") == 0
 
@@ -75,9 +80,9 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> 
 def test_the_shared_pool_itself_pins_nobody(world: World) -> None:
     world.put("own", OWN, 1, 1)
     one = plain(world)
-    before = world.agent.state
+    before = world.agent.current.state
     world.update(one, Resources(cpus="1-3"))
-    assert world.agent.state is before
+    assert world.agent.current.state is before
     world.stop("own-app")
     assert world.has(one)[0] == "0-3"
 
@@ -101,9 +106,9 @@ def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None
 def test_what_says_nothing_of_cpus_changes_nothing(world: World, asked: Resources) -> None:
     one = plain(world)
     world.update(one, Resources(cpus="3"))
-    before = world.agent.state
+    before = world.agent.current.state
     world.agent.update_container(world.pods["sandbox-plain"], world.live[one], asked)
-    assert world.agent.state is before
+    assert world.agent.current.state is before
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -197,7 +202,7 @@ SINGLE = {"policy": "single-numa-node"}
 
 
 def _elsewhere(world: World) -> CPUSet:
-    return foreign_pinned_cpus(world.agent.state, world.topology)
+    return foreign_pinned_cpus(world.agent.current.state, world.topology)
 
 
 @pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])

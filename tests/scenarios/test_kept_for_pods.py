@@ -65,8 +65,8 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     first = start(world, of, "main", 3)
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
-    (left,) = world.agent.state.reservations_of(of.uid)
-    assert shown_kind(world.agent.state, left) == "kept"
+    (left,) = world.agent.current.state.reservations_of(of.uid)
+    assert shown_kind(world.agent.current.state, left) == "kept"
     assert explanation_sentences(explain_allocation(left, None, str(had))) == [
         "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
         "container ended."
@@ -87,14 +87,17 @@ def test_the_app_gets_the_cpus_of_the_init_container() -> None:
     app = start(world, of, "app", 2)
     assert owned(world, app) < had
     world.check()
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     assert left.cpus == had - owned(world, app), "the rest is kept, too"
     assert sum(c.cpu_milli for c in left.charges.values()) == 1000
-    before = world.agent.state
+    before = world.agent.current.state
     world.restart()
-    assert (world.agent.state.pods, world.agent.state.exclusive) == (before.pods, before.exclusive)
+    assert (world.agent.current.state.pods, world.agent.current.state.exclusive) == (
+        before.pods,
+        before.exclusive,
+    )
     assert owned(world, start(world, of, "second", 1)) == left.cpus
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 def test_what_is_kept_is_not_the_last_of_those_who_share() -> None:
@@ -118,7 +121,7 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
     shared = container(of, "log", wants=resources(0.5))
     world.place(replace(of, annotations={}), shared)
     assert world.cpus(shared.id) == CPUSet(range(4)) - had
-    assert [a.container for a in world.agent.state.reservations_of(of.uid)] == ["main"]
+    assert [a.container for a in world.agent.current.state.reservations_of(of.uid)] == ["main"]
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
@@ -128,10 +131,10 @@ def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     world.stop(start(world, of, "main", 3))
     world.now += 599
     world.agent.release_expired_reservations()
-    assert world.agent.state.exclusive
+    assert world.agent.current.state.exclusive
     world.now += 1
     world.agent.release_expired_reservations()
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def passes(world: World, *seconds: float) -> None:
@@ -164,17 +167,17 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
         world.stop(main)
         world.now += 6000
         world.agent.release_expired_reservations()
-        assert world.agent.state.exclusive, "its sandbox is there"
+        assert world.agent.current.state.exclusive, "its sandbox is there"
     tree.remove(of.cgroups_path)
     if away:
         del world.live[main]
         world.pods[of.id] = of if path == "told" else replace(of, cgroups_path="")
         world.restart()
-    assert world.agent.state.exclusive
+    assert world.agent.current.state.exclusive
     passes(world, 0, 59)
-    assert world.agent.state.exclusive, "it may get another sandbox"
+    assert world.agent.current.state.exclusive, "it may get another sandbox"
     passes(world, 1)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told(
@@ -187,10 +190,10 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told
     tree.write("/kubepods.slice/crio-db")
     world.stop(start(world, of, "main", 3))
     world.agent.release_expired_reservations()
-    assert world.agent.state.exclusive
+    assert world.agent.current.state.exclusive
     tree.remove("/kubepods.slice/crio-db")
     world.agent.release_expired_reservations()
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
@@ -208,12 +211,12 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
         if again:
             world.restart()
         world.agent.release_expired_reservations()
-        assert world.agent.state.exclusive == had
+        assert world.agent.current.state.exclusive == had
     world.agent.remove_pod(of.uid, of.id)
-    assert world.agent.state.exclusive == had
+    assert world.agent.current.state.exclusive == had
     tree.remove(newer.cgroups_path)
     passes(world, 0, 60)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
     world.agent.release_expired_reservations()
-    assert world.agent.state.exclusive
+    assert world.agent.current.state.exclusive
 
 
 def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
@@ -239,7 +242,7 @@ def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     world.live[made.id] = replace(world.live[made.id], starting=True)
     world.restart()
     world.agent.release_expired_reservations()
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     del world.live[made.id]
 
 
@@ -260,7 +263,7 @@ def test_a_failed_start_gives_back_when_the_sandbox_stops(tmp_path: Path) -> Non
     del world.live[fails_to_start(world, of, tree, 3)]
     refused(world, pod("other", OWN), 1)
     world.agent.stop_pod(of.uid, of.id)
-    assert not world.agent.state.allocations
+    assert not world.agent.current.state.allocations
 
 
 @pytest.mark.parametrize(("settings", "limit"), [(KEEP, 600), (Settings(), 120)])
@@ -276,10 +279,10 @@ def test_a_failed_start_gives_back_after_a_while(
     tree.write(f"/pods/slow/{begun}")
     world.now += limit - 1
     world.agent.release_expired_reservations()
-    assert {own, begun} == set(world.agent.state.allocations)
+    assert {own, begun} == set(world.agent.current.state.allocations)
     world.now += 1
     world.agent.release_expired_reservations()
-    assert {begun} == set(world.agent.state.allocations)
+    assert {begun} == set(world.agent.current.state.allocations)
     del world.live[own]
 
 
@@ -302,14 +305,14 @@ def test_of_a_checkpoint_older_than_a_grant_nothing_is_kept_that_another_has() -
     world = four()
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
-    older = world.agent.state
+    older = world.agent.current.state
     world.agent.stop_pod(of.uid, of.id)
     own = start(world, pod("other", OWN), "main", 3)
     had = owned(world, own)
     world.boot()
-    world.agent.state = older
+    world.agent.current.state = older
     world.synchronize()
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
     assert owned(world, own) == had
 
 
@@ -317,7 +320,7 @@ def test_nothing_is_kept_where_it_is_switched_off() -> None:
     world = four(Settings())
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -332,7 +335,7 @@ def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
     else:
         del world.live[main]
     world.restart()
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     assert (left.cpus, left.reserved_at) == (had, world.now)
     refused(world, pod("other", OWN), 1)
     assert owned(world, start(world, of, "main", 3)) == had
@@ -352,32 +355,32 @@ def test_the_pods_sum_is_kept_for_its_second_container(world: World) -> None:
     assert world.topology.numa_of(owned(world, second)) == world.topology.numa_of(
         owned(world, first)
     )
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 def test_the_pods_sum_is_kept_from_its_sandbox_on(world: World) -> None:
     of = whole("pair", 7)
     world.pods[of.id] = of
     world.agent.run_pod(of)
-    (held,) = world.agent.state.reservations_of(of.uid)
+    (held,) = world.agent.current.state.reservations_of(of.uid)
     assert (len(held.cpus), held.container) == (7, "*")
-    assert world.agent.state.pods[of.uid].affinity is None, "its devices may say where"
+    assert world.agent.current.state.pods[of.uid].affinity is None, "its devices may say where"
     world.check()
     first = start(world, of, "a", 3, 0.5)
     assert owned(world, first) < held.cpus
-    (held,) = world.agent.state.reservations_of(of.uid)
+    (held,) = world.agent.current.state.reservations_of(of.uid)
     assert len(held.cpus) == 4
     world.check()
     start(world, of, "b", 4, 0.5)
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 def test_a_sandbox_of_a_known_pod_keeps_nothing_more(world: World) -> None:
     of = whole("pair", 7)
     start(world, of, "a", 3, 0.5)
-    before = world.agent.state
+    before = world.agent.current.state
     world.agent.run_pod(of)
-    assert world.agent.state is before
+    assert world.agent.current.state is before
 
 
 def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_container() -> None:
@@ -391,7 +394,7 @@ def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_con
         "pod default/wide, container late: its pod is admitted whole, and its other containers "
         "need 17 CPUs together; free beside it: 13 CPUs"
     )
-    assert not world.agent.state.allocations
+    assert not world.agent.current.state.allocations
 
 
 def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(
@@ -401,9 +404,9 @@ def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(
     world.pods[of.id] = of
     world.agent.run_pod(of)
     start(world, of, "a", 0.5, 0.5)
-    assert len(world.agent.state.exclusive) == 2, "it may be an init container"
+    assert len(world.agent.current.state.exclusive) == 2, "it may be an init container"
     start(world, of, "b", 1.25, 0.5)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 @pytest.mark.parametrize(
@@ -417,18 +420,18 @@ def test_a_pod_that_begins_with_a_fraction_keeps_its_sum_until_another_shares(
 def test_a_sandbox_of_other_pods_keeps_nothing(world: World, of: PodSandbox) -> None:
     of = replace(of, resources=resources(4, 1))
     world.agent.run_pod(of)
-    assert not world.agent.state.pods
+    assert not world.agent.current.state.pods
 
 
 def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> None:
     of = pod("job", OWN)
     world.stop(start(world, of, "init", 10))
     start(world, of, "app", 9)
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     (numa_node,) = left.numa_nodes
     assert left.cpus <= world.topology.numa_nodes[numa_node].cpus
     assert {i: c.cpu_milli for i, c in left.charges.items()} == {numa_node: 1000}
-    free = world.topology.online - world.agent.state.exclusive
+    free = world.topology.online - world.agent.current.state.exclusive
     assert owned(world, start(world, pod("other", OWN), "main", 5)) < free, "all but one can be had"
 
 
@@ -453,7 +456,7 @@ def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewher
     for name, cpus, memory in (("first", 3, 0.5), ("second", 1, 0.5), ("third", 3, 0.5)):
         start(world, of, name, cpus, memory)
         world.check()
-        theirs = [a for a in world.agent.state.allocations.values() if a.pod == "wide"]
+        theirs = [a for a in world.agent.current.state.allocations.values() if a.pod == "wide"]
         assert sum(len(a.cpus) for a in theirs) == 7, [(a.container, str(a.cpus)) for a in theirs]
 
 
@@ -481,14 +484,14 @@ def test_memory_of_an_init_container_is_kept_for_the_app(world: World) -> None:
     assert answer.reason == "TopologyAffinityError"
     app = start(world, of, "app", 0.5, gib * 0.3)
     assert set(world.allocation(app).mems) == {place}
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     assert 0 < left.memory_bytes < gib * 0.11 * GIB
     world.check()
     world.restart()
-    assert world.agent.state.reservations_of(of.uid) == (left,)
+    assert world.agent.current.state.reservations_of(of.uid) == (left,)
     world.agent.stop_pod(of.uid, of.id)
     assert world.place(late, container(late, "main", resources(0.5, gib * 0.15)))[1] == str(place)
-    assert not world.agent.state.reservations_of(of.uid), "it gives way"
+    assert not world.agent.current.state.reservations_of(of.uid), "it gives way"
 
 
 def test_huge_pages_that_are_left_of_an_init_container_add_up_over_numa_nodes() -> None:
@@ -497,7 +500,7 @@ def test_huge_pages_that_are_left_of_an_init_container_add_up_over_numa_nodes() 
     world.place(of, container(of, "init", wants=resources(4, 1, hugepages={GIB: 4 * GIB})))
     world.stop("job-init")
     world.place(of, container(of, "app", wants=resources(1, 1, hugepages={GIB: GIB})))
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     assert left.hugepages == {GIB: 3 * GIB}
 
 
@@ -510,7 +513,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
     }
     of = named("trio", 10, format_expected_containers(expected))
     start(world, of, "log", 0.5)
-    kept = {a.container: a for a in world.agent.state.reservations_of(of.uid)}
+    kept = {a.container: a for a in world.agent.current.state.reservations_of(of.uid)}
     assert {name: len(a.cpus) for name, a in kept.items() if a.exclusive} == {"a": 4, "b": 5}
     world.check()
     for n in (1, 2):  # nothing of it can be had by others
@@ -520,7 +523,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
         assert (
             owned(world, start(world, of, name, cpus, 1 if name == "b" else 0)) == kept[name].cpus
         )
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_place() -> None:
@@ -531,36 +534,38 @@ def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_plac
         "pod default/pair, container init: its pod is admitted whole, and container b would be "
         "refused: cpu: 9 exclusive CPUs needed"
     )
-    assert not world.agent.state.allocations
+    assert not world.agent.current.state.allocations
 
 
 def test_app_containers_have_what_the_init_container_leaves_them(world: World) -> None:
     of = named("job", 8, '{"init":{"cpu":"6","ends":true},"a":{"cpu":"4"},"b":{"cpu":"3"}}')
     init = start(world, of, "init", 6)
-    assert len(world.agent.state.exclusive) == 7, "the peak of the pod, and no more"
+    assert len(world.agent.current.state.exclusive) == 7, "the peak of the pod, and no more"
     world.check()
     world.stop(init)
     start(world, pod("x", STRICT), "main", 7)
     for name, cpus in (("a", 4), ("b", 3)):
         start(world, of, name, cpus)
         world.check()
-    assert not [a for a in world.agent.state.reservations_of(of.uid) if a.container != "init"]
+    assert not [
+        a for a in world.agent.current.state.reservations_of(of.uid) if a.container != "init"
+    ]
 
 
 def test_an_init_container_beside_a_sidecar_has_what_comes_after_it(world: World) -> None:
     of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
     start(world, of, "proxy", 2)
-    assert len(world.agent.state.exclusive) == 8, "the peak of the pod, and no more"
+    assert len(world.agent.current.state.exclusive) == 8, "the peak of the pod, and no more"
     refused(world, pod("x", OWN), 8)
     world.stop(start(world, of, "init", 6))
-    assert len(world.agent.state.exclusive) == 8
+    assert len(world.agent.current.state.exclusive) == 8
     start(world, of, "a", 5)
 
 
 def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: World) -> None:
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
-    (held,) = world.agent.state.reservations_of(of.uid)
+    (held,) = world.agent.current.state.reservations_of(of.uid)
     assert (len(held.cpus), held.memory_bytes, held.reason) == (
         4,
         GIB,
@@ -568,13 +573,15 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     )
     refused(world, pod("x", OWN), 8)
     start(world, of, "log", 0.5)
-    (held,) = world.agent.state.reservations_of(of.uid)
+    (held,) = world.agent.current.state.reservations_of(of.uid)
     assert len(held.cpus) == 3, "what a fraction has is not to come"
     start(world, of, "b", 3, 1)
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
     wide, other = pod("wide", STRICT, total=resources(14)), usual()
     start(other, wide, "a", 5)
-    assert len(other.agent.state.reservations_of(wide.uid)[0].cpus) == 9, "on several NUMA nodes"
+    assert len(other.agent.current.state.reservations_of(wide.uid)[0].cpus) == 9, (
+        "on several NUMA nodes"
+    )
 
 
 def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: World) -> None:
@@ -582,9 +589,9 @@ def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: Worl
     world.stop(start(world, of, "init", 3, 1))
     start(world, of, "log", 0.5)
     start(world, of, "a", 1, 1)
-    assert len(world.agent.state.exclusive) == 4
+    assert len(world.agent.current.state.exclusive) == 4
     start(world, of, "b", 3)
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +609,7 @@ def test_nothing_is_kept_for_others_that_may_want_none(
     world = World(machines.dual_no_smt(), replace(KEEP, kubelet_cpus=kubelet))
     of = pod("pair", asks, total=resources(total, 2))
     start(world, of, "a", first, 1)
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 @pytest.mark.parametrize(
@@ -619,7 +626,7 @@ def test_others_of_a_pod_may_share_or_start_unpinned_where_none_could_be_owned(
     start(world, pod("x", OWN), "main", 10)
     of = pod("pair", asks, total=resources(8, 2))
     start(world, of, "a", 4, 1)
-    assert not world.agent.state.reservations_of(of.uid)
+    assert not world.agent.current.state.reservations_of(of.uid)
 
 
 def one_cpu_each(count: int) -> str:
@@ -651,7 +658,7 @@ def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
     of = named("pair", 8, containers)
     answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]
-    assert [a.container for a in world.agent.state.reservations_of(of.uid)] == ["*"]
+    assert [a.container for a in world.agent.current.state.reservations_of(of.uid)] == ["*"]
 
 
 # --- What was chosen for a pod outlives the agent: its later containers find it after a restart -
@@ -725,4 +732,4 @@ def test_a_pod_that_is_gone_is_forgotten_for_good() -> None:
     world.remove_pod(of)
     assert not any("web" in key for key in world.store.documents)
     world.restart()
-    assert not world.agent.state.pods
+    assert not world.agent.current.state.pods

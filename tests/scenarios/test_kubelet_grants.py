@@ -41,7 +41,7 @@ def kubelets(
     """A pod that the kubelet granted CPUs to, before its container is created."""
     known = {
         (uid.removeprefix("uid-"), c): str(granted)
-        for (uid, c), granted in world.agent.state.kubelet.cpus.items()
+        for (uid, c), granted in world.agent.current.state.kubelet.cpus.items()
     }
     world.kubelet({**known, (name, APP): cpus})
     return pod(name, annotations)
@@ -55,13 +55,13 @@ def sent(cpus: str, wants: Resources | None = None) -> Resources:
 def shared(world: World, name: str = "plain", annotations: dict[str, str] | None = None) -> str:
     """A container without a grant, with the kubelet's shared set of now."""
     of = pod(name, annotations, qos=QoSClass.BURSTABLE)
-    now = str(world.agent.state.kubelet.shared[0])
+    now = str(world.agent.current.state.kubelet.shared[0])
     world.place(of, wants=sent(now, resources(1, 1)))
     return f"{name}-{APP}"
 
 
 def shown(world: World, container_id: str) -> str:
-    state = world.agent.state
+    state = world.agent.current.state
     return shown_kind(state, state.allocations[container_id])
 
 
@@ -179,7 +179,7 @@ def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
     refused = world.update("g-app", resources(3, 2))
     assert refused is None, refused
     assert world.has("g-app") == has
-    assert world.agent.state.kubelet.cpus
+    assert world.agent.current.state.kubelet.cpus
 
 
 def test_granted_memory_is_the_kubelets_too() -> None:
@@ -197,14 +197,14 @@ def test_granted_memory_is_the_kubelets_too() -> None:
 
 def test_granted_memory_is_not_promised_again() -> None:
     world = World(machines.dual_smt())
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     before = NodeSnapshot(machine, state).free_memory
     granted = KubeletGrants(memory={0: 1 << 30, 9: 1}, hugepages={0: {2 << 20: 4 << 20}})
     world.agent.apply_grants(granted)
-    after = NodeSnapshot(machine, world.agent.state).free_memory
+    after = NodeSnapshot(machine, world.agent.current.state).free_memory
     assert before[0] - after[0] == 1 << 30
     assert before[1] == after[1]
-    assert NodeSnapshot(machine, world.agent.state).free_hugepages(2 << 20)[0] == 0
+    assert NodeSnapshot(machine, world.agent.current.state).free_hugepages(2 << 20)[0] == 0
 
 
 def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> None:
@@ -230,9 +230,9 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     assert world.has("own-app") == ("2-3", "0-1")
     assert shown(world, "own-app") == "kubelet"
     assert not CPUSet.parse(cpus) - CPUSet.parse("2-3") - world.cpus("plain-app")
-    before = world.agent.state
+    before = world.agent.current.state
     world.update("own-app", Resources(cpus="2-3"))
-    assert world.agent.state is before
+    assert world.agent.current.state is before
     world.update("own-app", Resources(cpus="2"))
     assert world.allocation("own-app").foreign_cpus == CPUSet.parse("2")
 
@@ -274,7 +274,7 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(world: World, restart: 
     world.place(of, wants=sent("2-3"))
     if restart:
         world.boot()
-        assert world.agent.state.kubelet.granted_cpus == NO_CPUS
+        assert world.agent.current.state.kubelet.granted_cpus == NO_CPUS
         world.kubelet({("g", APP): "2-3"})
     world.synchronize()
     assert shown(world, "g-app") == "kubelet"
@@ -374,14 +374,16 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     granted = kubelets(world, "granted", "2-3")
     world.place(granted, wants=sent("2-3"))
     of = pod("late", {"numacpu": "2"}, qos=QoSClass.BURSTABLE)
-    late = container(of, wants=sent(str(world.agent.state.kubelet.shared[0]), resources(1, 1)))
+    late = container(
+        of, wants=sent(str(world.agent.current.state.kubelet.shared[0]), resources(1, 1))
+    )
     world.meet(of, late)
     if how == "start":
         world.agent.start_container(of, late)
         world.agent.post_start_container(of, late)
     else:
         world.synchronize()
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "CPUOwned", "late")
     text = explained(world, late.id)
     for said in (notice.message, text):
@@ -393,5 +395,5 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
 def explained(world: World, container_id: str) -> str:
     """What ``explain`` says of a container, on one line."""
     allocation = world.allocation(container_id)
-    document = explain_allocation(allocation, world.agent.explanation_of(container_id), "")
+    document = explain_allocation(allocation, world.history.explanation_of(container_id), "")
     return " ".join(sentences.render_text(document, 400).split())

@@ -57,7 +57,7 @@ def test_kubelet_memory_books_guaranteed_pods_only() -> None:
     best = {"policy": "best-effort"}
     assert world.put("a", best, 0.5, 8, QoSClass.BURSTABLE)[1] == ""
     assert world.put("own", {**best, "cpus": "exclusive"}, 1, 8, QoSClass.BURSTABLE)[1] == ""
-    assert world.agent.state.allocated_on(0).memory == 0
+    assert world.agent.current.state.allocated_on(0).memory == 0
     assert world.put("b", SINGLE, 1, 8)[1] in ("0", "1")
 
 
@@ -412,7 +412,7 @@ def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
     of = pod("p", RESTRICTED_POD, total=resources(2, 2))
     for name in "ab":
         world.add(of, name, 1, 1)
-    assert world.agent.state.pods[of.uid].affinity_is_preferred
+    assert world.agent.current.state.pods[of.uid].affinity_is_preferred
 
 
 def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:

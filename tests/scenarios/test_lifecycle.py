@@ -60,7 +60,7 @@ def test_a_failed_start_leaves_nothing_behind(world: World) -> None:
     of = pod("a", OWN)
     before = world.place(of, container(of, wants=resources(2), id="first"))
     assert world.place(of, container(of, wants=resources(2), id="second")) == before
-    assert set(world.agent.state.allocations) == {"second"}
+    assert set(world.agent.current.state.allocations) == {"second"}
     assert world.store.documents.keys() >= {"c/second"}
     assert "c/first" not in world.store.documents
 
@@ -76,7 +76,7 @@ def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool)
     else:
         world.place(of, container(of, wants=resources(2), id="second"))
     assert world.count("undone_creations_total") == 1
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod, notice.container) == ("undone", "a", "app")
     assert "undone by the runtime" in notice.message
 
@@ -96,7 +96,7 @@ def test_the_same_create_twice_is_one_grant(world: World) -> None:
     of = pod("a", OWN)
     made = container(of, wants=resources(2))
     assert world.place(of, made) == world.place(of, made)
-    assert len(world.agent.state.exclusive) == 2
+    assert len(world.agent.current.state.exclusive) == 2
 
 
 def test_removing_a_pod_frees_what_was_never_reported_stopped(world: World) -> None:
@@ -106,7 +106,7 @@ def test_removing_a_pod_frees_what_was_never_reported_stopped(world: World) -> N
     world.live.pop("own-app")
     world.remove_pod(of)
     world.remove_pod(of)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     assert world.has("plain-app")[0] == "0-3"
 
 
@@ -121,10 +121,10 @@ def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it(world: Wo
     had = world.place(latter, container(latter, wants=resources(2), id="again"))
     world.agent.stop_pod(former.uid, former.id)
     world.remove_pod(former)
-    assert set(world.agent.state.exclusive) == set(CPUSet.parse(had[0]))
+    assert set(world.agent.current.state.exclusive) == set(CPUSet.parse(had[0]))
     world.remove_pod(latter)
-    assert not world.agent.state.exclusive
-    assert not world.agent.state.pods
+    assert not world.agent.current.state.exclusive
+    assert not world.agent.current.state.pods
 
 
 # --- resize -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     allocation = world.allocation("a-app")
     assert not allocation.aligned
     assert (allocation.cpu_milli, allocation.memory_bytes) == (40_500, 20 * GIB)
-    assert world.agent.state.allocated_on(int(before[1])).memory == 20 * GIB
+    assert world.agent.current.state.allocated_on(int(before[1])).memory == 20 * GIB
     assert any("memory: 20 GiB needed, " in step for step in world.steps("a-app"))
 
 
@@ -211,7 +211,7 @@ def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
     of = pod("ghost", SINGLE)
     world.live["ghost-app"] = container(of, wants=resources(2))
     assert world.synchronize() == ()
-    assert not world.agent.state.allocations
+    assert not world.agent.current.state.allocations
 
 
 @pytest.mark.parametrize(
@@ -283,14 +283,14 @@ def test_a_full_disk_is_counted_once_and_caught_up_later(world: World) -> None:
     world.store.full = True
     of = pod("own", OWN)
     world.place(of, wants=resources(2, 1))
-    assert world.agent.checkpoint.write_problem
+    assert world.agent.current.store.write_problem
     world.stop("own-app")
     world.put("next", OWN, 1, 1)
     world.store.full = False
-    world.agent.checkpoint.retry_or_compact()
+    world.agent.current.store.retry_or_compact()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
-    assert not world.agent.checkpoint.write_problem
+    assert not world.agent.current.store.write_problem
     world.remove_pod(of)
     assert world.restart() == ()
 
@@ -361,8 +361,8 @@ def test_every_invariant_has_a_sentence() -> None:
 def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
     world.ends_whole = False
     world.put("plain")
-    state = world.agent.state
-    world.agent.restore_state(replace(state, exclusive=CPUSet(range(4))))
+    state = world.agent.current.state
+    world.agent.current.restore_state(replace(state, exclusive=CPUSet(range(4))))
     world.stop("plain-app")
     value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
     assert value

@@ -175,7 +175,7 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         if lost == "key":
             world.key = rng.randbytes(8)
         world.restart()
-        state = world.agent.state
+        state = world.agent.current.state
         assert ContainerKind.FOREIGN not in {a.kind for a in state.allocations.values()}
         world.check()
 
@@ -210,7 +210,10 @@ def test_after_release_everybody_is_decided_anew() -> None:
     world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
     world.put("own", {"policy": "single-numa-node"}, 2, 1)
     given = release.plan_release(
-        world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
+        world.agent.current.machine,
+        world.agent.current.state,
+        world.pods.values(),
+        world.live.values(),
     )
     world.apply(one.release_update for one in given if one.has_changes)
     assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
@@ -408,8 +411,8 @@ def test_a_forged_annotation_is_never_adopted(
     assert FORGED_BEYOND_LISTS.get(name, "") in log
     allocation = world.allocation(made.id)
     assert allocation.reason != "x"
-    assert len(world.agent.state.exclusive) <= cpus
-    assert not world.agent.state.exclusive & CPUSet.parse("0")
+    assert len(world.agent.current.state.exclusive) <= cpus
+    assert not world.agent.current.state.exclusive & CPUSet.parse("0")
 
 
 def test_nobody_is_adopted_as_the_owner_of_the_last_cpus(world: World) -> None:
@@ -426,7 +429,7 @@ def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
     del world.live["own-app"]
     copy = met_in_a_gap(world, "copy", text, has, wants=resources(0.5))
     world.restart(lost=True)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     assert world.allocation(copy.id).kind is not ContainerKind.EXCLUSIVE
     assert world.count("claims_disbelieved_total") == 1
 
@@ -440,7 +443,7 @@ def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
     world.settings = Settings()
     world.restart(lost=True)
     assert world.has("own-app") == before
-    assert world.agent.state.exclusive == CPUSet.parse(before[0])
+    assert world.agent.current.state.exclusive == CPUSet.parse(before[0])
     assert world.count("claims_disbelieved_total") == 0
 
 

@@ -102,7 +102,7 @@ def test_case_9_cpus_without_memory_are_served_by_what_is_near(policy: str) -> N
     world = World(machines.cpu_only())
     for n in range(2):
         assert world.put(f"p{n}", {"policy": policy}, 4, 12)[1] == "2"
-    nodes = {str(a.numa_nodes) for a in world.agent.state.allocations.values()}
+    nodes = {str(a.numa_nodes) for a in world.agent.current.state.allocations.values()}
     assert nodes == {"0", "1"}
     # It is one memory for both, not one for each.
     refused = world.refused("third", {"policy": policy}, 2, 12)
@@ -154,7 +154,7 @@ def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     )  # fmt: skip
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
-    assert str(world.agent.machine.memory_only_nodes.excluded) == "3"
+    assert str(world.agent.current.machine.memory_only_nodes.excluded) == "3"
     cpus, mems = world.put("a", SINGLE, 4, 20)
     assert (str(world.topology.numa_of(world.cpus("a-app"))), mems) == ("1", "2")
     assert cpus
@@ -169,7 +169,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     wants = resources(2, 1, hugepages={2 << 20: GIB})
     _, mems = world.place(of, wants=wants)
     assert mems in ("0,2", "1,3")
-    charges = world.agent.state.charges
+    charges = world.agent.current.state.charges
     assert sum(c.hugepages.get(2 << 20, 0) for i, c in charges.items() if i > 1) == GIB
 
 
@@ -241,7 +241,7 @@ def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
         world.put(f"p{n}", SINGLE, 2, 20)
-    known = world.agent.explanation_of("p1-app")
+    known = world.history.explanation_of("p1-app")
     allocation = world.allocation("p1-app")
     text = " ".join(explanation_sentences(explain_allocation(allocation, known, "4-5")))
     assert "NUMA node 0 lost: the strategy ranks it lower." in text

@@ -25,7 +25,7 @@ usual = two_nodes
 def without(policies: MemoryPolicies = OLD, **settings: object) -> World:
     """Two NUMA nodes, and a runtime that cannot set all memory policies."""
     world = two_nodes(**settings)
-    world.agent.machine = world.agent.machine.with_memory_policies(policies)
+    world.agent.current.machine = world.agent.current.machine.with_memory_policies(policies)
     return world
 
 
@@ -153,7 +153,7 @@ def test_the_explanation_says_it(world: World) -> None:
 
 def told(world: World) -> str:
     """What is explained of the container, with as much as is known by now."""
-    allocation, known = world.allocation("a-app"), world.agent.explanation_of("a-app")
+    allocation, known = world.allocation("a-app"), world.history.explanation_of("a-app")
     return "\n".join(explanation_sentences(explain_allocation(allocation, known, "")))
 
 
@@ -165,7 +165,7 @@ def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
     world.put("a", {"policy": "best-effort", "mempolicy": "interleave"}, 1, 1)
     assert SAID in told(world)
     world.restart()
-    assert world.agent.explanation_of("a-app") is None
+    assert world.history.explanation_of("a-app") is None
     assert SAID in told(world)
     assert world.update("a-app", resources(2, 1)) is None
     assert SAID in told(world)
@@ -273,7 +273,7 @@ def test_a_single_policy_can_be_missing() -> None:
 
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
     world = without()
-    machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
+    machine = replace(world.agent.current.machine, memory_policies=MemoryPolicies())
     world.apply(world.agent.apply_node_model(machine))
     assert isinstance(
         world.create(pod("a", {"numamem": "0", "mempolicy": "bind"}), container(pod("a"))), Rejected

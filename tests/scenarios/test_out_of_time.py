@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.agent.agent import SYNCHRONIZE_BUDGET_S
+from nri_numa.agent.current_state import SYNCHRONIZE_BUDGET_S
 from nri_numa.engine.state import ContainerKind
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.workload import Resources
+from nri_numa.model.workload import MemoryPolicies, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -44,18 +44,18 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     world.check()
     kinds = {world.allocation(i).kind for i in ids}
     assert kinds == {ContainerKind.EXCLUSIVE}
-    assert len(world.agent.state.exclusive) == 16
+    assert len(world.agent.current.state.exclusive) == 16
     assert world.count("gap_containers_total") == 8
-    noted = [n.pod for n in world.agent.notices.notices_after() if n.notice_kind == "gap"]
+    noted = [n.pod for n in world.history.notices.notices_after() if n.notice_kind == "gap"]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
-    assert all(world.agent.explanation_of(i) is not None for i in ids), "each can be explained"
+    assert all(world.history.explanation_of(i) is not None for i in ids), "each can be explained"
 
 
 @pytest.mark.parametrize(("told", "decided"), [(0.0, 3), (2.0, 3), (1.0, 1), (9.0, 3)])
 def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int) -> None:
     """With half of what it tells left for everything else, and never later than otherwise."""
     world = World(machines.dual_smt(), clock=slow(4))
-    world.agent.set_response_timeout(told)
+    world.agent.current.set_runtime(MemoryPolicies(), told)
     world.timing.later = lambda function: None
     ids = strangers(world, 8)
     world.synchronize()
@@ -67,7 +67,7 @@ def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()
-    assert [r.reason for r in world.agent.rejections] == ["TopologyAffinityError"]
+    assert [r.reason for r in world.history.rejections] == ["TopologyAffinityError"]
     assert world.has("big-app") == ("", "")
 
 
@@ -116,7 +116,7 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     world.stop(ids[0])
     while work:
         work.pop()()
-    assert len(world.agent.state.exclusive) == 4
+    assert len(world.agent.current.state.exclusive) == 4
 
 
 def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
@@ -127,8 +127,8 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
     world.synchronize()
     world.clock = lambda: 0.0
     world.synchronize()
-    owned = world.agent.state.exclusive
+    owned = world.agent.current.state.exclusive
     assert len(owned) == 6
     while work:
         work.pop()()
-    assert world.agent.state.exclusive == owned
+    assert world.agent.current.state.exclusive == owned

@@ -72,7 +72,7 @@ def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> Non
 def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling(world: World) -> None:
     world.put("plain", qos=BEST_EFFORT)
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle_siblings
+    idle = world.agent.current.state.idle_siblings
     assert idle
     world.update("plain-app", Resources(cpus=str(idle)))
     assert world.allocation("plain-app").kind is ContainerKind.UNPINNED
@@ -83,7 +83,7 @@ def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None
     world.put("plain", qos=BEST_EFFORT)
     world.update("plain-app", Resources(cpus="3"))
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle_siblings
+    idle = world.agent.current.state.idle_siblings
     world.update("plain-app", Resources(cpus=str(idle)))
     assert world.allocation("plain-app").kind is ContainerKind.FOREIGN
     assert world.count("foreign_on_owned_cpus") == len(idle)
@@ -154,7 +154,7 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
     world.check()
     del world.live[late.id], world.live["both-app"]
     world.remove_pod(of)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     assert world.has("before-app")[0] == "0-3"
 
 
@@ -172,11 +172,11 @@ def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
 
 def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: World) -> None:
     world.put("own", ISOLATED, 1)
-    idle = world.agent.state.idle_siblings
+    idle = world.agent.current.state.idle_siblings
     world.put("lists", {"numacpu": "3"}, qos=BEST_EFFORT)
     world.unseen("lists-app", cpus=f"3,{idle}")
     world.restart(lost=True)
-    assert world.agent.state.idle_siblings == idle
+    assert world.agent.current.state.idle_siblings == idle
     assert world.cpus("lists-app") == CPUSet.parse("3")
     assert world.allocation("own-app").kind is ContainerKind.EXCLUSIVE
 
@@ -230,7 +230,7 @@ def test_an_annotation_that_a_resize_made_stale_is_not_believed(world: World) ->
     assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
     assert world.update("a-app", resources(1.5, 1)) is None
     world.restart(lost=True)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
@@ -279,9 +279,9 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
     pair = {"policy": "best-effort", "smt": "pair"}
     world.put("high", {**pair, "load": "high"}, 2, 1)
     low = pod("low", {**pair, "load": "low"})
-    decision = admit(world.agent.desired, low, container(low, wants=resources(2, 1)))
+    decision = admit(world.agent.current.desired, low, container(low, wants=resources(2, 1)))
     assert isinstance(decision, Admitted)
-    told = sentences.render_text(of_decision(world.agent.machine, decision))
+    told = sentences.render_text(of_decision(world.agent.current.machine, decision))
     assert "beside containers of the opposite load" in " ".join(told.split())
 
 
@@ -291,6 +291,6 @@ def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> 
     world.put("a", SINGLE, 2, 1)
     assert world.live["a-app"].resources.cpu_quota == -1
     world.settings = Settings(disable_cfs_quota=False)
-    world.agent.machine = NodeModel(topology=world.topology, settings=world.settings)
+    world.agent.current.machine = NodeModel(topology=world.topology, settings=world.settings)
     assert world.update("a-app", Resources(memory_limit=2 * GIB)) is None
     assert world.live["a-app"].resources.cpu_quota == 200_000

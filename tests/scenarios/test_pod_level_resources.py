@@ -33,7 +33,7 @@ NARROW = {"policy": "single-numa-node"}
 
 def sums(of: World) -> tuple[int, int, int]:
     """CPUs that are owned, thousandths of a CPU and bytes that are allocated."""
-    state = of.agent.state
+    state = of.agent.current.state
     charges = state.charges.values()
     return len(state.exclusive), sum(c.cpu_milli for c in charges), sum(c.memory for c in charges)
 
@@ -136,9 +136,9 @@ def test_no_pod_has_more_than_its_sum(
         assert 1000 * owned <= milli <= total
         assert memory <= total * GIB // 1000
         node.check()
-    before = node.agent.state
+    before = node.agent.current.state
     node.synchronize()
-    assert node.agent.state.allocations == before.allocations
+    assert node.agent.current.state.allocations == before.allocations
 
 
 BOTH = {**NARROW, "scope": "pod"}
@@ -161,10 +161,10 @@ def test_containers_without_cpus_of_their_own_share_what_others_leave(node: Worl
     }  # fmt: skip
     assert own["sidecar"] == own["log"]
     assert sums(node)[:2] == (6, 6000)
-    assert len(node.topology.numa_of(node.agent.state.exclusive)) == 1, "aligned as one"
-    before = node.agent.state
+    assert len(node.topology.numa_of(node.agent.current.state.exclusive)) == 1, "aligned as one"
+    before = node.agent.current.state
     node.synchronize()
-    assert node.agent.state.allocations == before.allocations
+    assert node.agent.current.state.allocations == before.allocations
     node.stop("p-main")
     node.place(of, container(of, "main", every["main"]))
     assert CPUSet.parse(node.has("p-main")[0]) == own["main"]
@@ -283,7 +283,7 @@ def two(world: World, annotations: dict[str, str] = LIST) -> PodSandbox:
 
 def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> None:
     two(world)
-    state = world.agent.state
+    state = world.agent.current.state
     assert str(state.exclusive) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert world.has("plain-app")[0] == "0-1,6-15"
@@ -305,14 +305,14 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
     of = two(world)
     assert world.stop("db-log") == ()
     world.check()
-    assert str(world.agent.state.exclusive) == "2-5"
-    assert not world.agent.state.reservations_of(of.uid), "the other one has them"
+    assert str(world.agent.current.state.exclusive) == "2-5"
+    assert not world.agent.current.state.reservations_of(of.uid), "the other one has them"
     assert world.add(of, "log", 2, 1) == ("2-5", "")
     world.check()
     world.stop("db-main")
     world.stop("db-log")
-    assert [str(a.cpus) for a in world.agent.state.reservations_of(of.uid)] == ["2-5"]
-    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+    assert [str(a.cpus) for a in world.agent.current.state.reservations_of(of.uid)] == ["2-5"]
+    assert sum(c.cpu_milli for c in world.agent.current.state.charges.values()) == 4000
     world.check()
     for name in ("log", "main"):
         assert world.add(of, name, 2, 1) == ("2-5", "")
@@ -320,18 +320,18 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
     world.stop("db-main")
     world.stop("db-log")
     world.remove_pod(of)
-    assert not world.agent.state.exclusive
-    assert not any(c.cpu_milli for c in world.agent.state.charges.values())
+    assert not world.agent.current.state.exclusive
+    assert not any(c.cpu_milli for c in world.agent.current.state.charges.values())
 
 
 @pytest.mark.parametrize("lost", ["nothing", "checkpoint", "checkpoint and key"])
 def test_both_are_known_again_after_a_restart(world: World, lost: str) -> None:
     two(world)
-    before = world.agent.state
+    before = world.agent.current.state
     key = b"another key" if lost == "checkpoint and key" else None
     assert world.restart(lost=lost != "nothing", key=key) == ()
     world.check()
-    after = world.agent.state
+    after = world.agent.current.state
     assert (after.exclusive, after.charges) == (before.exclusive, before.charges)
 
 
@@ -343,7 +343,7 @@ def test_both_are_found_where_neither_was_seen_to_start(world: World) -> None:
     world.synchronize()
     world.check()
     assert [world.has(i)[0] for i in ("db-main", "db-log")] == ["2-5", "2-5"]
-    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+    assert sum(c.cpu_milli for c in world.agent.current.state.charges.values()) == 4000
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_resize_keeps_the_list_while_the_pod_pays_for_it(world: World) -> None
     assert world.update("db-log", resources(2, 2)) is None
     says(world.update_refused("db-log", resources(1, 2)), "UnpaidCPUs")
     world.check()
-    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+    assert sum(c.cpu_milli for c in world.agent.current.state.charges.values()) == 4000
 
 
 def test_a_quota_counts_the_list_once() -> None:

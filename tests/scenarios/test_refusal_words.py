@@ -155,7 +155,7 @@ def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
     world.put("p", {"policy": "best-effort"}, 24, 1)
-    reasons = [a.reason for a in world.agent.state.allocations.values()]
+    reasons = [a.reason for a in world.agent.current.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
 
 
@@ -221,7 +221,9 @@ def world() -> World:
 
 
 def noted(world: World) -> list[tuple[str, str, str, int]]:
-    return [(n.notice_kind, n.reason, n.pod, n.count) for n in world.agent.notices.notices_after()]
+    return [
+        (n.notice_kind, n.reason, n.pod, n.count) for n in world.history.notices.notices_after()
+    ]
 
 
 def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
@@ -229,8 +231,8 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
         of = pod("web", {"numacpu": "63"})
         refused = world.refuse(of, container(of, id=f"attempt-{attempt}"))
     assert noted(world) == [("refused", refused.reason, "web", 3)]
-    assert world.agent.refused == 3
-    (notice,) = world.agent.notices.notices_after()
+    assert world.history.rejected_count == 3
+    (notice,) = world.history.notices.notices_after()
     assert notice.message == refused.message
     assert (notice.pod_uid, notice.container) == ("uid-web", "app")
 
@@ -240,5 +242,5 @@ def test_observing_notes_nothing_because_nothing_happens() -> None:
     world.synchronize()
     of = pod("web", {"numacpu": "63"})
     world.create(of, container(of))
-    assert world.agent.rejections
+    assert world.history.rejections
     assert noted(world) == []

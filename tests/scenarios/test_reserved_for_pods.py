@@ -53,11 +53,11 @@ def start(world: World, of: PodSandbox, name: str, cpus: float) -> str:
 
 def reserved(world: World, of: PodSandbox) -> int:
     """How many whole CPUs."""
-    return sum(len(a.cpus) for a in world.agent.state.reservations_of(of.uid))
+    return sum(len(a.cpus) for a in world.agent.current.state.reservations_of(of.uid))
 
 
 def is_hard(world: World, of: PodSandbox) -> bool:
-    state = world.agent.state
+    state = world.agent.current.state
     return all(
         reservation_term(state, a, KEEP_S).hard_until > world.now
         for a in state.reservations_of(of.uid)
@@ -99,7 +99,7 @@ def test_pods_with_a_large_init_container_withhold_nothing_from_others() -> None
         assert reserved(world, of) == 1
         start(world, of, "app", 0.1)
         assert not reserved(world, of)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
 
 
 def test_a_container_whose_image_is_pulled_finds_its_cpu() -> None:
@@ -116,7 +116,7 @@ def test_a_container_whose_image_is_pulled_finds_its_cpu() -> None:
 def test_an_app_with_all_of_its_pods_sum_has_nothing_reserved_beside_it() -> None:
     world, of = node(), guaranteed("web", 1.5)
     start(world, of, "app", 1.5)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     assert not any("pending" in one for one in world.store.documents.values())
 
 
@@ -152,7 +152,7 @@ def test_a_sandbox_that_dies_and_comes_again_has_its_cpus(is_reported: bool) -> 
     world, of = node(), guaranteed("db", 3, WHOLE)
     runs(world, of)
     world.stop(main := start(world, of, "main", 3))
-    (left,) = world.agent.state.reservations_of(of.uid)
+    (left,) = world.agent.current.state.reservations_of(of.uid)
     world.agent.stop_pod(of.uid, of.id)
     start(world, guaranteed("small", 2), "app", 2)
     newer = replace(of, id="sandbox-db-1")
@@ -168,7 +168,7 @@ def test_a_sandbox_that_dies_and_comes_again_has_its_cpus(is_reported: bool) -> 
     world.place(newer, container(newer, "main", resources(3, 0.1), id=f"{main}-1"))
     assert world.allocation(f"{main}-1").cpus == left.cpus
     world.agent.stop_pod(of.uid, of.id)  # late news
-    assert not world.agent.state.pods[of.uid].stopped_at
+    assert not world.agent.current.state.pods[of.uid].stopped_at
 
 
 def test_a_container_of_a_sandbox_that_nobody_reported_has_what_its_pod_reserved() -> None:
@@ -210,7 +210,7 @@ def test_nothing_is_reserved_where_it_is_switched_off() -> None:
     world, of = node(keep_s=0), guaranteed("job", 1, WHOLE)
     runs(world, of)
     start(world, of, "init", 0.1)
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     assert not any("pending" in one for one in world.store.documents.values())
 
 
@@ -238,7 +238,9 @@ def test_the_oldest_give_way_and_no_more_than_it_takes(caplog: pytest.LogCapture
     assert [reserved(world, of) for of in pods] == [0, 0, 2, 2, 2]
     assert [a.pod for a in answer.released] == ["job-0", "job-1"]
     assert world.steps("late-app")[0].endswith("reserved for default/job-0, gave way")
-    notices = [n for n in world.agent.notices.notices_after() if n.notice_kind == "reservation"]
+    notices = [
+        n for n in world.agent.history.notices.notices_after() if n.notice_kind == "reservation"
+    ]
     cpus = str(answer.released[0].cpus)
     assert [(n.pod, n.container, n.message) for n in notices][:1] == [
         ("job-0", "job", f"CPUs {cpus}, reserved for default/job-0, gave way to default/late/app")
@@ -265,17 +267,19 @@ def test_what_gives_way_is_free_for_schedulers() -> None:
 
     def shown() -> tuple[int, str | UnsetType]:
         agent = world.agent
-        (left,) = agent.state.reservations_of(of.uid)
-        snapshot = StateSnapshot(agent.machine, agent.state, {}, soft_ids=agent.soft_ids)
-        free = zones_document(agent.schedulable).free_exclusive_cpus
+        (left,) = agent.current.state.reservations_of(of.uid)
+        snapshot = StateSnapshot(
+            agent.current.machine, agent.current.state, {}, soft_ids=agent.current.soft_ids
+        )
+        free = zones_document(agent.current.schedulable).free_exclusive_cpus
         return free, snapshot.assignment_document(left).reservation
 
     passes(world, 0)
-    serial = world.agent.state.serial
+    serial = world.agent.current.state.serial
     assert shown() == (3, "hard")
     passes(world, 15)
     assert shown() == (5, "soft")
-    assert world.agent.state.serial > serial, "who publishes looks again"
+    assert world.agent.current.state.serial > serial, "who publishes looks again"
 
 
 def test_reservations_that_give_way_are_found_in_few_tries(
@@ -308,11 +312,11 @@ def test_named_containers_that_are_too_much_work_have_what_is_left_of_the_sum() 
     of = guaranteed("many", 64, asks)
     world.place(of, container(of, "c00", resources(1)))
     world.check()
-    left = {a.container: len(a.cpus) for a in world.agent.state.reservations_of(of.uid)}
+    left = {a.container: len(a.cpus) for a in world.agent.current.state.reservations_of(of.uid)}
     assert left["*"] == 64 - len(left) > 1
     late = guaranteed("late", 66)
     world.refuse(late, container(late, wants=resources(66)))
     for name in names[1:]:
         world.place(of, container(of, name, resources(1)))
     world.check()
-    assert (reserved(world, of), len(world.agent.state.exclusive)) == (0, 64)
+    assert (reserved(world, of), len(world.agent.current.state.exclusive)) == (0, 64)

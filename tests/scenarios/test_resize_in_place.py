@@ -63,10 +63,10 @@ def test_who_no_longer_has_exclusive_cpus_is_told_so_and_why(world: World) -> No
     assert world.update("a-app", resources(3.85, 1)) is None
     text = "no longer has its 4 exclusive CPUs, because 3850m is no whole number of CPUs"
     assert text in world.steps("a-app")
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert (notice.notice_kind, notice.message) == ("shared", text)
     assert world.update("a-app", resources(2.5, 1)) is None
-    assert len(list(world.agent.notices.notices_after())) == 1
+    assert len(list(world.history.notices.notices_after())) == 1
 
 
 def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
@@ -77,7 +77,7 @@ def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) ->
     assert world.update("a-app", resources(1.5, 1)) is None
     assert world.has("a-app") == ("4-7", "1")
     assert world.live["a-app"].resources.cpu_quota == 150_000
-    assert not world.agent.state.exclusive & CPUSet.parse(cpus)
+    assert not world.agent.current.state.exclusive & CPUSet.parse(cpus)
 
 
 def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes() -> None:
@@ -167,7 +167,7 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> 
     world.put("b", {"policy": "best-effort"}, 1, 4)
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
-    assert world.agent.state.allocated_on(1).memory == 10 * GIB
+    assert world.agent.current.state.allocated_on(1).memory == 10 * GIB
     for cpus in (1, 2, 1.5):  # of a resize the kubelet sends memory and CPUs one after the other
         assert world.update("b-app", resources(cpus, 10)) is None
         assert world.allocation("b-app").reason.endswith(", less than asked for")
@@ -232,7 +232,7 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
     assert world.put("a", {"numamem": "1"}, 0.5, 1) == ("", "1")
     assert world.update("a-app", resources(2, 3)) is None
     assert world.has("a-app") == ("", "1")
-    assert world.agent.state.allocated_on(1).memory == 3 * GIB
+    assert world.agent.current.state.allocated_on(1).memory == 3 * GIB
     assert isinstance(world.update("a-app", resources(2, 9)), Rejected)
 
 
@@ -256,11 +256,11 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World
     world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.allocation("a-app").cpus == had
-    assert world.agent.state.allocated_on(0) == Charge(2000, 2 * GIB)
+    assert world.agent.current.state.allocated_on(0) == Charge(2000, 2 * GIB)
     world.put("list", {"numacpu": "6"}, 1)
     world.becomes(two_by_four(offline=CPUSet([max(had), 6])))
     assert world.update("list-app", resources(1, 1)) is None
-    assert world.agent.state.allocated_on(1).cpu_milli == 1000
+    assert world.agent.current.state.allocated_on(1).cpu_milli == 1000
 
 
 def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) -> None:
@@ -380,7 +380,7 @@ def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected
     allowed = {"0-2": "3-7", "0": "1-7"}[expected]
     assert world.live["other-app"].resources.cpus == allowed
     assert world.allocation("owner-app").cpu_milli == cpus * 1000
-    assert world.agent.explanation_of("owner-app") is not None
+    assert world.history.explanation_of("owner-app") is not None
 
 
 def test_a_shared_container_is_booked_by_its_new_size_where_it_is(world: World) -> None:
@@ -415,6 +415,6 @@ def test_what_was_not_changed_stays_and_nothing_is_sent(world: World) -> None:
     foreign = replace(resources(1), cpus="7")
     world.place(pod("kubelet"), wants=foreign)
     assert world.live["owner-app"].resources.cpu_quota == -1
-    state = world.agent.state
+    state = world.agent.current.state
     assert world.restart() == ()
-    assert world.agent.state.allocations == state.allocations
+    assert world.agent.current.state.allocations == state.allocations

@@ -45,7 +45,7 @@ def test_an_owner_grows_before_the_pool_is_told_of_the_new_sum() -> None:
     of, total = captured_request("update-pod-sandbox")
     world = node_of_two()
     world.agent.update_pod(of, total)
-    assert not world.agent.state.pods  # none of ours yet
+    assert not world.agent.current.state.pods  # none of ours yet
     world.add(of, "a", 3)
     world.add(of, "c", 4)
     grown = resources(4)
@@ -75,7 +75,7 @@ def had(world: World) -> dict[str, tuple[int, int]]:
     """By container, exclusive CPUs and thousandths of a CPU that are booked for it."""
     return {
         a.container: (len(a.cpus), sum(c.cpu_milli for c in a.charges.values()))
-        for a in world.agent.state.allocations.values()
+        for a in world.agent.current.state.allocations.values()
         if not a.reserved_at
     }
 
@@ -251,11 +251,11 @@ def test_the_pool_grows_when_an_owner_of_its_pod_ends(away: bool) -> None:
     else:
         world.stop("p-init")
     assert had(world) == {"proxy": (4, 4000)}
-    assert sum(c.memory for c in world.agent.state.charges.values()) == 4 * GIB
+    assert sum(c.memory for c in world.agent.current.state.charges.values()) == 4 * GIB
     world.add(of, "log", 4, 4)
     world.add(of, "main", 2, 1)
     assert had(world) == {"proxy": (2, 2000), "log": (2, 2000), "main": (2, 2000)}
-    assert sum(c.memory for c in world.agent.state.charges.values()) == 4 * GIB
+    assert sum(c.memory for c in world.agent.current.state.charges.values()) == 4 * GIB
 
 
 def test_memory_of_those_who_share_a_pool_is_booked_once() -> None:
@@ -266,11 +266,11 @@ def test_memory_of_those_who_share_a_pool_is_booked_once() -> None:
     for memory in (6, 3):
         for name in "xy":
             assert world.update(f"p-{name}", resources(4, memory)) is None
-        assert sum(c.memory for c in world.agent.state.charges.values()) == memory * GIB
+        assert sum(c.memory for c in world.agent.current.state.charges.values()) == memory * GIB
     for cpus in (1, 2):
         assert world.update("p-own", resources(cpus, 2)) is None
     assert had(world)["x"] == (2, 2000)
-    assert sum(c.memory for c in world.agent.state.charges.values()) == 3 * GIB
+    assert sum(c.memory for c in world.agent.current.state.charges.values()) == 3 * GIB
 
 
 def test_those_who_share_a_fraction_have_one_pool_again_when_it_is_whole() -> None:

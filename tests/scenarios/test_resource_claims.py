@@ -150,7 +150,7 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World
     assert world.allocation("a-app").slots
     world.check()
     # The scheduler counts it once, as held by a claim.
-    made_offer = slot_capacity(world.agent.desired)
+    made_offer = slot_capacity(world.agent.current.desired)
     assert made_offer.allocated == {0: 0, 1: 2}
     other, plain = claiming("b", claim_result_text(1, OTHER, 0, 2))
     assert world.place(other, plain) == ("4,6", "1")
@@ -208,7 +208,9 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def link(bed: Bed) -> NRIRequests:
-    return NRIRequests(AgentHandler(bed.world.agent, bed.world.metrics, claims=bed.book))
+    return NRIRequests(
+        AgentHandler(bed.world.agent, bed.world.metrics, sources=[bed.book], extensions=[bed.book])
+    )
 
 
 def cpus_of(bed: Bed, id: str = "c-web") -> CPUSet:

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import StartingCpuset
+from nri_numa.agent.containers import StartingCpuset
 from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
@@ -92,12 +92,12 @@ A_AND_B = (("a", 3, 2, {}), ("b", 4, 1, {}))
 def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
     """Bytes count before the number of CPUs."""
     world = filled(machine(2, 8), *A_AND_B)
-    before = world.agent.state
+    before = world.agent.current.state
     text = (
         "it would fit if default/b/app (4 exclusive CPUs, 1 GiB) were on NUMA node 0 instead of 1"
     )
     assert refused(world, 6) == text
-    assert world.agent.state.allocations == before.allocations
+    assert world.agent.current.state.allocations == before.allocations
     assert refused(world, 12) == refused(world, 6, smt="none") == ""
 
 
@@ -243,7 +243,7 @@ def test_after_a_plan_everything_holds(
         answer = world.create(of, container(of, wants=resources(cpus, memory)))
         if not isinstance(answer, Rejected):
             continue
-        state, node = world.agent.state, world.agent.machine
+        state, node = world.agent.current.state, world.agent.current.machine
         stays = set(list(state.allocations)[::2]) if still else set()
         at = NodeSnapshot(node, state)
         plan, again = (
@@ -279,7 +279,7 @@ def test_after_a_plan_everything_holds(
             assert bool(now.mems) == bool(before.mems)
             assert now.aligned >= before.aligned
         assert not after
-    state, node = world.agent.state, world.agent.machine
+    state, node = world.agent.current.state, world.agent.current.machine
     node = replace(
         node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
     )
@@ -303,7 +303,7 @@ def movable(
 ) -> World:
     """A node where movable pods make room: two NUMA nodes of eight CPUs and 16 GiB."""
     world = World(machine(2, 8), Settings(rebalance_moves=moves, reservation_seconds=600.0), **more)  # type: ignore[arg-type]
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for name, cpus, memory, wishes in there:
         world.put(name, SINGLE | MOVABLE | wishes, cpus, memory)
     return world
@@ -315,7 +315,7 @@ def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Rejected
 
 
 def booked(world: World) -> dict[int, int]:
-    return {i: charge.memory // GIB for i, charge in world.agent.state.charges.items()}
+    return {i: charge.memory // GIB for i, charge in world.agent.current.state.charges.items()}
 
 
 @pytest.mark.parametrize("reading", [None, MeasuredFree(memory={0: 14 * GIB, 1: 13 * GIB})])
@@ -344,27 +344,32 @@ def test_a_movable_container_makes_room(reading: MeasuredFree | None) -> None:
     wanted = world.agent.finish_migration("b-app")
     # Not its CPUs: those of one that shares may be another's before the kernel is through.
     assert (wanted.cpus, wanted.mems, booked(world)) == ("", "0", {0: 4, 1: 1})
-    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
+    assert (
+        state_invariant_violations(world.agent.current.state, world.topology, world.settings) == []
+    )
 
 
 def test_only_cpus_move_on_one_numa_node() -> None:
     world = World(machine(1, 4, threads=2), Settings(rebalance_moves=1))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for name in "abc":
         asks = SINGLE | MOVABLE | {"smt": "spread"}
         world.put(name, asks, 1, 1)
     of = pod("new", SINGLE | {"smt": "full-core"})
     assert isinstance(world.create(of, container(of, wants=resources(4, 1))), Admitted)
     assert world.has("a-app") == ("5", "0")
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
 
 
 def test_what_is_only_observed_is_refused_once_and_known() -> None:
     world = movable(*A_AND_B, moves=0, observe=True)
     assert new(world) is None
-    assert (world.agent.refused, world.allocation("new-app").kind) == (1, ContainerKind.UNPINNED)
-    assert world.steps("new-app") == (world.agent.rejections[0].message,)
+    assert (world.history.rejected_count, world.allocation("new-app").kind) == (
+        1,
+        ContainerKind.UNPINNED,
+    )
+    assert world.steps("new-app") == (world.history.rejections[0].message,)
     assert world.count("gap_containers_total") == 0
 
 
@@ -383,12 +388,12 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
 ) -> None:
     there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
     world = movable(*there, moves=moves)
-    before = world.agent.state
+    before = world.agent.current.state
     answer = new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
-    assert world.agent.state.allocations == before.allocations
+    assert world.agent.current.state.allocations == before.allocations
 
 
 @given(st.sampled_from(MACHINES), PODS, st.integers(1, 3))
@@ -399,7 +404,7 @@ def test_made_movable_it_fits(
 ) -> None:
     """What is said to be in the way is elsewhere then, or has other CPUs."""
     world = World(topology, Settings(rebalance_moves=moves))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     for number, (cpus, memory, wishes, qos) in enumerate(pods):
         of = pod(f"p{number}", wishes, qos=qos)
         made, agent = container(of, wants=resources(cpus, memory)), world.agent
@@ -411,9 +416,9 @@ def test_made_movable_it_fits(
         named = set(re.findall("default/(p[0-9]+)/app", text))
         there = {
             i: replace(a, movable=a.movable or a.pod in named)
-            for i, a in agent.state.allocations.items()
+            for i, a in agent.current.state.allocations.items()
         }
-        agent.state = replace(agent.state, allocations=there)
+        agent.current.state = replace(agent.current.state, allocations=there)
         assert isinstance(world.create(of, made), Admitted), text
 
 
@@ -423,13 +428,13 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 ) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
     world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
-    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+    found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     nodes = ClusterState(PREFIX)
     for name in ("n", "empty"):
         nodes.update_resources(
             name, decode_topology(build_topology_contents(PREFIX, found), PREFIX)
         )
-        found = zones_document(NodeSnapshot(world.agent.machine, NodeState()))
+        found = zones_document(NodeSnapshot(world.agent.current.machine, NodeState()))
     judges = VerdictCache(nodes, Strategy.SPREAD, narrow=True)
     request = PodReader(AgentConfig()).read_pod_request
     asked = request(single(6))
@@ -453,7 +458,8 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
         )
     assert isinstance(new(world), Admitted if fits else Rejected)
     still = zones_document(
-        NodeSnapshot(world.agent.machine, world.agent.state), still=["a-app", "b-app"]
+        NodeSnapshot(world.agent.current.machine, world.agent.current.state),
+        still=["a-app", "b-app"],
     )
     assert {zone.exclusive_cpus_after_moves for zone in still.zones} == {None}
 
@@ -461,10 +467,10 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
     a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
     world = movable(a, b)
-    world.agent.starting["b-app"] = StartingCpuset("", "")
+    world.agent.containers.starting["b-app"] = StartingCpuset("", "")
     assert isinstance(new(world), Rejected)
     world = movable(a, b)
-    world.agent.moves_memory = False
+    world.agent.containers.moves_memory = False
     assert isinstance(new(world), Rejected)
     world = movable(a, b)
     world.kubelet({("b", "app"): "8-11"})
@@ -478,7 +484,7 @@ def test_a_pod_is_still_admitted_whole() -> None:
     of = pod("new", SINGLE | others, total=resources(12, 2))
     answer = world.create(of, container(of, wants=resources(6, 1)))
     assert isinstance(answer, Rejected)
-    assert set(world.agent.state.allocations) == {"a-app", "b-app"}
+    assert set(world.agent.current.state.allocations) == {"a-app", "b-app"}
 
 
 def test_a_list_does_not_move_and_says_so() -> None:
@@ -513,7 +519,7 @@ def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
 def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() -> None:
     """An idle sibling was free by the sums, and is none: its memory was not booked for staying."""
     world = World(machine(2, 4, threads=2), Settings(rebalance_moves=3))
-    world.agent.moves_memory = True
+    world.agent.containers.moves_memory = True
     shared, isolate = {"cpus": "shared"}, {"smt": "isolate"}
     one = [(2, 0, {}), (3, 3, {}), (3, 3, {}), (2, 1, {}), (2, 3, {"smt": "any"}), (1, 1, shared)]
     for number, (cpus, memory, wishes) in enumerate([*one, (0.5, 3, {})]):
@@ -521,13 +527,15 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
         world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Admitted)
-    assert state_invariant_violations(world.agent.state, world.topology, world.settings) == []
+    assert (
+        state_invariant_violations(world.agent.current.state, world.topology, world.settings) == []
+    )
 
 
 def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:
     world = movable(*there)
     keep = replace(world.settings, rebalance_headroom=(cpus, GIB))
-    world.agent.machine = replace(world.agent.machine, settings=keep)
+    world.agent.current.machine = replace(world.agent.current.machine, settings=keep)
     world.synchronize()
     return world
 
@@ -541,7 +549,7 @@ def test_room_is_kept_ahead_of_need() -> None:
     assert world.agent.restore_headroom(2) == 1
     assert world.has("b-app") == ("3-6", "0-1")
     assert booked(world) == {0: 3, 1: 1}
-    assert set(world.agent.state.pods) == {"uid-a", "uid-b", "uid-free"}
+    assert set(world.agent.current.state.pods) == {"uid-a", "uid-b", "uid-free"}
     reason = world.allocation("b-app").reason
     assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
     world.check()
@@ -551,9 +559,9 @@ def test_room_is_kept_ahead_of_need() -> None:
 
 def test_no_room_is_kept_where_none_can_be() -> None:
     world = keeping(*A_AND_B, cpus=16)
-    before = world.agent.state
+    before = world.agent.current.state
     assert world.agent.restore_headroom(2) == 0
-    assert world.agent.state is before
+    assert world.agent.current.state is before
 
 
 BOOTED = 1e6
@@ -587,7 +595,7 @@ def moving(
 
     async def live() -> None:
         mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
-        world.agent.moves_memory = True
+        world.agent.containers.moves_memory = True
         work = [
             asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
         ]
@@ -601,7 +609,7 @@ def moving(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nri_numa.agent.memory_migration.migrate_pages", migrate)
         asyncio.run(live())
-    messages = [n.message for n in world.agent.notices.notices_after()]
+    messages = [n.message for n in world.history.notices.notices_after()]
     assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
     return [text.rpartition(" in ")[0] for text in messages]
 
@@ -632,12 +640,12 @@ def test_each_move_is_timed_by_itself() -> None:
 
     def said() -> str:
         return "".join(
-            n.message for n in world.agent.notices.notices_after() if " in " in n.message
+            n.message for n in world.history.notices.notices_after() if " in " in n.message
         )
 
     async def live() -> None:
         mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
-        world.agent.moves_memory = True
+        world.agent.containers.moves_memory = True
         work = asyncio.create_task(mover.run())
         for over, name, cpus, where in (
             ((), "first", 7, "1 to 0"),
@@ -666,8 +674,8 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     (a, b) = A_AND_B
     world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
     world.ends_whole = False
-    settings = replace(world.agent.machine.settings, room_budget=(60 * MIB, 2))
-    world.agent.machine = replace(world.agent.machine, settings=settings)
+    settings = replace(world.agent.current.machine.settings, room_budget=(60 * MIB, 2))
+    world.agent.current.machine = replace(world.agent.current.machine, settings=settings)
 
     def migrate(*of_what: object) -> Iterator[MigrationStep]:
         while len(at) < 4:
@@ -681,7 +689,7 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     assert (second - first >= 8, third - second >= NODE_IDLE_AFTER_S, fourth - third >= 8) == (
         True,
     ) * 3
-    (notice,) = world.agent.notices.notices_after()
+    (notice,) = world.history.notices.notices_after()
     assert notice.message.startswith("moved from NUMA node 1 to 0 in ")
     assert notice.message.endswith(" s to keep room for 6 CPUs, 1 GiB")
     assert booked(world) == {0: 3}
@@ -710,10 +718,10 @@ def test_far_memory_comes_home_while_no_pod_starts(
             if step == starts_at:
                 world.agent.run_pod(pod("new", SINGLE))
             elif step == 3:
-                state, moving = world.agent.state, world.agent.moving
+                state, moving = world.agent.current.state, world.agent.containers.migrating
                 (a,) = state.allocations.values()
                 shown = StateSnapshot(
-                    world.agent.machine, state, {}, moving=moving
+                    world.agent.current.machine, state, {}, moving=moving
                 ).assignment_document(a)
                 assert shown.migration == "from NUMA node 1 to 0, 16 MiB so far"
             yield MigrationStep(8 * MIB, 0)
@@ -722,7 +730,7 @@ def test_far_memory_comes_home_while_no_pod_starts(
         cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=part)
     )
     assert moving(world, Ticking(), migrate, config) == [said] * bool(said)
-    assert world.agent.moving == {}
+    assert world.agent.containers.migrating == {}
 
 
 @pytest.mark.parametrize(("free", "says"), [(GIB, 0), (GIB - 1, 1)])
@@ -777,7 +785,7 @@ class DeferredWorld:
         while self.round():
             assert self.rounds < 300
         return [
-            n.message for n in self.world.agent.notices.notices_after() if n.notice_kind == "room"
+            n.message for n in self.world.history.notices.notices_after() if n.notice_kind == "room"
         ]
 
 
@@ -794,7 +802,7 @@ def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
     text = "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
     assert later.ends() == [text]
     assert later.rounds > 3
-    assert world.agent.rejections[0].message == f"{answer.message}; {text}"
+    assert world.history.rejections[0].message == f"{answer.message}; {text}"
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.allocation("b-app").reason.endswith("; moved to make room for default/new/app")
     world.check()
@@ -817,13 +825,13 @@ def test_what_is_in_the_way_is_said_later_where_it_would_move(
     text = [f"it would fit if {said}"] if said else []
     world = movable(("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b), moves=moves)
     later = DeferredWorld(world, monkeypatch)
-    before = world.agent.state
+    before = world.agent.current.state
     answer = new(world, memory=memory)
     assert isinstance(answer, Rejected)
     assert hint(answer) == ""
     assert later.ends() == text
-    assert world.agent.rejections[0].message == "; ".join([answer.message, *text])
-    assert world.agent.state.allocations == before.allocations
+    assert world.history.rejections[0].message == "; ".join([answer.message, *text])
+    assert world.agent.current.state.allocations == before.allocations
 
 
 def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -844,7 +852,7 @@ def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.M
             if changes == "it begins too often":
                 world.put(f"c{n}", {}, qos=QoSClass.BEST_EFFORT)
         if changes == "it moves no more":
-            world.agent.unconfirmed_ids.add("b-app")
+            world.agent.containers.unconfirmed_ids.add("b-app")
         elif changes == "it is gone":
             world.remove_pod(pod("new", SINGLE))
         elif changes == "it is placed":
@@ -878,7 +886,7 @@ def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("first", "second"):
         world.refused(name, SINGLE, 6, 1)
     assert len(later.ends()) == 1
-    assert [" fits " in one.message for one in world.agent.rejections] == [False, True]
+    assert [" fits " in one.message for one in world.history.rejections] == [False, True]
 
 
 def test_movers_that_differ_by_little_are_one() -> None:
@@ -889,7 +897,7 @@ def test_movers_that_differ_by_little_are_one() -> None:
         for n in range(16):
             world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
         answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
-        search = StepwiseSearch(plan_moves(world.agent.desired, answer))
+        search = StepwiseSearch(plan_moves(world.agent.current.desired, answer))
         assert search.run_steps(10**6) is None
         work.append(search.used)
     assert work[0] == work[1]

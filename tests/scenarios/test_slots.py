@@ -59,9 +59,9 @@ def test_no_annotation_of_the_pod_is_needed(world: World, asks: dict[str, str]) 
 
 def test_the_device_plugin_is_told_which_annotation() -> None:
     world = usual(Settings(prefix="numa.example.org"))
-    assert world.agent.machine.slots_annotation_key == "numa.example.org/slots"
+    assert world.agent.current.machine.slots_annotation_key == "numa.example.org/slots"
     of, made = holding("a", "")
-    key = world.agent.machine.slots_annotation_key
+    key = world.agent.current.machine.slots_annotation_key
     cpus, _ = world.place(of, replace(made, annotations={key: "slot-0"}))
     assert len(CPUSet.parse(cpus)) == 1
 
@@ -198,7 +198,7 @@ def test_slots_outlive_the_agent_and_the_checkpoint(world: World) -> None:
     before = {id: world.has(id) for id in ("a-app", "b-app")}
     for key in (world.key, b"made anew"):
         world.restart()
-        allocations = world.agent.state.allocations
+        allocations = world.agent.current.state.allocations
         assert (allocations["a-app"].slots, allocations["b-app"].slots) == ("slot-0", "")
         assert {id: world.has(id) for id in before} == before
         world.store.documents.clear()
@@ -235,7 +235,7 @@ def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
 
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
-    found = slot_capacity(world.agent.desired)
+    found = slot_capacity(world.agent.current.desired)
     return found.allocated, found.free
 
 
@@ -244,11 +244,11 @@ def test_what_is_offered() -> None:
     world = usual(Settings(reserved_cpus=CPUSet([0])))
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
-    assert slot_capacity(world.agent.desired).total_slots == 7
+    assert slot_capacity(world.agent.current.desired).total_slots == 7
     world.put("b", {"cpus": "exclusive"}, 3)
-    assert slot_capacity(world.agent.desired).total_slots == 4
+    assert slot_capacity(world.agent.current.desired).total_slots == 4
     world.stop("a-app")
-    assert slot_capacity(world.agent.desired).total_slots == 4
+    assert slot_capacity(world.agent.current.desired).total_slots == 4
 
 
 def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> None:

@@ -7,7 +7,6 @@ cgroups: made with what the runtime had written down when the start began, and c
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
 
 import pytest
 from msgspec.structs import replace
@@ -50,18 +49,10 @@ class Node:
     def __init__(self, *, observe: bool = False, driver: str = "/pods/{}") -> None:
         self.kernel = Kernel()
         self.driver = driver
-        self.looked: list[str] = []
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
         self.world.ends_whole = False
         self.world.synchronize()
         self.agent = self.world.agent
-        self.agent.reconciler = self
-
-    def request_check(self, ids: Collection[str]) -> None:
-        self.looked += ids
-
-    def queue_systemd_sync(self, ids: Collection[str]) -> None:
-        """It is not there."""
 
     def path(self, name: str) -> str:
         return self.driver.format(f"{name}-app")
@@ -175,7 +166,7 @@ def test_every_container_is_looked_at_as_soon_as_it_runs(node: Node) -> None:
     node.start("plain")
     assert node.has("plain") == "0-3"
     node.started("plain")
-    assert node.looked == ["plain-app"]
+    assert list(node.agent.cgroups.checks.since) == ["plain-app"]
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:
@@ -192,7 +183,7 @@ def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_star
     node.task("plain")
     node.world.synchronize()
     assert node.has("plain") == "2-3"  # it may run already
-    assert "plain-app" in agent.starting
+    assert "plain-app" in agent.containers.starting
 
 
 def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one(node: Node) -> None:
@@ -217,7 +208,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
     node.world.meet(of, made)
     node.task("own")
     node.start("own")
-    allocation = node.agent.state.allocations["own-app"]
+    allocation = node.agent.current.state.allocations["own-app"]
     assert allocation.kind is ContainerKind.EXCLUSIVE
     assert node.has("own") == str(allocation.cpus) == "0-1"
     assert node.count("gap_containers") == 1
@@ -227,14 +218,14 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> Non
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
     node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
-    assert node.agent.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
-    assert [r.pod for r in node.agent.rejections] == ["huge"]
+    assert node.agent.current.state.allocations["huge-app"].kind is ContainerKind.UNPINNED
+    assert [r.pod for r in node.agent.history.rejections] == ["huge"]
 
 
 def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
     node.world.meet(pod("plain"))
     node.started("plain")
-    assert node.agent.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
+    assert node.agent.current.state.allocations["plain-app"].kind is ContainerKind.UNPINNED
 
 
 def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_in_again() -> None:
@@ -245,16 +236,16 @@ def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_i
     node.world.stop("short-app")
     node.agent.post_start_container(*event)
     node.agent.start_container(*event)
-    assert node.agent.state.allocations == {}
-    assert node.agent.cgroup_places == {}
+    assert node.agent.current.state.allocations == {}
+    assert node.agent.containers.cgroup_places == {}
 
 
 def test_ids_of_the_ended_are_not_kept_for_ever(node: Node) -> None:
     for n in range(300):
         node.create(f"p{n}")
         node.world.stop(f"p{n}-app")
-    assert len(node.agent._ended) == 256
-    assert len(node.agent.starting) == 0
+    assert len(node.agent.containers.ended) == 256
+    assert len(node.agent.containers.starting) == 0
 
 
 @pytest.mark.parametrize("moment", ["start", "started"])
@@ -268,7 +259,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
     assert node.has("plain") == "0-3"
-    assert node.agent.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
+    assert node.agent.current.state.allocations["unknown-app"].kind is ContainerKind.UNPINNED
 
 
 def test_somebody_elses_pin_is_left_alone(node: Node) -> None:
@@ -290,8 +281,8 @@ def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None
     left = topology.online & CPUSet.parse("0-2")
     topology = replace(topology, online=left, allowed=left)
     told: list[CPUSet] = []
-    node.agent.subscribe_to_changes(lambda: told.append(node.agent.machine.topology.online))
-    node.agent.apply_node_model(replace(node.agent.machine, topology=topology))
+    node.agent.current.subscribe(lambda: told.append(node.agent.current.machine.topology.online))
+    node.agent.apply_node_model(replace(node.agent.current.machine, topology=topology))
     assert node.has("plain") == "2"
     assert told == [left], "who shows the node shows it as it is now"
 

@@ -61,7 +61,7 @@ def limited(topology: Topology, **limits: Any) -> World:
 
 
 def rule_of(world: World) -> str:
-    return world.agent.explanation_of_refusal(world.agent.rejections[-1]).basis.rule
+    return world.history.explanation_of_rejection(world.history.rejections[-1]).basis.rule
 
 
 # --- exclusive CPUs are paid for ------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
     world = World(machines.snc_smt(), Settings(permissions=(permission,)))
     assert world.place(*want("a", {"numacpu": "2-3", **OWN}, qos=BEST_EFFORT))[0] == "2-3"
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
-    assert not world.agent.state.exclusive
+    assert not world.agent.current.state.exclusive
     for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
         assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in world.steps(name)
 
@@ -256,7 +256,7 @@ def test_an_unpaid_list_keeps_no_cpu_from_owners(
 ) -> None:
     assert world.place(*want("free", {"numacpu": listed}, qos=BEST_EFFORT))[0] == listed
     own = CPUSet.parse(world.place(*want("db", asked, resources(cpus)))[0])
-    state = world.agent.state
+    state = world.agent.current.state
     assert world.cpus("free-app") == CPUSet.parse(listed) - own - state.idle_siblings
     assert not state.listed_cpus
     world.check()
@@ -288,7 +288,7 @@ def test_a_list_is_hard_where_the_request_pays_or_the_operator_says_so() -> None
         refused = world.refuse(*want("db", {"numacpu": "2-5", **OWN}, resources(4)))
         assert refused.reason == "CPUListed"
         assert f"{namespace}/list/app" in refused.message
-        assert world.agent.state.listed_cpus == CPUSet.parse("0-3")
+        assert world.agent.current.state.listed_cpus == CPUSet.parse("0-3")
 
 
 def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again() -> None:
@@ -345,7 +345,7 @@ def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None
     world.meet(of, replace(made, annotations=forged, resources=has))
     world.synchronize()
     assert world.allocation("free-app").yields_to_exclusive
-    assert not world.agent.state.listed_cpus
+    assert not world.agent.current.state.listed_cpus
 
 
 def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
@@ -507,7 +507,7 @@ def test_quotas_of_exclusive_cpus_count_idle_siblings() -> None:
     refused = world.refuse(*want("d", OWN, resources(5), namespace="other"))
     assert "16 exclusive CPUs (quotas.exclusiveCPUs): 12 are used and 5 are" in refused.message
     world.place(*want("d", OWN, resources(4), namespace="other"))
-    assert len(world.agent.state.exclusive | world.agent.state.idle_siblings) == 16
+    assert len(world.agent.current.state.exclusive | world.agent.current.state.idle_siblings) == 16
 
 
 def test_quotas_of_a_namespaces_lists() -> None:
@@ -618,7 +618,7 @@ def test_isolate_leaves_a_numa_node_its_floor() -> None:
     assert world.place(*want("b", isolated, resources(1)))[1] == "1"
     assert world.place(*want("c", isolated, resources(1)))[1] == "1"
     assert world.refuse(*want("d", isolated, resources(1))).reason == "TopologyAffinityError"
-    pool = world.agent.desired.pool
+    pool = world.agent.current.desired.pool
     assert all(len(pool & topology.numa_nodes[i].cpus) >= 3 for i in (0, 1))
 
 
@@ -630,7 +630,7 @@ def test_the_floor_is_kept_where_a_core_is_shared_anyway() -> None:
     world = limited(topology, numa_pool=CPUAmount(1))
     world.place(*want("thread", {"numacpu": "0", **OWN}, resources(1)))
     world.place(*want("cores", {"smt": "full-core", **OWN}, resources(6)))
-    pool = world.agent.desired.pool
+    pool = world.agent.current.desired.pool
     assert pool == topology.siblings_of(CPUSet([0])) - CPUSet([0])
     assert len(pool) == 1
 
@@ -653,7 +653,7 @@ def test_an_unpaid_memory_limit_books_nothing_for_others() -> None:
     for n in range(3):
         wants = replace(burst(0.1, 1), memory_limit=32 << 40)
         world.place(*want(f"huge{n}", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990))
-    left = NodeSnapshot(world.agent.machine, world.agent.state).free_memory
+    left = NodeSnapshot(world.agent.current.machine, world.agent.current.state).free_memory
     assert sum(left.values()) > 120 * GIB
     world.place(*want("honest", SINGLE, resources(2, 40)))
 
@@ -672,7 +672,7 @@ def test_a_resize_and_a_list_book_what_is_paid_for() -> None:
     shared = want("shared", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=990)
     numa_node = int(world.place(*shared)[1])
     world.place(*want("list", {"numacpu": "0-1", "numamem": "1"}, wants, qos=BURSTABLE, score=990))
-    paid = world.agent.machine.total_memory_bytes * 10 // 1000
+    paid = world.agent.current.machine.total_memory_bytes * 10 // 1000
     allocated = [world.allocation(f"{name}-app").charges for name in ("shared", "list")]
     assert [sum(c.cpu_milli for c in one.values()) for one in allocated] == [1000, 1000]
     assert [sum(c.memory for c in one.values()) for one in allocated] == [paid, paid]

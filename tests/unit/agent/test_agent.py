@@ -49,25 +49,27 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: Wo
     world.place(again, container(again, id="first"))
     made = replace(container(again, id="second"), cgroups_path="/pods/second")
     world.place(again, made)
-    assert "first" not in world.agent.cgroup_places, "from then on it is looked at by nobody"
+    assert "first" not in world.agent.containers.cgroup_places, (
+        "from then on it is looked at by nobody"
+    )
     world.stop("first")
-    assert "first" not in world.agent.cgroup_places
-    assert world.agent.cgroup_places["second"].cgroups_path == "/pods/second"
-    assert world.agent.explanation_of("first") is None
+    assert "first" not in world.agent.containers.cgroup_places
+    assert world.agent.containers.cgroup_places["second"].cgroups_path == "/pods/second"
+    assert world.history.explanation_of("first") is None
 
 
 CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
     "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
-    "settings": lambda world: world.agent.apply_node_model(world.agent.machine),
+    "settings": lambda world: world.agent.apply_node_model(world.agent.current.machine),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whoever_shows_the_node_is_told_of_every_change(world: World, change: str) -> None:
     told: list[str] = []
-    stop = world.agent.subscribe_to_changes(lambda: told.append(change))
+    stop = world.agent.current.subscribe(lambda: told.append(change))
     CHANGES[change](world)
     assert told
     stop()

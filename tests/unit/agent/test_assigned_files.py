@@ -29,22 +29,23 @@ def texts(directory: Path) -> list[str]:
 
 def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path) -> None:
     agent = world.agent
-    agent.synchronized = True
-    files = AssignedFiles(str(tmp_path), agent, StillClock())
+    agent.current.synchronized = True
+    files = AssignedFiles(str(tmp_path), agent.current, StillClock())
     world.place(pod("own", OWN), wants=resources(2, 1))
-    mounts = files.with_assigned_files(agent.state.allocations["own-app"], NO_ADJUSTMENT).mounts
+    own = world.allocation("own-app")
+    mounts = files.extend(own, world.live["own-app"], NO_ADJUSTMENT).mounts
     directory = Path(dict(mounts)[CONTAINER_MOUNT_PATH])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
     assert world.update("own-app", resources(3, 1)) is None
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
 
-    agent.synchronized = False  # as in a process that has just begun
-    again = AssignedFiles(str(tmp_path), agent, StillClock())
+    agent.current.synchronized = False  # as in a process that has just begun
+    again = AssignedFiles(str(tmp_path), agent.current, StillClock())
     (directory / "assigned.cpuset").write_text("stale")
     again.refresh()
     assert texts(directory)[0] == "stale"
-    agent.synchronized = True
+    agent.current.synchronized = True
     again.refresh()
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
     remove_assigned_files(str(tmp_path))
@@ -55,10 +56,11 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
 
 def test_who_is_not_pinned_or_has_no_place_starts_without(world: World, tmp_path: Path) -> None:
     (tmp_path / "assigned").write_text("in the way")
-    files = AssignedFiles(str(tmp_path), world.agent, StillClock())
+    files = AssignedFiles(str(tmp_path), world.agent.current, StillClock())
     world.place(pod("free"), wants=resources(0.5, 1))
     world.place(pod("own", OWN), wants=resources(2, 1))
     outside = pod("odd", OWN)
     world.place(outside, container(outside, wants=resources(1, 1), id="../odd"))
-    for allocation in world.agent.state.allocations.values():
-        assert files.with_assigned_files(allocation, NO_ADJUSTMENT) is NO_ADJUSTMENT
+    for allocation in world.agent.current.state.allocations.values():
+        made = world.live[allocation.container_id]
+        assert files.extend(allocation, made, NO_ADJUSTMENT) is NO_ADJUSTMENT

@@ -80,7 +80,7 @@ class Bed:
         return self.all.apply_to_settings(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
-        return self.agent.machine.settings.capacity_factor
+        return self.agent.current.machine.settings.capacity_factor
 
     def gauge(self, name: str) -> dict[str, float]:
         for family in text_string_to_metric_families(self.metrics.render_metrics()):
@@ -92,7 +92,7 @@ class Bed:
         """NUMA nodes that a container gets; empty when it is refused."""
         of = pod(name, {"policy": "single-numa-node"})
         self.agent.create_container(of, container(of, wants=resources(cpus, 0.25)))
-        allocation = self.agent.state.allocations.get(f"{name}-app")
+        allocation = self.agent.current.state.allocations.get(f"{name}-app")
         return str(allocation.numa_nodes) if allocation else ""
 
 
@@ -107,7 +107,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> Non
     bed.pass_time({0: 0.4, 1: 0.05})
     assert bed.factors() == {0: 0.6}
     assert bed.watch.enforced_factors() == {0: 0.6}
-    assert str(bed.agent.state.allocations["before-app"].numa_nodes) == "0"
+    assert str(bed.agent.current.state.allocations["before-app"].numa_nodes) == "0"
     assert bed.place("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
     assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
     assert bed.gauge("steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
@@ -145,14 +145,14 @@ def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "scaling_cur_freq").write_text(text)
     (tmp_path / "sys/devices/system/cpu/cpu10/cpufreq/scaling_cur_freq").mkdir(parents=True)
-    machine = bed.agent.machine
+    machine = bed.agent.current.machine
     bed.pass_time({})
     bed.pass_time({0: 0.4})
     assert bed.gauge("cpu_frequency_hertz") == {"0": 2e9}
     assert bed.watch.factors == {0: 0.6}
     assert bed.watch.enforced_factors() == {}, "nobody may evict for what is only looked at"
     assert bed.gauge("measured_capacity_factor")["0"] == 0.6
-    assert bed.agent.machine is machine
+    assert bed.agent.current.machine is machine
 
 
 def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_measured(
@@ -183,7 +183,7 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
 
 def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: Bed) -> None:
     bed.pass_time({})
-    bed.agent.apply_node_model(replace(bed.agent.machine, topology=machines.dual_no_smt()))
+    bed.agent.apply_node_model(replace(bed.agent.current.machine, topology=machines.dual_no_smt()))
     bed.pass_time({0: 0.9})
     assert bed.factors() == {}
 
@@ -200,7 +200,10 @@ def test_factors_hold_until_their_time_is_over(told: Bed) -> None:
     assert told.look() == {}
     told.says({"1": 0.5, "0": 1})
     assert told.look() == {1: 0.5}
-    assert told.agent.machine.cpu_capacity_milli[1] * 2 == told.agent.machine.cpu_capacity_milli[0]
+    assert (
+        told.agent.current.machine.cpu_capacity_milli[1] * 2
+        == told.agent.current.machine.cpu_capacity_milli[0]
+    )
     told.now += 599
     assert told.look() == {1: 0.5}
     told.now += 1
@@ -288,4 +291,4 @@ def test_somebody_elses_change_meanwhile_is_not_lost(
         assert told.look() == {}
     told.base = other.settings
     assert told.look() == {0: 0.0}
-    assert told.agent.machine.settings.cpu_overcommit == 2.0
+    assert told.agent.current.machine.settings.cpu_overcommit == 2.0

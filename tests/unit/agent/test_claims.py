@@ -58,7 +58,7 @@ class Bed:
         self.book = ClaimStore(
             DRIVER, "n1",
             records=str(self.records), cdi=str(self.cdi),
-            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
+            asker=FromObjects(str(self.cdi)), current=self.world.agent.current, sleep=self.wait,
         )  # fmt: skip
         self.book.load()
         return self.book
@@ -120,7 +120,7 @@ def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
     bed.prepare()
     assert bed.waits == 1
     of = pod("web")
-    _, made = bed.book.with_claims(
+    _, made = bed.book.complete(
         of, replace(container(of, wants=resources(4, 1)), mentions=environment())
     )
     cpus, _ = bed.world.place(of, made)
@@ -281,7 +281,7 @@ def test_what_a_claim_asks_for_is_what_the_annotation_would(
     bed.prepare()
     of = pod("web")
     made = container(of, "app", wants=resources(4, 0.1))
-    cpus, found = bed.world.place(*bed.book.with_claims(of, replace(made, mentions=environment())))
+    cpus, found = bed.world.place(*bed.book.complete(of, replace(made, mentions=environment())))
     assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
     assert (len(CPUSet.parse(cpus)), found) == (4, mems)
 
@@ -290,7 +290,7 @@ def test_other_containers_are_untouched(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = container(of)
-    seen = bed.book.with_claims(of, made)
+    seen = bed.book.complete(of, made)
     assert seen[0] is of
     assert seen[1] is made
 
@@ -310,7 +310,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     bed.prepare()
     of = pod(name, namespace=namespace)
     made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
-    refused = bed.world.refuse(*bed.book.with_claims(of, made))
+    refused = bed.world.refuse(*bed.book.complete(of, made))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message
 
@@ -320,8 +320,9 @@ def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     bed.prepare()
     of = pod("web")
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
-    cpus, _ = bed.world.place(*bed.book.with_claims(of, made))
-    to = bed.book.with_claim_cpus(made, ContainerAdjustment(cpus=cpus))
+    cpus, _ = bed.world.place(*bed.book.complete(of, made))
+    allocation = bed.world.allocation(made.id)
+    to = bed.book.extend(allocation, made, ContainerAdjustment(cpus=cpus))
     ((inside, path),) = to.mounts
     where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
     assert inside == f"{where}/{DRIVER}-metadata.json"
@@ -346,9 +347,11 @@ def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
         DeviceMentions(claims=(claim_variable_name(UID, 0), claim_variable_name(UID, 1))),
     )
     made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
-    assert bed.world.place(*bed.book.with_claims(of, made))[0] == "0-3,9-12"
+    assert bed.world.place(*bed.book.complete(of, made))[0] == "0-3,9-12"
     assert bed.book.pool_and_device_problems() == ("n1", {"numa0": "", "numa1": ""})
-    machine = bed.world.agent.machine
+    machine = bed.world.agent.current.machine
     online = machine.topology.online - CPUSet([9])
-    bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
+    bed.world.agent.current.machine = replace(
+        machine, topology=replace(machine.topology, online=online)
+    )
     assert bed.book.pool_and_device_problems()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

@@ -91,7 +91,7 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     )
     pods = [pod(f"p{n}", {"policy": "single-numa-node"}) for n in range(4)]
     agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
-    kinds = [allocation.kind for allocation in agent.state.allocations.values()]
+    kinds = [allocation.kind for allocation in agent.current.state.allocations.values()]
     assert kinds.count(ContainerKind.EXCLUSIVE) == decided
     bed.daemon.store.close()
 
@@ -138,7 +138,7 @@ async def test_a_life(bed: Bed) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     await bed.said("configuration reloaded")
     assert 'msg="this change needs a restart"' in bed.output.getvalue()
-    assert str(bed.daemon.agent.machine.settings.reserved_cpus) == "1"
+    assert str(bed.daemon.agent.current.machine.settings.reserved_cpus) == "1"
     bed.file["reservedCPUs"] = "500"
     os.kill(os.getpid(), signal.SIGHUP)
     await bed.said("configuration not reloaded")
@@ -178,14 +178,14 @@ async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None
         made = real(*of)
         if not daemon._outside.factors:
             daemon._outside.factors = {0: 0.5}
-            agent.apply_node_model(replace(agent.machine, settings=real(*of)))
+            agent.apply_node_model(replace(agent.current.machine, settings=real(*of)))
         return made
 
     daemon._kubelet.settings_with_kubelet_config = settings  # type: ignore[method-assign]
     bed.file["oversale"] = 2
     daemon._reload_requested = True
     await daemon._reload_config()
-    used = agent.machine.settings
+    used = agent.current.machine.settings
     assert (used.capacity_factor, used.cpu_overcommit) == ({0: 0.5}, 2)
     daemon.store.close()
 
@@ -200,6 +200,6 @@ async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
 
     daemon = bed.daemon
     with pytest.raises(ValueError):  # noqa: PT011 - its own
-        await prepare_in_thread(look, daemon.config, daemon.agent.machine, daemon._kubelet)
+        await prepare_in_thread(look, daemon.config, daemon.agent.current.machine, daemon._kubelet)
     assert meanwhile[0] < usual == sys.getswitchinterval()
     daemon.store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from zlib import compress, crc32, decompress
@@ -33,10 +34,10 @@ IDENTITY = {"machine": "/", "boot": "b1", "version": "1"}
 ALIGNED = {"policy": "single-numa-node"}
 
 
-def agent(state: NodeState | None = None) -> Agent:
+def agent(state: NodeState | None = None, now: Callable[[], float] = lambda: 7.0) -> Agent:
     """An agent that starts with this state."""
-    made = agent_of(MACHINE, clock=StillClock(lambda: 7.0))
-    made.restore_state(state or NodeState())
+    made = agent_of(MACHINE, clock=StillClock(now))
+    made.current.restore_state(state or NodeState())
     return made
 
 
@@ -68,8 +69,8 @@ def loaded(directory: Path, state: NodeState, identity: dict[str, str] = IDENTIT
 
 def told(of: Agent, name: str = "own") -> object:
     """The whole explanation of the container of a pod, None when it is not kept."""
-    (allocation,) = (a for a in of.state.allocations.values() if a.pod == name)
-    known = of.explanation_of(allocation.container_id)
+    (allocation,) = (a for a in of.current.state.allocations.values() if a.pod == name)
+    known = of.history.explanation_of(allocation.container_id)
     return None if known is None else explanation.explain_allocation(allocation, known, "0")
 
 
@@ -78,15 +79,15 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     path = saved(tmp_path, before)
     assert path.stat().st_mode & 0o077 == 0
     # An upgrade reads the same file, unless the form of what is kept has changed.
-    after = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"})
+    after = loaded(tmp_path, before.current.state, {**IDENTITY, "version": "2"})
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.rejections, after.rejections
+    (then,), (now,) = before.history.rejections, after.history.rejections
     assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
     assert explanation.explain_rejection(
-        after.explanation_of_refusal(now), now.reason, now.message
+        after.history.explanation_of_rejection(now), now.reason, now.message
     ) == (
         explanation.explain_rejection(
-            before.explanation_of_refusal(then), then.reason, then.message
+            before.history.explanation_of_rejection(then), then.reason, then.message
         )
     )
 
@@ -94,15 +95,16 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
 def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
     before = busy()
-    (name,) = before.packed_traces()
-    before._traces[name] = PackedTrace(data)
-    before._refusals = {
-        key: replace(one, trace=PackedTrace(data)) for key, one in before._refusals.items()
+    (name,) = before.history.packed_traces()
+    before.history._traces[name] = PackedTrace(data)
+    before.history._rejections = {
+        key: replace(one, trace=PackedTrace(data))
+        for key, one in before.history._rejections.items()
     }
     saved(tmp_path, before)
-    after = loaded(tmp_path, before.state)
-    (refusal,) = after.rejections
-    known = after.explanation_of_refusal(refusal)
+    after = loaded(tmp_path, before.current.state)
+    (refusal,) = after.history.rejections
+    known = after.history.explanation_of_rejection(refusal)
     for document in (
         told(after),
         explanation.explain_rejection(known, refusal.reason, refusal.message),
@@ -135,12 +137,14 @@ def test_a_file_with_a_field_more_or_less_is_read(tmp_path: Path, more: bool) ->
             del one["count"]
     rest = explanations._encode([identity, traces, refusals, *([{}] if more else [])])
     path.write_bytes(b"nri-numa explanations %08x %08x\n" % (7, crc32(rest)) + rest)
-    after = loaded(tmp_path, before.state)
+    after = loaded(tmp_path, before.current.state)
     assert told(after) == told(before) is not None
-    (then,), (now,) = before.rejections, after.rejections
+    (then,), (now,) = before.history.rejections, after.history.rejections
     assert now.message == then.message
     assert "99 exclusive CPUs" in sentences.render_text(
-        explanation.explain_rejection(after.explanation_of_refusal(now), now.reason, now.message),
+        explanation.explain_rejection(
+            after.history.explanation_of_rejection(now), now.reason, now.message
+        ),
         200,
     )
 
@@ -154,18 +158,20 @@ def test_what_devices_had_to_do_with_it_is_kept(tmp_path: Path) -> None:
         made = container(of, wants=resources(cpus, 1))
         before.create_container(of, replace(made, devices=requests, pod_devices=requests))
     saved(tmp_path, before)
-    after = loaded(tmp_path, before.state)
-    (name,) = before.packed_traces()
-    assert after.explanation_of(name) == before.explanation_of(name) is not None
+    after = loaded(tmp_path, before.current.state)
+    (name,) = before.history.packed_traces()
+    assert after.history.explanation_of(name) == before.history.explanation_of(name) is not None
     assert "GPU" in sentences.render_text(told(after), 200)  # type: ignore[arg-type]
-    assert [one.message for one in after.rejections] == [one.message for one in before.rejections]
+    assert [one.message for one in after.history.rejections] == [
+        one.message for one in before.history.rejections
+    ]
 
 
 def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     before = busy()
     path = saved(tmp_path, before)
     path.with_name("marker").touch()
-    again = agent(before.state)
+    again = agent(before.current.state)
     file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=again)
     assert file.load() == ""
     path.unlink()
@@ -174,19 +180,19 @@ def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     of = pod("new", ALIGNED)
     again.create_container(of, container(of, wants=resources(1, 1)))
     asyncio.run(file.save_last_changes())
-    assert told(loaded(tmp_path, again.state), "new") is not None
+    assert told(loaded(tmp_path, again.current.state), "new") is not None
 
 
 def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_path: Path) -> None:
     """The checkpoint has every resize, the file perhaps not the last one."""
     before = busy()
     saved(tmp_path, before)
-    (own,) = (a for a in before.state.allocations.values() if a.pod == "own")
-    changed = before.state.without_allocation(own.container_id).with_allocation(
+    (own,) = (a for a in before.current.state.allocations.values() if a.pod == "own")
+    changed = before.current.state.without_allocation(own.container_id).with_allocation(
         replace(own, cpu_milli=1000, reason="resized")
     )
     assert told(loaded(tmp_path, changed)) is None
-    assert loaded(tmp_path, NodeState()).packed_traces() == {}
+    assert loaded(tmp_path, NodeState()).history.packed_traces() == {}
 
 
 @pytest.mark.parametrize(
@@ -205,12 +211,12 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(
     before = busy()
     path = saved(tmp_path, before)
     path.write_bytes(spoil(path.read_bytes()))
-    after = agent(before.state)
+    after = agent(before.current.state)
     said = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=after).load()
     assert why in said
     assert said.endswith("it is not used")
     assert told(after) is None
-    assert not after.rejections
+    assert not after.history.rejections
 
 
 def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:
     for rest in (b"\xc1", explanations._encode([{}, [], [{"pod": 7}]])):
         head = explanations._HEADER_FORMAT % crc32(rest)
         path.write_bytes(head + rest)
-        file = ExplanationFile(str(tmp_path), identity={}, agent=agent(before.state))
+        file = ExplanationFile(str(tmp_path), identity={}, agent=agent(before.current.state))
         assert file.load().endswith("it is not used")
 
 
@@ -227,7 +233,7 @@ def test_another_boot_begins_anew(tmp_path: Path) -> None:
     before = busy()
     saved(tmp_path, before)
     other = {**IDENTITY, "boot": "b2"}
-    after = agent(before.state)
+    after = agent(before.current.state)
     said = ExplanationFile(str(tmp_path), identity=other, agent=after).load()
     assert "another machine or boot" in said
 
@@ -247,9 +253,8 @@ def test_a_directory_that_cannot_be_read_or_written_costs_the_explanations_only(
 
 def test_the_file_is_bounded_and_the_youngest_are_kept() -> None:
     """Whatever the number of containers; the oldest explanations are missed least."""
-    full = agent()
-    clock = iter(range(1000))
-    full._now = lambda: float(next(clock))
+    clock = itertools.count()
+    full = agent(now=lambda: float(next(clock)))
     for n in range(40):
         of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
         full.create_container(of, container(of, wants=resources(0.1, 0.01)))
@@ -261,6 +266,6 @@ def test_the_file_is_bounded_and_the_youngest_are_kept() -> None:
     assert len(some) <= 10_000 < len(everything)
     _, _, rest = some.partition(b"\n")
     kept = [one.container_id for one in explanations._decode(rest).traces]
-    youngest = sorted(full.state.allocations.values(), key=lambda a: -a.assigned_at)
+    youngest = sorted(full.current.state.allocations.values(), key=lambda a: -a.assigned_at)
     assert kept == [a.container_id for a in youngest[: len(kept)]]
     assert 0 < len(kept) < 40

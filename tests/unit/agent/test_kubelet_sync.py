@@ -144,7 +144,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         actual=recorded_actual(has, "", None),
         rank=2,
     )
-    bed.world.agent.differences.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
+    bed.world.agent.drift.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
         bed.beside.check_grants()
     bed.world.stop("g-app")
@@ -171,7 +171,7 @@ def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None
         bed.beside.refresh_kubelet_grants()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
-    assert str(bed.world.agent.state.kubelet.granted_cpus) == "2-3"
+    assert str(bed.world.agent.current.state.kubelet.granted_cpus) == "2-3"
     assert bed.beside.state_file_problems
     bed.grant()
     bed.beside.refresh_kubelet_grants()
@@ -211,24 +211,25 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     agent, config = bed.world.agent, AgentConfig()
     daemon = SimpleNamespace(agent=agent, config=config)
     watch.read_config(config)
-    agent.machine = replace(
-        agent.machine, settings=watch.settings_with_kubelet_config(config, bed.world.topology)
+    agent.current.machine = replace(
+        agent.current.machine,
+        settings=watch.settings_with_kubelet_config(config, bed.world.topology),
     )
     watch.report_config()
     watch.report_config()
-    assert str(agent.machine.settings.reserved_cpus) == "0"
+    assert str(agent.current.machine.settings.reserved_cpus) == "0"
     assert bed.log.getvalue().count("reservedCPUs 0") == 1
     asyncio.run(watch.refresh_config(daemon))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
     asyncio.run(watch.refresh_config(daemon))
-    assert str(agent.machine.settings.reserved_cpus) == "0-1"
+    assert str(agent.current.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
     found.append(DiscoveredConfig(path="k", problems=("k: cannot be read",), signature=(3,)))
-    before = agent.machine
+    before = agent.current.machine
     asyncio.run(watch.refresh_config(daemon))
-    assert agent.machine is before
+    assert agent.current.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
     # What can be read beside it counts.
     facts = KubeletFacts(reserved_cpus=CPUSet.parse("0-2"))
@@ -236,13 +237,13 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
         DiscoveredConfig(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,))
     )
     asyncio.run(watch.refresh_config(daemon))
-    assert str(agent.machine.settings.reserved_cpus) == "0-2"
+    assert str(agent.current.machine.settings.reserved_cpus) == "0-2"
     # Nor does a kubelet that is being restarted.
     found.append(DiscoveredConfig(path="k", facts=KubeletFacts(), signature=(4,), running=True))
     asyncio.run(watch.refresh_config(daemon))
-    assert str(agent.machine.settings.reserved_cpus) == ""
+    assert str(agent.current.machine.settings.reserved_cpus) == ""
     found.append(DiscoveredConfig())
-    before = agent.machine
+    before = agent.current.machine
     asyncio.run(watch.refresh_config(daemon))
-    assert agent.machine is before
+    assert agent.current.machine is before
     assert watch.discovered.running

@@ -75,7 +75,7 @@ def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_
     with subprocess.Popen(waits, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        bed.world.agent.cgroup_places[one] = CgroupPlace(f"/pods/{one}", process.pid)
+        bed.world.agent.containers.cgroup_places[one] = CgroupPlace(f"/pods/{one}", process.pid)
         bed.wall = time.time()
         bed.late.on_start(one, bed.wall, None)
         process.kill()
@@ -152,13 +152,13 @@ def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
     own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
     for container_id in (own, plain, "unknown"):
         bed.late.on_rejected_resize_in_force(container_id, quota)
-    known = bed.world.agent.state.allocations
+    known = bed.world.agent.current.state.allocations
     assert (known[own].lifted_quota, known[plain].lifted_quota) == (left, None)
 
 
 def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
     bed.late.on_started_despite_rejection("ns", "pod", "uid", "main", "numacpu: no such CPU")
     assert bed.metric("nri_numa_refused_running_total") == 1
-    (notice,) = bed.world.agent.notices.notices_after(0)
+    (notice,) = bed.world.history.notices.notices_after(0)
     assert (notice.notice_kind, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
     assert "numacpu: no such CPU" in notice.message

@@ -26,7 +26,7 @@ class Bed:
         clock = StillClock(seconds=lambda: self.now)
         clock.call_later = lambda seconds, tell: self.waiting.append(tell)
         self.pending = PendingPods(self.world.agent, clock)
-        self.handler = AgentHandler(self.world.agent, self.world.metrics, pending=self.pending)
+        self.handler = AgentHandler(self.world.agent, self.world.metrics, observers=[self.pending])
 
     def _tell(self) -> None:
         self.told += 1
@@ -35,7 +35,8 @@ class Bed:
         """Whom the document for who schedules names."""
         agent = self.world.agent
         found = zones_document(
-            NodeSnapshot(agent.machine, agent.state), coming=self.pending.pod_names()
+            NodeSnapshot(agent.current.machine, agent.current.state),
+            coming=self.pending.pod_names(),
         )
         return [(one.namespace, one.name) for one in found.pods]
 
@@ -44,7 +45,9 @@ class Bed:
         agent = self.world.agent
         return [
             one.pod_uid
-            for one in zones_document(NodeSnapshot(agent.machine, agent.state)).counted_containers
+            for one in zones_document(
+                NodeSnapshot(agent.current.machine, agent.current.state)
+            ).counted_containers
         ]
 
 
@@ -79,7 +82,7 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
     bed.handler.run_pod(slow)
     bed.handler.create_container(quick, app(quick))
     first, second = bed.waiting
-    bed.world.agent.subscribe_to_changes(bed._tell)
+    bed.world.agent.current.subscribe(bed._tell)
     first()
     assert bed.told == 0
     second()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import reconcile
-from nri_numa.agent.reconcile import PUSH_BATCH, Reconciler, RoundResult
+from nri_numa.agent import cgroup_updates, reconcile
+from nri_numa.agent.reconcile import PUSH_BATCH, RoundResult
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, SystemdScopes
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -38,7 +38,7 @@ class Bed(test_verify.Bed):
         for container_id in self.world.live:
             self.settle(container_id)
         self.clock += 3600
-        self.reconciler._undelivered.clear()
+        self.world.agent.cgroups.checks.since.clear()
 
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
         self.tree.write(f"/pods/{container_id}", cpus, mems)
@@ -62,7 +62,7 @@ class Bed(test_verify.Bed):
 
     def round(self, **options: float) -> RoundResult:
         done = asyncio.run(self.reconciler.reconcile(**options))  # type: ignore[arg-type]
-        asyncio.run(self.reconciler.sync_systemd())
+        asyncio.run(self.systemd.sync_systemd())
         return done
 
     def counts(self) -> tuple[float, float, float]:
@@ -168,13 +168,13 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> No
         )
     assert bed.counts() == (4, 3, 1)
     assert bed.log.count("another program keeps rewriting") == 1
-    notices = bed.world.agent.notices.notices_after()
+    notices = bed.world.history.notices.notices_after()
     assert [(n.notice_kind, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),
         ("drift", "GivenUp", "listed", 1),
     ]
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
-    assert bed.world.agent.differences.known["listed-app"].observed_at == bed.wall
+    assert bed.world.agent.drift.known["listed-app"].observed_at == bed.wall
     bed.settle("listed-app")  # somebody else ends it
     assert bed.round(max_repairs=3) == RoundResult(cgroup_count=3)
     assert differing(bed) == {}
@@ -266,11 +266,8 @@ class KernelBed(CgroupBed):
         )
         self.world.synchronize()
         self.world.starts = False
-        writer = self.world.agent._cgroups = CgroupWriter(CgroupReader())
-        metrics = self.world.metrics
-        self.reconciler = Reconciler(
-            self.world.agent, metrics, self, writer=writer, scopes=self.scopes, clock=self.timing
-        )
+        self.world.agent.cgroups.writer = CgroupWriter(CgroupReader())
+        self.start_reconciler()
 
     def place(self, of: PodSandbox, made: Container | None = None) -> None:
         path = "/none" if made else f"/{self.tree.relative_to('/sys/fs/cgroup/cpuset')}"
@@ -278,7 +275,7 @@ class KernelBed(CgroupBed):
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
-        self.reconciler._undelivered.clear()
+        self.world.agent.cgroups.checks.since.clear()
 
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""
@@ -291,8 +288,8 @@ class KernelBed(CgroupBed):
         assert counts("nri_numa_drift_fights_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
-        assert said in self.world.agent.differences.known[name].difference_text
-        assert said in self.world.agent.notices.notices_after()[-1].message
+        assert said in self.world.agent.drift.known[name].difference_text
+        assert said in self.world.history.notices.notices_after()[-1].message
 
     def repairs(self, name: str) -> None:
         assert asyncio.run(self.reconciler.reconcile()).repaired == (name,)
@@ -320,7 +317,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
         own = pod("owner", {"cpus": "exclusive"})
         bed.place(own, container(own, wants=resources(1)))
         bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
-        assert bed.world.agent.differences.known["free-app"].on_exclusive_cpus
+        assert bed.world.agent.drift.known["free-app"].on_exclusive_cpus
     finally:
         nested.rmdir()
     bed.repairs("free-app")
@@ -404,7 +401,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
     assert bed.pushes == []
     assert bed.counts() == (1, 0, 0)
     assert "observed=true" in bed.log
-    assert bed.world.agent.notices.notices_after() == []
+    assert bed.world.history.notices.notices_after() == []
     assert differing(bed) == {
         "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
     }
@@ -412,7 +409,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
 
 def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
     """By container: both sides, whether it disturbs an owner, and whether it was given up."""
-    known = bed.world.agent.differences.known
+    known = bed.world.agent.drift.known
     return {
         i: (one.difference_text, one.on_exclusive_cpus, one.repairs_abandoned)
         for i, one in known.items()
@@ -441,7 +438,7 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     """Not when the overlap ends: it may last for hours."""
     started = bed.clock
     bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
-    bed.world.agent.differences.accumulate_seconds()
+    bed.world.agent.drift.accumulate_seconds()
     bed.wall += 3600  # nobody is young
     bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
@@ -462,22 +459,22 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     bed.round()
     ended = bed.count("neighbours_on_owned_cpus_seconds_total")
     bed.clock += 100
-    bed.world.agent.differences.accumulate_seconds()
+    bed.world.agent.drift.accumulate_seconds()
     assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
 
 
 def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
     bed.stuck()
     bed.round()
-    read = bed.world.agent.differences.known
+    read = bed.world.agent.drift.known
     bed.world.stop("listed-app")
     assert list(read) == ["listed-app"]
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
     bed.listed_drifts()
-    bed.world.agent.synchronized = False
+    bed.world.agent.current.synchronized = False
     assert bed.round() == RoundResult()
 
 
@@ -578,10 +575,14 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     """Between batches the thread pauses, however many containers there are."""
     pauses: list[float] = []
     agent = bed.world.agent
-    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.cgroup_places.items()]
-    found = reconcile.observe_cgroups(bed.writer.reader, agent.desired, places, pauses.append)
+    places = [
+        (f"{k}{i}", place) for i in range(30) for k, place in agent.containers.cgroup_places.items()
+    ]
+    found = cgroup_updates.observe_cgroups(
+        bed.writer.reader, agent.current.desired, places, pauses.append
+    )
     assert found.cgroup_count == 90
-    assert len(pauses) == 90 // reconcile.READ_BATCH
+    assert len(pauses) == 90 // cgroup_updates.READ_BATCH
 
 
 @pytest.fixture
@@ -624,10 +625,10 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
 def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
-    bed.reconciler._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
+    bed.systemd._scopes = SystemdScopes(str(systemd.transient), "/nowhere")
     bed.round()
     assert "no answer over D-Bus: No such file or directory" in bed.log
-    bed.reconciler._scopes, welcome = systemd.scopes, systemd.welcome
+    bed.systemd._scopes, welcome = systemd.scopes, systemd.welcome
     bed.round()
     assert systemd.has(scope) == "1"
     systemd.make(scope, AllowedCPUs="0-7")
@@ -645,10 +646,10 @@ def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: Syste
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
     for name in ("foreign-app", "listed-app"):
         bed.scope(systemd, name)
-    bed.world.agent.observe = True
+    bed.world.agent.current.observe = True
     bed.round()
     assert systemd.calls == []
-    bed.world.agent.observe = False
+    bed.world.agent.current.observe = False
     bed.round()
     assert [unit for unit, _ in systemd.calls] == ["cri-listed-app.scope"]
 
@@ -678,7 +679,7 @@ def test_what_systemd_hears_late_undoes_nothing(
         monkeypatch.setattr(
             CgroupReader, "read_actual_cgroup", lambda *place: (observe(*place), back())[0]
         )
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(unit) == own.replace(",", " ")
     assert bed.tree.cpus_of("/pods/owner-app") == own != less
     told = [lists["AllowedCPUs"] for _, lists in systemd.calls]
@@ -692,15 +693,17 @@ def test_systemd_hears_of_memory_that_has_arrived(
     """Without a round; not before: it would have the kernel move everything in one go."""
     agent, before = bed.world.agent, bed.world.allocation("listed-app")
     there = replace(before, mems=NUMASet([0, 1]), migrating_from=NUMASet([1]))
-    agent.state = agent.state.without_allocation("listed-app").with_allocation(there)
+    agent.current.state = agent.current.state.without_allocation("listed-app").with_allocation(
+        there
+    )
     bed.tree.write("/pods/listed-app", "1", "0-1")
     wanted = agent.finish_migration("listed-app")
-    bed.reconciler.queue_systemd_sync(["listed-app"])
-    asyncio.run(bed.reconciler.sync_systemd())
+    bed.world.agent.cgroups.queue_systemd_sync(["listed-app"])
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.calls == []
     bed.writer.write_cgroup(wanted)
     agent.post_update_container("listed-app")
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(scope, "AllowedMemoryNodes") == "0"
 
 
@@ -708,17 +711,16 @@ def test_a_new_process_tells_systemd_what_the_one_before_did_not(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
     """It was killed; all cgroups are right, and nothing is persisted."""
-    world, places = bed.world, dict(bed.world.agent.cgroup_places)
+    world, places = bed.world, dict(bed.world.agent.containers.cgroup_places)
     world.boot()
     bed.writer = Writer(bed.tree, world)
-    bed.reconciler = Reconciler(
-        world.agent, world.metrics, bed, writer=bed.writer, scopes=systemd.scopes, clock=bed
-    )
+    bed.scopes = systemd.scopes
+    bed.start_reconciler()
     for container_id, place in places.items():
         made = world.live[container_id]
         world.live[container_id] = replace(made, cgroups_path=place.cgroups_path)
     world.synchronize()
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     assert systemd.has(scope) == "1"
 
 
@@ -731,8 +733,8 @@ def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: Systemd
     unit = bed.scope(systemd, "new-app")
     test_verify.own(bed, "next", 1)
     bed.world.agent.start_container(of, made)
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     bed.world.agent.post_start_container(of, made)
-    asyncio.run(bed.reconciler.sync_systemd())
+    asyncio.run(bed.systemd.sync_systemd())
     has = bed.world.live["free-app"].resources.cpus
     assert (bed.tree.cpus_of("/pods/new-app"), systemd.has(unit)) == (has, has.replace(",", " "))

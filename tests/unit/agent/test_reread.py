@@ -27,7 +27,7 @@ async def test_memory_that_breathes_is_said_once_an_hour_and_cpus_at_once(
     root, seconds = write_sysfs(tmp_path, machines.dual_no_smt()), [0.0]
     clock = StillClock(seconds=lambda: seconds[0])
     agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(str(root), NodeDevices(AgentConfig()), clock)
+    rereading = MachineReloader(str(root), agent.current, NodeDevices(AgentConfig()), clock)
 
     async def after(at: float, gib: int, online: str = "0-15") -> list[tuple[str, str]]:
         seconds[0] = at
@@ -36,7 +36,7 @@ async def test_memory_that_breathes_is_said_once_an_hour_and_cpus_at_once(
         write_tree(root, files)
         caplog.clear()
         await rereading.read_machine(agent)
-        assert agent.machine.topology.numa_nodes[1].memory_bytes == gib << 30
+        assert agent.current.machine.topology.numa_nodes[1].memory_bytes == gib << 30
         return [(r.levelname, f"{r.getMessage()} {r.__dict__}") for r in caplog.records]
 
     with caplog.at_level(logging.INFO):
@@ -59,7 +59,7 @@ async def test_a_machine_that_cannot_be_read_is_said_once(
 ) -> None:
     root = write_sysfs(tmp_path, machines.dual_no_smt())
     agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(str(root), NodeDevices(AgentConfig()), StillClock())
+    rereading = MachineReloader(str(root), agent.current, NodeDevices(AgentConfig()), StillClock())
     (root / ONLINE).write_text("nonsense\n")
     for _ in range(3):
         await rereading.read_machine(agent)

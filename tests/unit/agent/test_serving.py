@@ -19,7 +19,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.observe.metrics import Metrics
 from tests.beds.link_bed import eventually
 from tests.beds.views import Linked
-from tests.beds.world import StillClock, Unread, agent_of
+from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
 
@@ -29,7 +29,7 @@ def make(section: HTTP) -> tuple[HTTPThread, Metrics]:
     agent, clock = agent_of(machine, metrics=metrics), StillClock()
 
     def new_view(watches: UsageWatches) -> view.LiveView:
-        more = view.OptionalParts(readings=Unread())
+        more = view.OptionalParts()
         about, link = view.ProcessInfo("0", "", 0.0), Linked()
         return view.LiveView(agent, about, link, more, watches, clock)  # type: ignore[arg-type]
 

@@ -39,7 +39,7 @@ def bed(caplog: pytest.LogCaptureFixture) -> Bed:
 
 
 def test_a_name_that_does_not_come_is_said_once_and_shown(bed: Bed) -> None:
-    bed.watch.record_containers([(TYPO, "engine")])
+    bed.watch.on_container(TYPO, "engine")
     bed.quiet(SETTLED_AFTER_S - 1)
     (likely,) = bed.watch.problem_sentences(TYPO.uid)
     assert "which was not created so far; it has 'engine' (did you mean engine?)" in likely
@@ -53,24 +53,24 @@ def test_a_name_that_does_not_come_is_said_once_and_shown(bed: Bed) -> None:
 
 
 def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(bed: Bed) -> None:
-    bed.watch.record_containers([(TYPO, "init")])
+    bed.watch.on_container(TYPO, "init")
     bed.quiet(SETTLED_AFTER_S - 1)
-    bed.watch.record_containers([(TYPO, "engine")])
+    bed.watch.on_container(TYPO, "engine")
     bed.quiet(SETTLED_AFTER_S - 1)
     assert bed.said() == []
-    bed.watch.record_containers([(TYPO, "engine")])  # it crashed and came back
+    bed.watch.on_container(TYPO, "engine")  # it crashed and came back
     bed.quiet(1)
     assert bed.said()
 
 
 def test_who_comes_late_takes_it_back(bed: Bed) -> None:
     """A slow init container is no mistake."""
-    bed.watch.record_containers([(TYPO, "init")])
+    bed.watch.on_container(TYPO, "init")
     bed.quiet()
-    bed.watch.record_containers([(TYPO, "enigne")])
+    bed.watch.on_container(TYPO, "enigne")
     assert bed.watch.problem_sentences(TYPO.uid) == []
     bed.quiet()
-    bed.watch.report_and_forget_pod(TYPO.uid)
+    bed.watch.on_remove_pod("", TYPO.uid)
     assert bed.said() == [
         "annotation for a container that the pod does not have",
         "the container that an annotation names was created",
@@ -80,16 +80,17 @@ def test_who_comes_late_takes_it_back(bed: Bed) -> None:
 @pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
 def test_pods_whose_names_all_come_are_no_news(bed: Bed, annotations: dict[str, str]) -> None:
     one = pod("db", annotations)
-    bed.watch.record_containers([(one, "engine")])
+    bed.watch.on_container(one, "engine")
     bed.quiet()
-    bed.watch.report_and_forget_pod(one.uid)
+    bed.watch.on_remove_pod("", one.uid)
     assert bed.said() == []
 
 
 def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unmatched_annotations, "_MAX_PODS_WITH_PENDING_NAMES", 3)
     pods = [pod(f"p{n}", {"numacpu.x": "1"}) for n in range(5)]
-    bed.watch.record_containers((one, "app") for one in pods)
+    for one in pods:
+        bed.watch.on_container(one, "app")
     bed.quiet()
     assert [bool(bed.watch.problem_sentences(one.uid)) for one in pods] == [
         False,
@@ -105,8 +106,8 @@ def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: Bed) -> None:
     one = replace(one, annotations={"numa.kubernets.io/policy": "restricted"})
     for _ in range(2):  # the second after a restart, with the notices of the first
         bed.start()
-        bed.watch.record_containers([(one, "engine")])
+        bed.watch.on_container(one, "engine")
         assert "did you mean numa.kubernetes.io/policy?" in bed.watch.problem_sentences(one.uid)[0]
     assert bed.said() == ["annotation with a misspelt prefix"] * 2
-    (notice,) = bed.agent.notices.notices_after()
+    (notice,) = bed.agent.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason, notice.container) == ("ignored", "UnknownPrefix", "")

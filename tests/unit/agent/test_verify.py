@@ -44,7 +44,7 @@ class Bed(ReconcilerBed):
         self.world.agent.post_start_container(of, made)
 
     def look(self) -> None:
-        late = tuple(self.reconciler._undelivered)
+        late = tuple(self.world.agent.cgroups.checks.since)
         asyncio.run(self.reconciler.reconcile(only=late))
 
     def scope(self, systemd: SystemdBus, name: str) -> str:
@@ -54,8 +54,8 @@ class Bed(ReconcilerBed):
         unit, slice_ = f"cri-{name}.scope", self.tree.directory("/pods.slice")
         slice_.mkdir(exist_ok=True)
         (slice_ / unit).symlink_to(self.tree.directory(f"/pods/{name}"))
-        self.world.agent.cgroup_places[name] = CgroupPlace(f"pods.slice:cri:{name}")
-        self.reconciler._scopes = systemd.scopes
+        self.world.agent.containers.cgroup_places[name] = CgroupPlace(f"pods.slice:cri:{name}")
+        self.systemd._scopes = systemd.scopes
         systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
         return unit
 
@@ -119,7 +119,7 @@ def test_what_was_started_elsewhere_is_written_and_counted_as_late(bed: Bed) -> 
     assert bed.has("listed-app") == "1"
     assert bed.count("late_repairs_total") == 1
     assert bed.count("drift_found_total") == 0
-    (notice,) = bed.world.agent.notices.notices_after()
+    (notice,) = bed.world.history.notices.notices_after()
     assert (notice.notice_kind, notice.pod) == ("late", "listed")
     [line] = bed.lines("late container put right")
     assert "meant 1" in line
@@ -141,12 +141,12 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
     bed.tree.settle("/pods/plain-app")
     bed.look()
     assert bed.has("plain-app") == "2-7"
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_a_neighbour_on_owned_cpus_is_counted_with_its_seconds(bed: Bed) -> None:
     own(bed)
-    bed.reconciler.request_check(["plain-app"])
+    bed.world.agent.cgroups.request_check(["plain-app"])
     bed.tree.write("/pods/plain-app", "0-7")
     bed.wall += 0.25
     bed.world.timing.wall = lambda: bed.wall
@@ -183,7 +183,7 @@ def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(b
     )
     del bed.world.live["own-app"], bed.world.pods["sandbox-own"]
     bed.world.boot()
-    bed.world.agent._cgroups = bed.writer
+    bed.world.agent.cgroups.writer = bed.writer
     assert bed.world.synchronize() == ()
     assert bed.has("plain-app") == "0-7"
 
@@ -198,7 +198,7 @@ def test_after_a_restart_the_runtime_is_told_of_who_has_cpus_that_it_does_not_kn
         there = replace(known.resources, cpus="", mems="")
         bed.world.live[name] = replace(known, cgroups_path=f"/pods/{name}", resources=there)
     bed.world.boot()
-    bed.world.agent._cgroups = bed.writer
+    bed.world.agent.cgroups.writer = bed.writer
     assert [(u.container_id, u.cpus) for u in bed.world.synchronize()] == [("own-app", "0-1")]
 
 
@@ -222,7 +222,7 @@ def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
     assert (bed.has("plain-app"), systemd.has("cri-plain-app.scope")) == ("2-7", "0-7")
 
     async def soon() -> None:
-        task = asyncio.create_task(bed.reconciler.run_systemd_sync())
+        task = asyncio.create_task(bed.systemd.run_systemd_sync())
         await eventually(lambda: systemd.has("cri-plain-app.scope") == "2-7")
         task.cancel()
 
@@ -236,14 +236,14 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
         own(bed)
         assert bed.world.sent[-1][:2] == ("plain-app", "2-7"), "in the reply"
         bed.tree.write("/pods/plain-app", "0-7")  # it was lost
-        bed.reconciler.request_check(["plain-app"])
+        bed.world.agent.cgroups.request_check(["plain-app"])
         bed.look()
         assert [u.container_id for u in bed.pushes[-1]] == ["plain-app"]
         assert bed.has("plain-app") == "2-7"
-        assert len(bed.world.agent.differences.known) == 0
+        assert len(bed.world.agent.drift.known) == 0
         assert [u[:2] for u in bed.world.stop("own-app")] == [("plain-app", "0-7")]
     assert len(bed.lines("Read-only file system")) == 1  # said once
-    assert bed.world.agent.notices.notices_after() == [], "nobody asked for CPUs"
+    assert bed.world.history.notices.notices_after() == [], "nobody asked for CPUs"
     assert bed.count("late_repairs_total") == 2
 
 
@@ -251,9 +251,9 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     own(bed)
     bed.writer.problem, bed.failing = READ_ONLY, "not quiet"
     bed.tree.write("/pods/plain-app", "0-7")
-    bed.reconciler.request_check(["plain-app"])
+    bed.world.agent.cgroups.request_check(["plain-app"])
     bed.look()
-    found = bed.world.agent.differences.known["plain-app"]
+    found = bed.world.agent.drift.known["plain-app"]
     assert (found.cpus, found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
@@ -262,17 +262,17 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     bed.wall += 2
     bed.world.timing.wall = lambda: bed.wall
     asyncio.run(bed.reconciler.reconcile())
-    assert not bed.world.agent.differences.known["plain-app"].on_exclusive_cpus
+    assert not bed.world.agent.drift.known["plain-app"].on_exclusive_cpus
     assert bed.count("neighbours_on_owned_cpus") == 0
     assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
     bed.world.stop("plain-app")
-    assert not bed.world.agent.differences.known
+    assert not bed.world.agent.drift.known
 
 
 def test_a_container_that_goes_meanwhile_is_nobodys_business(bed: Bed, tree: CgroupTree) -> None:
     tree.remove("/pods/plain-app")
     own(bed)
-    bed.reconciler.request_check(["plain-app", "gone"])
+    bed.world.agent.cgroups.request_check(["plain-app", "gone"])
     bed.look()
     assert bed.count("late_repairs_total") == 0
 
@@ -283,7 +283,7 @@ def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
     bed.world.place(of, made)
     own(bed)
     bed.tree.write("/pods/slow-app", "0-7")
-    bed.reconciler.request_check(["slow-app"])
+    bed.world.agent.cgroups.request_check(["slow-app"])
     bed.look()
     assert bed.has("slow-app") == "0-7"
     assert bed.world.sent[-1][:2] == ("slow-app", "2-7"), "for a start without us"
@@ -316,7 +316,7 @@ def test_what_somebody_writes_is_put_right_at_once(bed: Bed, interval: str) -> N
 
     async def scenario() -> None:
         task = asyncio.create_task(bed.reconciler.run_checks(Configured(interval)))
-        await eventually(lambda: not bed.reconciler._undelivered)
+        await eventually(lambda: not bed.world.agent.cgroups.checks.since)
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]
             bed.tree.write("/pods/plain-app", "0-7")

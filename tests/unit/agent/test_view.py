@@ -64,7 +64,7 @@ class Bed:
 @pytest.fixture
 def bed() -> Bed:
     made = Bed()
-    made.agent.synchronized = True
+    made.agent.current.synchronized = True
     made.create("own", policy="restricted", cpus="exclusive")
     made.create("plain")
     made.create("greedy", numacpu="9999")
@@ -145,7 +145,7 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
     bed.create("greedy", numacpu="9999")
     found = [(r.pod, r.reason, r.count) for r in bed.view.list_rejections()]
     assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
-    refusal = bed.agent.rejections[0]
+    refusal = bed.agent.history.rejections[0]
     bed.agent.remove_pod("uid-again", refusal.pod_id)
     assert [r.pod for r in bed.view.list_rejections()] == ["greedy"]
     assert bed.view.explain_pod("shop", "again", None) == []
@@ -165,11 +165,11 @@ def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None
     assert bed.view.status_document().link.pending_registration == "the runtime hangs"
     assert bed.view.readiness().reason == "the runtime hangs"
     bed.link = active
-    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
+    bed.agent.current.store.error = CheckpointError("checkpoint", "no space left on device")
     why = "the state cannot be saved: checkpoint: no space left on device"
     assert (bed.view.readiness().ready, bed.view.readiness().reason) == (False, why)
-    bed.agent.checkpoint.error = None
-    bed.agent.synchronized = False
+    bed.agent.current.store.error = None
+    bed.agent.current.synchronized = False
     assert not bed.view.readiness().ready
 
 
@@ -227,7 +227,7 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
         == "the link to the runtime is connecting: nobody there"
     )
     bed.link = replace(bed.link, state="active", detail="")
-    bed.agent.observe = True
+    bed.agent.current.observe = True
     assert not bed.view.scheduler_zones_document().ready
 
 
@@ -250,7 +250,7 @@ def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
 
 def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
     seen: list[int] = []
-    end = bed.view.subscribe_to_changes(lambda: seen.append(bed.agent.state.serial))
+    end = bed.view.subscribe_to_changes(lambda: seen.append(bed.agent.current.state.serial))
     bed.create("one")
     assert seen
     end()
@@ -299,7 +299,7 @@ def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
 
 def differ(bed: Bed, *, given_up: bool = False) -> None:
     """The container that shares runs on CPUs of the one that owns some."""
-    state = bed.agent.state
+    state = bed.agent.current.state
     (own,) = (a for a in state.allocations.values() if a.exclusive)
     online = bed.machine.topology.online
     wrong = Drift(
@@ -310,14 +310,14 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         actual=recorded_actual(str(online), "", None),
         rank=0,
     )
-    bed.agent.differences.update_drift(
+    bed.agent.drift.update_drift(
         ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else ()
     )
 
 
 def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
     bed = Bed()
-    bed.agent.synchronized = True
+    bed.agent.current.synchronized = True
     bed.create("list", numacpu="0-3")
     bed.create("some", numacpu="2-4")
     bed.create("own", numacpu="2-3", cpus="exclusive")
@@ -374,7 +374,7 @@ def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> No
     differ(bed, given_up=True)
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].endswith("because something else rewrites it.")
-    bed.agent.differences.remove_repaired("id-plain")
+    bed.agent.drift.remove_repaired("id-plain")
     (plain,) = bed.view.explain_pod("shop", "plain", None)
     assert plain.decision_steps[0].startswith("It is not pinned")
 
@@ -411,14 +411,14 @@ def test_exclusive_cpus_that_became_reserved_are_marked(bed: Bed) -> None:
     (own,) = [one.cpus for one in bed.view.list_assignments().containers if one.pod == "own"]
     assert not any(reserved().values())
     settings = replace(bed.machine.settings, reserved_cpus=bed.machine.topology.online)
-    bed.agent.machine = replace(bed.machine, settings=settings)
+    bed.agent.current.machine = replace(bed.machine, settings=settings)
     assert {pod: cpus for pod, cpus in reserved().items() if cpus} == {"own": own}
     (explained,) = bed.view.explain_pod("shop", "own", None)
     assert any(f"CPUs {own} became reserved later" in step for step in explained.decision_steps)
 
 
 def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
-    bed.create("banded", numamem="0", mempolicy="interleave")
+    bed.create("banded", numamem="1", mempolicy="interleave")
     shown = {one.pod: to_builtins(one) for one in bed.view.list_assignments().containers}
     assert shown.pop("banded")["mempolicy"] == "interleave"
     assert all("mempolicy" not in one for one in shown.values())

@@ -59,7 +59,7 @@ class Bed:
         of = pod(name, annotations, namespace="shop")
         made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
         self.agent.create_container(of, made)
-        self.agent.cgroup_places[made.id] = CgroupPlace(f"/{name}")
+        self.agent.containers.cgroup_places[made.id] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         if numa_stat:
             (self.root / name / "memory.numa_stat").write_text(numa_stat)
@@ -193,7 +193,7 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
 
 
 def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
-    del bed.agent.cgroup_places["c-here"]
+    del bed.agent.containers.cgroup_places["c-here"]
     bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
     bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
     bed.round()
@@ -218,13 +218,13 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
 
 def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed) -> None:
     usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
-    there = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-there"]))
+    there = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"
     (bed.root / "there/cpu.stat").write_text("usage_usec 5000000\n")
-    there = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-there"]))
+    there = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-there"]))
     assert there.cpu_milli == 0
-    silent = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-silent"]))
+    silent = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-silent"]))
     assert silent.local_percent is None
     assert silent.memory_by_numa_node == {}
     assert "its cgroup has no memory.numa_stat, and it has no process" in silent.problem
@@ -234,10 +234,10 @@ def test_a_container_without_cpus_of_its_own_may_use_what_containers_may(bed: Be
     """Not CPUs outside the cgroup of all pods, of which it said to use per cent."""
     usage = UsageWatch(bed.agent, str(bed.root), str(bed.root), bed.clock)
     bed.create("plain", HERE)
-    topology = bed.agent.machine.topology
+    topology = bed.agent.current.machine.topology
     inside = replace(topology, allowed=topology.allowed - CPUSet([0]))
-    bed.agent.machine = replace(bed.agent.machine, topology=inside)
-    plain = asyncio.run(usage.measure_container(bed.agent.state.allocations["c-plain"]))
+    bed.agent.current.machine = replace(bed.agent.current.machine, topology=inside)
+    plain = asyncio.run(usage.measure_container(bed.agent.current.state.allocations["c-plain"]))
     assert plain.cpu_set_milli == 1000 * (len(topology.online) - 1)
 
 
@@ -282,7 +282,7 @@ def test_pressure_at_once_and_tasks_after_the_second_round(waits: Bed) -> None:
 def test_a_scrape_has_series_of_what_is_known_only(waits: Bed) -> None:
     waits.round()
     waits.waited(10, 16.0)
-    del waits.agent.cgroup_places["c-calm"]
+    del waits.agent.containers.cgroup_places["c-calm"]
     waits.round()
     assert waits.samples("container_cpu_pressure_ratio") == {"busy": 0.625}
     assert waits.samples("container_waiting_tasks") == {"busy": 0.5, "old": 0}
@@ -296,8 +296,8 @@ def test_a_container_that_ended_is_forgotten(waits: Bed) -> None:
     waits.round()
     assert "c-busy" not in waits.waiting.known
     assert "c-busy" not in waits.memory.known
-    again = replace(waits.agent.state.allocations["c-calm"], container_id="c-busy")
-    state = replace(waits.agent.state, allocations={"c-busy": again})
+    again = replace(waits.agent.current.state.allocations["c-calm"], container_id="c-busy")
+    state = replace(waits.agent.current.state, allocations={"c-busy": again})
     told = waits.waiting.container_series(state)
     assert told is not None
     assert told.states["unknown"] == 1

@@ -83,7 +83,7 @@ class Bed:
         self.world.agent.record_enforced_quota(container_id, quota)
 
     def kind(self, container_id: str) -> ContainerKind | None:
-        allocation = self.world.agent.state.allocations.get(container_id)
+        allocation = self.world.agent.current.state.allocations.get(container_id)
         return None if allocation is None else allocation.kind
 
 
@@ -134,7 +134,7 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: runtime.cpus("neighbour") == ALL, "they come back")
         runtime.remove("owner")
         del runtime.pods["own"]
-        await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
+        await until(lambda: "own" not in bed.world.agent.current.state.pods, "the pod is forgotten")
 
 
 async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
@@ -165,7 +165,7 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
         ((namespace, pod, uid, container, message),) = bed.refusals
         assert (namespace, pod, uid, container) == ("ns", "wrong", "wrong", "main")
         assert "77" in message
-        assert len(bed.world.agent.rejections) == 1
+        assert len(bed.world.history.rejections) == 1
         # It leaves CPUs that are somebody's, as every unbound one does.
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
@@ -191,7 +191,7 @@ async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> No
             await until(lambda cpus=cpus: runtime.cpus("owner") == cpus, "the owner's CPUs")
             await until(lambda rest=rest: runtime.cpus("neighbour") == rest, "the neighbour's")
             await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
-        allocation = bed.world.agent.state.allocations["owner"]
+        allocation = bed.world.agent.current.state.allocations["owner"]
         assert allocation.cpu_milli == 1000
 
 
@@ -205,10 +205,10 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=9000)
-        await until(lambda: listed.world.agent.rejections, "the refusal")
+        await until(lambda: listed.world.history.rejections, "the refusal")
         listings = runtime.listings
         await until(lambda: runtime.listings > listings + 5, "it is looked at again")
-        (refused,) = listed.world.agent.rejections
+        (refused,) = listed.world.history.rejections
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
@@ -217,7 +217,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
             cpus=cpus, mems=mems, effective_cpus=cpus, effective_mems=mems, quota=900_000
         )
         agent = listed.world.agent
-        assert plan_corrections(agent.desired, {"owner": observed}) == ()
+        assert plan_corrections(agent.current.desired, {"owner": observed}) == ()
         runtime.resize("owner", milli=1000)
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
@@ -227,8 +227,8 @@ async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -
     async with linked(listed) as runtime:
         await owner_and_neighbour(listed)
         runtime.resize("owner", milli=1000, memory=1 << 50)
-        await until(lambda: listed.world.agent.rejections, "the refusal")
-        assert listed.world.agent.state.allocations["owner"].lifted_quota == 100_000
+        await until(lambda: listed.world.history.rejections, "the refusal")
+        assert listed.world.agent.current.state.allocations["owner"].lifted_quota == 100_000
 
 
 async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:

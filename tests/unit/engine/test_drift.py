@@ -55,7 +55,7 @@ def as_meant(world: World) -> dict[str, ActualCgroup]:
 
 
 def plan(world: World, observed: dict[str, ActualCgroup]) -> tuple[tuple[str, str, str, bool], ...]:
-    corrections = plan_corrections(world.agent.desired, observed)
+    corrections = plan_corrections(world.agent.current.desired, observed)
     return tuple((c.container_id, str(c.cpus), str(c.mems), c.is_report_only) for c in corrections)
 
 
@@ -66,7 +66,7 @@ def test_a_rewritten_cpuset_is_written_back_and_only_the_file_that_differs() -> 
     observed["listed-app"] = seen("1", "1")
     assert plan(world, observed) == (("listed-app", "", "0", False),)
     observed["listed-app"] = seen("", "")
-    (correction,) = plan_corrections(world.agent.desired, observed)
+    (correction,) = plan_corrections(world.agent.current.desired, observed)
     assert correction.finding == "cpuset.cpus is empty, meant 1; cpuset.mems is empty, meant 0"
     assert correction.name == "default/listed/app"
     assert (str(correction.desired_cpus), str(correction.desired_mems)) == ("1", "0")
@@ -82,7 +82,7 @@ def test_a_finding_says_what_differs_and_nothing_else() -> None:
         "shared-app": seen("0-7", "0"),
         "owner-app": replace(seen(*world.has("owner-app")), quota=150_000),
     }
-    corrections = plan_corrections(world.agent.desired, observed)
+    corrections = plan_corrections(world.agent.current.desired, observed)
     findings = {c.container_id: c.finding for c in corrections}
     assert findings["listed-app"] == "cpuset.mems is 1, meant 0"
     assert findings["shared-app"].startswith("cpuset.cpus is 0-7, meant ")
@@ -93,7 +93,7 @@ def test_a_finding_says_what_differs_and_nothing_else() -> None:
 def test_what_a_container_may_use_is_known_also_where_it_is_left_alone() -> None:
     world = node(owner=False)
     world.place(pod("pinned", qos=QoSClass.BEST_EFFORT), wants=Resources(cpus="5"))
-    desired = world.agent.desired
+    desired = world.agent.current.desired
     usable = {i: str(desired.usable_cpus_of(world.allocation(i))) for i in world.live}
     assert usable == {
         "free-app": "0-7",
@@ -124,9 +124,9 @@ def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
     smt = build_synthetic_topology(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
     world = World(smt)
     world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
-    allocation = world.agent.state.allocations["owner-app"]
+    allocation = world.agent.current.state.allocations["owner-app"]
     everything = str(allocation.cpus | allocation.idle_siblings)
-    (correction,) = plan_corrections(world.agent.desired, {"owner-app": seen(everything)})
+    (correction,) = plan_corrections(world.agent.current.desired, {"owner-app": seen(everything)})
     assert correction.rank == 1
     assert correction.cpus == allocation.cpus
 
@@ -135,7 +135,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
     world = node()
     above = "kubepods.slice has 3"
     listed = replace(seen("1", "0", effective="3", effective_mems="1"), above=above)
-    (correction,) = plan_corrections(world.agent.desired, {"listed-app": listed})
+    (correction,) = plan_corrections(world.agent.current.desired, {"listed-app": listed})
     assert correction.is_report_only
     assert correction.to_update.is_empty
     assert correction.finding == (
@@ -148,7 +148,7 @@ def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -
 def test_a_list_that_the_kernel_would_refuse_is_not_written_and_the_reason_is_said() -> None:
     world = node()
     observed = {"listed-app": seen("0", "1")}
-    (one,) = plan_corrections(world.agent.desired, observed)
+    (one,) = plan_corrections(world.agent.current.desired, observed)
     assert one.without_blocked_lists("", "") is one
     half = one.without_blocked_lists("", "pods has 1")
     assert (str(half.cpus), str(half.mems), half.is_report_only) == ("1", "", False)
@@ -183,7 +183,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     assert plan(world, {"free-app": seen("")}) == ()
     late = pod("late", qos=QoSClass.BEST_EFFORT)
     world.place(late)
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     since = state.allocations["late-app"].assigned_at
     corrections = plan_corrections(
         NodeSnapshot(machine, state, since - 1), {"late-app": seen("2-3")}
@@ -215,7 +215,7 @@ def test_corrections_one_by_one_put_nobody_onto_owned_cpus_and_end(
 ) -> None:
     """However a plan is cut off: what is left of it is planned again."""
     world = node()
-    (owner,) = (i for i, a in world.agent.state.allocations.items() if a.exclusive)
+    (owner,) = (i for i, a in world.agent.current.state.allocations.items() if a.exclusive)
     real = {i: seen(*found) for i, found in zip(sorted(world.live), drift, strict=True)}
 
     def intruders() -> set[str]:
@@ -224,7 +224,7 @@ def test_corrections_one_by_one_put_nobody_onto_owned_cpus_and_end(
 
     for _ in range(4 * len(real)):
         disturbed = intruders()
-        corrections = plan_corrections(world.agent.desired, real)
+        corrections = plan_corrections(world.agent.current.desired, real)
         for one in corrections[:1]:
             was = real[one.container_id]
             now = seen(str(one.cpus) or str(was.cpus), str(one.mems) or str(was.mems))
@@ -242,7 +242,7 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
     world = node()
     meant = as_meant(world)
     limited = {i: replace(one, quota=200_000) for i, one in meant.items()}
-    (correction,) = plan_corrections(world.agent.desired, limited)
+    (correction,) = plan_corrections(world.agent.current.desired, limited)
     assert (correction.container_id, correction.to_update.cpu_quota) == ("owner-app", -1)
     assert (correction.cpus, correction.mems, correction.is_report_only) == (
         NO_CPUS,
@@ -251,7 +251,7 @@ def test_only_a_quota_that_was_lifted_is_lifted_again() -> None:
     )
     for none in (None, -1, 0):
         free = {i: replace(one, quota=none) for i, one in meant.items()}
-        assert plan_corrections(world.agent.desired, free) == ()
+        assert plan_corrections(world.agent.current.desired, free) == ()
 
 
 def test_of_two_containers_with_one_name_the_later_takes_the_place() -> None:
@@ -275,7 +275,7 @@ def test_cpus_that_the_machine_does_not_have_are_decided_anew() -> None:
         NodeModel(topology=topology, settings=Settings()),
         container(pods[1], wants=wants),
     )
-    prior, table = world.agent.state, PodTable.from_pods(pods[1:])
+    prior, table = world.agent.current.state, PodTable.from_pods(pods[1:])
     told = rebuild_node_state(NodeSnapshot(machine, prior, now=7.0), table, [live])
     (problem,) = told.problems
     assert problem.endswith("4-6, which the machine does not have: decided anew")

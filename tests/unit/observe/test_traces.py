@@ -88,17 +88,17 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
         of = pod(f"a{n}", {"policy": "best-effort"}, qos=QoSClass.BURSTABLE)
         made.create_container(of, container(of, wants=resources(0.1)))
     assert len(waiting) == 1
-    assert "a0-app" not in made.packed_traces()
-    assert made.explanation_of("a0-app") is not None
+    assert "a0-app" not in made.history.packed_traces()
+    assert made.history.explanation_of("a0-app") is not None
     made.stop_container("a1-app")
     rounds = 0
     while waiting:
         waiting.pop()()
         rounds += 1
     assert rounds > 1  # not all in one go
-    assert "a0-app" in made.packed_traces()
-    assert made.explanation_of("a0-app") is not None
-    assert made.explanation_of("a1-app") is None
+    assert "a0-app" in made.history.packed_traces()
+    assert made.history.explanation_of("a0-app") is not None
+    assert made.history.explanation_of("a1-app") is None
 
 
 @pytest.mark.parametrize(("annotations", "budget"), [({"policy": "best-effort"}, 4096), ({}, 2048)])

@@ -29,14 +29,14 @@ def assignments(world: World) -> list[Assignment]:
             kind=a.kind.value, cpus=str(a.cpus), idle_siblings=str(a.idle_siblings),
         foreign_cpus=str(a.foreign_cpus),
         )
-        for a in world.agent.state.allocations.values()
+        for a in world.agent.current.state.allocations.values()
     ]  # fmt: skip
 
 
 def spec(world: World, **changes: Any) -> dict[str, Any]:
-    machine = world.agent.machine
+    machine = world.agent.current.machine
     topology = topology_document(machine.topology, reserved=machine.settings.reserved_cpus)
-    found = replace(zones_document(NodeSnapshot(machine, world.agent.state)), **changes)
+    found = replace(zones_document(NodeSnapshot(machine, world.agent.current.state)), **changes)
     return build_numatopology_spec(topology, assignments(world), found)
 
 
@@ -72,11 +72,11 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
     of, shares = pod("p", namespace="shop"), pod("web", {"cpus": "shared"})
     world.create(of, container(of, wants=resources(3, 2)))
     world.create(shares, container(shares, wants=resources(1, 1)))
-    (theirs,) = (a.cpus for a in world.agent.state.allocations.values() if a.cpus)
+    (theirs,) = (a.cpus for a in world.agent.current.state.allocations.values() if a.cpus)
     found = spec(world)
     assert not free(found) & set(theirs)
     together = zones_document(
-        NodeSnapshot(world.agent.machine, world.agent.state)
+        NodeSnapshot(world.agent.current.machine, world.agent.current.state)
     ).free_exclusive_cpus
     assert len(free(found)) == together
     by_name = {one["name"]: one["containerAllocations"] for one in found["podAllocations"]}
@@ -88,7 +88,7 @@ def test_what_containers_have_is_not_free_and_is_theirs() -> None:
 
 def test_no_more_is_free_than_a_container_could_have() -> None:
     world = World(machines.snc_smt())
-    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+    found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     few = free(spec(world, zones=two, free_exclusive_cpus=None))
     assert few == {0, 1, 4, 5, 8, 9, 12, 13}
@@ -102,7 +102,7 @@ def test_what_others_were_pinned_to_comes_last() -> None:
     world = World(machines.snc_smt())
     of = pod("p", {"numacpu": "0-1"})
     world.create(of, container(of, wants=resources(2, 1)))
-    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+    found = zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
     two = tuple(replace(zone, free_exclusive_cpus=2) for zone in found.zones)
     assert {2, 3} <= free(spec(world, zones=two, free_exclusive_cpus=None))
     assert not free(spec(world, zones=two, free_exclusive_cpus=None)) & {0, 1}

@@ -33,7 +33,7 @@ GIB = 1 << 30
 
 
 def said(world: World) -> Zones:
-    return zones_document(NodeSnapshot(world.agent.machine, world.agent.state))
+    return zones_document(NodeSnapshot(world.agent.current.machine, world.agent.current.state))
 
 
 def by_name(listed: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_an_empty_machine() -> None:
 
 def test_where_the_kubelet_pins_its_policy_is_said_and_judged_by() -> None:
     world = World(machines.snc_smt(), Settings(defaults={"policy": "restricted"}))
-    machine, state = world.agent.machine, world.agent.state
+    machine, state = world.agent.current.machine, world.agent.current.state
     idle = KubeletFacts(topology_policy="single-numa-node", topology_scope="pod")
     assert zones_document(NodeSnapshot(machine, state), kubelet=idle) == said(world)
     pins = replace(idle, memory_policy="Static")
@@ -193,7 +193,9 @@ def test_whole_cpus_are_left_where_pods_share() -> None:
 def test_what_was_measured_is_told_apart() -> None:
     """Who evicts because of it must not take a factor of the configuration for a measured one."""
     world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.5, 1: 0.7}))
-    found = zones_document(NodeSnapshot(world.agent.machine, world.agent.state), measured={1: 0.7})
+    found = zones_document(
+        NodeSnapshot(world.agent.current.machine, world.agent.current.state), measured={1: 0.7}
+    )
     what = by_name(build_topology_contents("x.io", found)["zones"])
     assert "x.io/measured-factor" not in values(what["node-0"]["attributes"])
     assert values(what["node-1"]["attributes"])["x.io/measured-factor"] == "0.7"
@@ -251,7 +253,8 @@ def with_devices(counts: tuple[DeviceCount, ...] | str | None) -> dict[str, Any]
     world = World(machines.snc_smt())
     agent = world.agent
     return build_topology_contents(
-        "x.io", zones_document(NodeSnapshot(agent.machine, agent.state), devices=counts)
+        "x.io",
+        zones_document(NodeSnapshot(agent.current.machine, agent.current.state), devices=counts),
     )
 
 

@@ -51,7 +51,7 @@ class Node(World):
         return decision
 
     def explain(self, *args: Any, **kwargs: Any) -> explanation.ExplanationDocument:
-        document = of_decision(self.agent.machine, self.decide(*args, **kwargs))
+        document = of_decision(self.agent.current.machine, self.decide(*args, **kwargs))
         # Whoever reads it over HTTP sees the same.
         assert json.loads(json.dumps(document)) == document
         return document
@@ -119,7 +119,7 @@ def test_what_is_said_of_a_container_is_what_its_document_has(
         made = container(of, f"c{number}", resources(cpus, memory))
         decision = node.create(of, made)
         assert decision is not None
-        document = of_decision(node.agent.machine, decision)
+        document = of_decision(node.agent.current.machine, decision)
         text, demand = told(document), document["demand"]
         if demand is not None:
             counted = " of it count: its pod's sum leaves no more"

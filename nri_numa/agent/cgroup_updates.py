@@ -1,0 +1,362 @@
+"""What is written to cgroups of containers: by whom, when, and what becomes of it.
+
+Everything that gives a container other CPUs or memory nodes goes through `CgroupUpdates`: within a
+request, after it, and to repair drift. What could not be written, and what may not have arrived, is
+queued: `nri_numa.agent.reconcile` compares it, and `nri_numa.agent.systemd_sync` gives it to
+systemd. Nothing is written in a dry run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.loop import TASK_BATCH, Clock, DeferredTasks
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, is_signed
+from nri_numa.engine.decision import Resynced
+from nri_numa.engine.desired import Drift, NodeSnapshot, plan_corrections
+from nri_numa.engine.state import shared_group_key
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWrite,
+    CgroupWriter,
+    WriteOutcome,
+    read_actual_cgroups,
+)
+from nri_numa.model.workload import Container, ContainerUpdate
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+
+log = get_logger("reconcile")
+
+READ_BATCH: Final = 25
+"""Containers read without a pause: about a millisecond."""
+THREAD_PAUSE_S: Final = 0.002
+"""Seconds in which the thread wants nothing, so that the loop gets its turn."""
+MAX_LOGGED_IDS: Final = 20
+"""Containers whose ids one line has."""
+
+
+class ContainerQueue:
+    """Containers about which something is to be done soon.
+
+    Attributes:
+        since: by id, Unix time since when.
+        wake: set when one is added; cleared by who does it.
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        self.wake = asyncio.Event()
+
+    def add(self, container_ids: Iterable[str], now: float) -> None:
+        """Queue these, unless they are, and wake who waits; without any it only wakes."""
+        for container_id in container_ids:
+            self.since.setdefault(container_id, now)
+        self.wake.set()
+
+    def remove(self, container_ids: Iterable[str]) -> dict[str, float]:
+        """Take these out; returns since when those of them are in that were."""
+        return {i: self.since.pop(i) for i in container_ids if i in self.since}
+
+
+class CgroupCheckResult(msgspec.Struct, frozen=True):
+    """What a look at some containers showed.
+
+    Attributes:
+        cgroup_count: how many have a cgroup.
+        corrections: those that are not as meant.
+    """
+
+    cgroup_count: int
+    corrections: tuple[Drift, ...]
+
+
+class CgroupUpdates:
+    """Writes cgroups as the node state says, and has checked what may not have arrived.
+
+    Args:
+        writer: writes cgroups, and marks them.
+
+    Attributes:
+        containers: where the cgroups are.
+        checks: containers to be compared soon.
+        systemd_queue: containers whose cgroup systemd made, and whose lists it is to be given.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        containers: LiveContainers,
+        writer: CgroupWriter,
+        tasks: DeferredTasks,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self.containers, self.writer, self._current = containers, writer, current
+        self._tasks, self._metrics, self._clock = tasks, metrics, clock
+        self.checks, self.systemd_queue = ContainerQueue(), ContainerQueue()
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def immovable_ids(self) -> set[str]:
+        """Those that cannot move now; any thread may call this."""
+        return self.immovable_by_state() | self.movable_write_problems().keys()
+
+    def immovable_by_state(self) -> set[str]:
+        """Those that cannot move now, whether or not their cgroups can be written."""
+        return {
+            i
+            for i, a in self._current.state.allocations.items()
+            if self._current.observe
+            or not self.containers.is_settled(i)
+            or i in self.containers.unconfirmed_ids
+            or (a.mems and not self.containers.moves_memory)
+        }
+
+    def movable_write_problems(self) -> dict[str, str]:
+        """Movable containers whose cgroups cannot be written, and why."""
+        found = {
+            i: self.writer.unwritable_cpuset_reason(self.containers.cgroup_of(i))
+            for i, a in self._current.state.allocations.items()
+            if a.movable
+        }
+        return {i: problem for i, problem in found.items() if problem}
+
+    # --- cgroups ----------------------------------------------------------------------------------
+
+    def write_cgroups(self, wanted: Mapping[str, CgroupWrite]) -> dict[str, WriteOutcome]:
+        """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
+        self.containers.write_counts.update(wanted.keys())
+        done = self.writer.write_cpusets(wanted)
+        if slow := [i for i, one in done.items() if one.is_held_up]:
+            self._report_slow_write(slow)
+        # What could not be written yet may still come to pass.
+        self.queue_systemd_sync(i for i, one in done.items() if one.changed or one.problem)
+        return done
+
+    def _report_slow_write(self, container_ids: Sequence[str]) -> None:
+        """Say that writes take long, and have compared what comes of them."""
+        self._metrics.writes_held_up.inc()
+        log.warning(
+            "writes of cpusets take long",
+            ids=",".join(i[:12] for i in container_ids[:MAX_LOGGED_IDS]),
+            because="the kernel has another change of cgroups under way"
+            if self.writer.is_blocked_in_kernel()
+            else "the thread that writes got no CPU in time",
+        )
+        self.request_check(container_ids)
+
+    def queue_systemd_sync(self, container_ids: Iterable[str]) -> None:
+        """Have systemd given what those of these cgroups have that it made, soon."""
+        if self.writer.reader.unified and not self._current.observe:
+            places = self.containers.cgroup_places
+            ids = [i for i in container_ids if i in places and places[i].is_systemd_managed]
+            if ids:
+                self.systemd_queue.add(ids, self._clock.time())
+
+    def find_corrections(self, container_ids: Iterable[str]) -> tuple[Drift, ...]:
+        """Which of these containers that run have something else than is meant now."""
+        places = self.containers.settled_places(container_ids)
+        return observe_cgroup_batch(self.writer.reader, self._current.desired, places).corrections
+
+    def repair_cgroups(self, container_ids: Iterable[str]) -> dict[str, WriteOutcome]:
+        """Write the cgroups of those that have something else than is meant now."""
+        return self.apply_corrections(
+            c for c in self.find_corrections(container_ids) if not c.is_report_only
+        )
+
+    def apply_corrections(self, corrections: Iterable[Drift]) -> dict[str, WriteOutcome]:
+        """Write the cgroups of these as is meant."""
+        return self.write_cgroups(
+            {
+                c.container_id: CgroupWrite(
+                    self.containers.cgroup_places[c.container_id], str(c.cpus), str(c.mems)
+                )
+                for c in corrections
+            }
+        )
+
+    def write_updates(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+        """Write what others are meant to have by now; returns what is left to the runtime.
+
+        That is what cannot be written, and the record of those that have not started: should they
+        start without us, they have what was meant.
+        """
+        if self._current.observe or not updates:
+            return ()
+        places, starting = self.containers.cgroup_places, self.containers.starting
+        done = self.write_cgroups(
+            {
+                u.container_id: CgroupWrite(places[u.container_id], u.cpus, u.mems)
+                for u in updates
+                if u.container_id in places and u.container_id not in starting
+            }
+        )
+        written = {i for i, one in done.items() if not (one.problem or one.missing)}
+        left = [u for u in updates if u.container_id not in written]
+        if self.writer.is_write_held_up:  # the runtime's writes would wait as well
+            left = [u for u in left if u.container_id not in done]
+        return tuple(left)
+
+    def schedule_cpu_return(
+        self, updates: Sequence[ContainerUpdate]
+    ) -> tuple[ContainerUpdate, ...]:
+        """Give back what others lacked, once the reply has left; returns what it has to carry."""
+        if self._current.observe or not updates:
+            return ()
+        starting, widening = self.containers.starting, self.containers.widening
+        waits = [u for u in updates if u.container_id not in starting]
+        # What cannot be written goes with the reply; one stands for all.
+        if waits and self.writer.unwritable_cpuset_reason(
+            self.containers.cgroup_of(waits[0].container_id)
+        ):
+            return self.write_updates(updates)
+        idle = not widening
+        widening.update(dict.fromkeys(u.container_id for u in waits))
+        if idle and widening:
+            self._tasks.add(self._return_cpus_batch)
+        return tuple(u for u in updates if u.container_id in starting)
+
+    def _return_cpus_batch(self) -> None:
+        """Some of those that wait, each to what is meant at this moment."""
+        widening = self.containers.widening
+        ids = list(widening)[:TASK_BATCH]
+        for container_id in ids:
+            del widening[container_id]
+        desired, known = self._current.desired, self._current.state.allocations
+        meant = [
+            ContainerUpdate(i, str(cpus))
+            for i in ids
+            if i in known and (cpus := desired.cpuset_with_pool_restored(known[i], has_cpuset=True))
+        ]
+        self.request_check_of_unsent(self.write_updates(meant))
+        if widening:
+            self._tasks.add(self._return_cpus_batch)
+
+    def write_synchronized(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
+        """Write the cgroups of all that run; the updates left to the runtime, and what differed.
+
+        What the runtime remembers of those that follow the shared pool is older than their cgroups.
+        """
+        reader = self.writer.reader
+        if self._current.observe or not reader.detect_hierarchy():
+            return (() if self._current.observe else outcome.updates), outcome
+        done = self.repair_cgroups(self.containers.cgroup_places)
+        changed = {i for i, one in done.items() if one.changed}
+        failed = {i for i, one in done.items() if one.problem}
+        allocations = outcome.state.allocations
+        left = [
+            u
+            for u in outcome.updates
+            if shared_group_key(allocations[u.container_id]) is None
+            or u.container_id in failed | self.containers.starting.keys()
+            or not reader.directory_of(self.containers.cgroup_places[u.container_id])
+        ]
+        changed |= {u.container_id for u in left}.intersection(outcome.repaired)
+        changed -= set(outcome.missed_starts)
+        repaired = tuple(i for i in outcome.adopted if i in changed)
+        return tuple(left), replace(outcome, repaired=repaired)
+
+    def request_check_of_unsent(self, left: Sequence[ContainerUpdate]) -> None:
+        """No reply carries what is left; who has not started is put right at its start."""
+        starting = self.containers.starting
+        self.request_check([u.container_id for u in left if u.container_id not in starting])
+
+    def request_check(self, container_ids: Collection[str]) -> None:
+        """Have these compared soon: what they should have may not have arrived."""
+        if not self._current.observe:
+            self.checks.add(container_ids, self._clock.time())
+
+    # --- marks ------------------------------------------------------------------------------------
+
+    @property
+    def mark_key(self) -> str:
+        """The annotation that a mark stands for."""
+        return f"{self._current.machine.settings.prefix}/{ASSIGNED_KEY}"
+
+    def with_mark(self, container: Container) -> Container:
+        """With what its cgroup carries, as if its annotations did: it was created without us.
+
+        Or it moved since, and the runtime knows only where it was.
+        """
+        key, place = self.mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        if container.id in self._current.state.allocations:
+            return container
+        text, resources = self.writer.reader.read_mark(place, key), container.resources
+        if not text:
+            return container
+        if key in container.annotations:
+            if not is_signed(text, container.id, self._current.machine.key):
+                return container
+            resources = replace(resources, cpus="", mems="")
+        annotations = {**container.annotations, key: text}
+        return replace(container, annotations=annotations, resources=resources)
+
+    def write_mark(self, container_id: str) -> None:
+        """Write on its cgroup what no annotation of a running container can say."""
+        allocation = self._current.state.allocations.get(container_id)
+        place = self.containers.cgroup_of(container_id)
+        if allocation is not None and not self._current.observe:
+            text = encode_assignment(
+                allocation, self._current.cpus_of(allocation), self._current.machine.key
+            )
+            self.writer.write_mark(place, self.mark_key, text)
+
+
+# --- Looking, in a thread ---
+
+
+def observe_cgroups(
+    reader: CgroupReader,
+    desired: NodeSnapshot,
+    places: Sequence[tuple[str, CgroupPlace]],
+    pause: Callable[[float], object] = time.sleep,
+) -> CgroupCheckResult:
+    """Read cgroups and compare them with one state; runs in a thread.
+
+    The interpreter is held for a batch at a time only.
+
+    Raises:
+        OSError: the cgroup file system is not there at all.
+    """
+    if not reader.detect_hierarchy():
+        raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
+    seen, found = 0, list[Drift]()
+    for start in range(0, len(places), READ_BATCH):
+        if start:
+            pause(THREAD_PAUSE_S)
+        some = observe_cgroup_batch(reader, desired, places[start : start + READ_BATCH])
+        seen += some.cgroup_count
+        found += some.corrections
+    return CgroupCheckResult(seen, tuple(sorted(found, key=lambda correction: correction.sort_key)))
+
+
+def observe_cgroup_batch(
+    reader: CgroupReader, desired: NodeSnapshot, places: Sequence[tuple[str, CgroupPlace]]
+) -> CgroupCheckResult:
+    """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
+    where, observed = dict(places), read_actual_cgroups(reader, places)
+    for container_id, real in observed.items():
+        allocation = desired.state.allocations.get(container_id)
+        if allocation is not None and allocation.lifted_quota is not None:
+            observed[container_id] = replace(real, quota=reader.read_cfs_quota(where[container_id]))
+    found = list[Drift]()
+    for one in plan_corrections(desired, observed):
+        way = partial(reader.blocking_cgroup_text, where[one.container_id])
+        found.append(
+            one.without_blocked_lists(
+                way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems))
+            )
+        )
+    return CgroupCheckResult(len(observed), tuple(found))

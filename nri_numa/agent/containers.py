@@ -1,0 +1,131 @@
+"""What is known of live containers beside their allocations; changed on the loop alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Container
+
+_MAX_ENDED_IDS: Final = 256
+"""Ended containers whose ids are kept; the news of their start can only be moments late."""
+_UNKNOWN_CGROUP_PLACE: Final = CgroupPlace()
+
+
+class StartingCpuset(msgspec.Struct):
+    """A container on its way from creation to the end of its start.
+
+    A runtime takes down an update of such a container and applies it to no cgroup: containerd
+    writes its own record, and the OCI runtime goes on with the record of before
+    (container_start.go and container_update_resources.go, the same in 1.7 and 2.1). Two moments are
+    left to put the cgroup right before the first instruction: at StartContainer it exists and the
+    program does not run yet; from then to PostStartContainer every change is written at once.
+
+    Attributes:
+        cpus: kernel list that its cgroup was made with, or was given since; empty for all.
+        mems: the same of its memory nodes.
+    """
+
+    cpus: str
+    mems: str
+
+
+class LiveContainers:
+    """Where live containers are on their way, and where their cgroups are.
+
+    Attributes:
+        cgroup_places: where the cgroups of live containers are, by container id.
+        write_counts: how often the cgroups of live containers were to be written, by container id.
+        starting: containers between their creation and the end of their start.
+        started_cgroups: those of them whose cgroup exists.
+        ended: ids of the latest that ended.
+        unconfirmed_ids: containers whose cpuset the runtime may be writing, with other resources.
+        widening: containers that may have more than their cgroups say.
+        migrating: of containers whose pages are being moved, from where to where, and bytes so far.
+        moves_memory: True if pages of containers can be moved from here.
+        creations: how many pods and containers began to be created.
+    """
+
+    def __init__(self, *, moves_memory: bool = False) -> None:
+        self.cgroup_places: dict[str, CgroupPlace] = {}
+        self.write_counts = Counter[str]()
+        self.starting: dict[str, StartingCpuset] = {}
+        self.started_cgroups: dict[str, None] = {}
+        self.ended: dict[str, None] = {}
+        self.unconfirmed_ids: set[str] = set()
+        self.widening: dict[str, None] = {}
+        self.migrating: dict[str, tuple[NUMASet, int, int]] = {}
+        self.moves_memory = moves_memory
+        self.creations = 0
+
+    def count_creation(self) -> None:
+        """A pod is created, or a container that is rejected."""
+        self.creations += 1
+
+    def cgroup_of(self, container_id: str) -> CgroupPlace:
+        """Where its cgroup is; a place without a path if that is not known."""
+        return self.cgroup_places.get(container_id, _UNKNOWN_CGROUP_PLACE)
+
+    def is_settled(self, container_id: str) -> bool:
+        """True if a container is known, and its cgroup should be as the state says by now."""
+        under_way = container_id in self.starting or container_id in self.widening
+        return container_id in self.cgroup_places and not under_way
+
+    def settled_places(self, container_ids: Iterable[str]) -> list[tuple[str, CgroupPlace]]:
+        """Cgroups of those of these that are settled."""
+        return [(i, self.cgroup_places[i]) for i in container_ids if self.is_settled(i)]
+
+    def record_place(self, container: Container) -> None:
+        """Its cgroup is there, or will be."""
+        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+
+    def on_created(self, container: Container, cpus: str, mems: str) -> None:
+        """Its cgroup will be made with these lists."""
+        self.creations += 1
+        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        if container.id in self.ended:
+            del self.ended[container.id]
+        self.starting[container.id] = StartingCpuset(cpus, mems)
+
+    def on_unreported_start(self, container: Container) -> None:
+        """It was created without the agent, and may be anywhere in its start."""
+        resources = container.resources
+        self.starting[container.id] = StartingCpuset(resources.cpus, resources.mems)
+        self.started_cgroups[container.id] = None
+
+    def on_running(self, container_id: str) -> None:
+        """Its start is over: what it has from now on is its cgroup's."""
+        self.starting.pop(container_id, None)
+        self.started_cgroups.pop(container_id, None)
+
+    def replace_all(self, containers: Iterable[Container]) -> frozenset[str]:
+        """These run, and no others.
+
+        Returns:
+            Containers whose creation was decided and whose start was not seen: the answer may not
+            have arrived.
+        """
+        unseen_starts = frozenset(self.starting)
+        self.cgroup_places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
+        self.starting, self.started_cgroups = {}, {}
+        return unseen_starts
+
+    def clear_pending_writes(self) -> None:
+        """Nothing is on its way to a cgroup: all of them are compared now."""
+        self.unconfirmed_ids, self.widening = set(), {}
+
+    def drop(self, container_id: str) -> None:
+        """Forget a container that ended, except that it did."""
+        self.cgroup_places.pop(container_id, None)
+        self.unconfirmed_ids.discard(container_id)
+        for by_id in (self.starting, self.started_cgroups, self.widening, self.write_counts):
+            if container_id in by_id:
+                del by_id[container_id]
+        self.ended[container_id] = None
+        if len(self.ended) > _MAX_ENDED_IDS:
+            del self.ended[next(iter(self.ended))]

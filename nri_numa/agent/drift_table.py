@@ -1,0 +1,142 @@
+"""What containers really have, wherever it is not what they should have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from nri_numa.agent.loop import Clock
+from nri_numa.engine.desired import Drift
+from nri_numa.observe.metrics import Metrics
+
+
+class DriftStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container has instead of what is meant.
+
+    Attributes:
+        cpus: kernel list that it can really use.
+        mems: kernel list of its memory nodes.
+        desired_cpus: kernel list that it should be able to use; empty where it is so.
+        desired_mems: kernel list of memory nodes, likewise.
+        observed_at: Unix time from which on it was so, as far as seen.
+        on_exclusive_cpus: it can run on CPUs that another container owns.
+        obstacle: which cgroup keeps it from what is meant; empty when none does.
+        finding: what the cgroup says, for people.
+        repairs_abandoned: it was put right again and again, and is left to what rewrites it.
+    """
+
+    cpus: str
+    mems: str
+    desired_cpus: str = ""
+    desired_mems: str = ""
+    observed_at: float
+    on_exclusive_cpus: bool
+    finding: str
+    obstacle: str = ""
+    repairs_abandoned: bool = False
+
+    @property
+    def difference_text(self) -> str:
+        """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
+
+        What is neither is said as it was found.
+        """
+        parts = []
+        if self.desired_cpus:
+            parts.append(f"meant {self.desired_cpus}, has {self.cpus or 'none'}")
+        if self.desired_mems:
+            parts.append(f"memory nodes: meant {self.desired_mems}, has {self.mems or 'none'}")
+        if parts and self.obstacle:
+            parts.append(self.obstacle)
+        return "; ".join(parts) or self.finding
+
+
+DriftById = Mapping[str, DriftStatus]
+"""By container id; never changes, so that it can be read from any thread."""
+
+
+class DriftTable:
+    """What containers really have, by id, wherever it is not what they are meant to have.
+
+    `status`, `explain`, the API and the page show it beside the decision, and metrics count how
+    long a container could run on CPUs that another one owns. Every change replaces `known` as a
+    whole, so that any thread can read it.
+
+    Args:
+        notify: called after every change.
+
+    Attributes:
+        known: all of them at this moment.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Clock, notify: Callable[[], None]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._notify = notify
+        self._counted = clock.time()
+        self.known: DriftById = MappingProxyType({})
+
+    def update_drift(
+        self,
+        container_ids: Iterable[str],
+        corrections: Iterable[Drift],
+        since: Mapping[str, float],
+        given_up: Collection[str] = (),
+    ) -> None:
+        """Take in what a look at some containers showed; the others of them are as meant.
+
+        ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
+        left to what rewrites them.
+        """
+        self.accumulate_seconds()
+        wrong = {c.container_id: c for c in corrections}
+        after = dict(self.known)
+        for container_id in container_ids:
+            if container_id not in wrong:
+                after.pop(container_id, None)
+        for container_id, one in wrong.items():
+            known = after.get(container_id)
+            began = known.observed_at if known else since[container_id]
+            intruder = one.rank == 0
+            if known and known.on_exclusive_cpus != intruder:
+                began = self._counted
+            if intruder and not (known and known.on_exclusive_cpus):
+                self._metrics.neighbours_seen.inc()
+                self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
+            after[container_id] = DriftStatus(
+                cpus=str(one.actual.effective_cpus),
+                mems=str(one.actual.effective_mems),
+                desired_cpus=str(one.desired_cpus),
+                desired_mems=str(one.desired_mems),
+                observed_at=began,
+                on_exclusive_cpus=intruder,
+                finding=one.finding,
+                obstacle=one.obstacle,
+                repairs_abandoned=container_id in given_up,
+            )
+        self._replace_drift(after)
+
+    def remove_repaired(self, *container_ids: str) -> None:
+        """They are as meant, or gone."""
+        gone = self.known.keys() & set(container_ids)
+        if not gone:
+            return
+        self.accumulate_seconds()
+        self._replace_drift({i: one for i, one in self.known.items() if i not in gone})
+
+    def accumulate_seconds(self) -> None:
+        """Count the seconds since the last call of those on exclusive CPUs of others."""
+        now = self._clock.time()
+        seconds, self._counted = max(0.0, now - self._counted), now
+        self._metrics.neighbour_seconds.inc(
+            seconds * sum(d.on_exclusive_cpus for d in self.known.values())
+        )
+
+    def _replace_drift(self, after: dict[str, DriftStatus]) -> None:
+        if after == self.known:
+            return
+        self.known = MappingProxyType(after)
+        self._metrics.neighbours.set(sum(one.on_exclusive_cpus for one in after.values()))
+        self._notify()

@@ -1,0 +1,359 @@
+"""What is remembered of decisions: rejections, how each came about, notices.
+
+All of it is recorded within a request and written down, packed and logged once the reply has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.engine.decision import Admitted, ContainerMove, DecisionTrace, Rejected, Resynced
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.explain.explanation import StoredExplanation, stored_explanation
+from nri_numa.engine.foreign_pins import foreign_overlaps
+from nri_numa.engine.rebalance import move_purpose_text, move_text
+from nri_numa.engine.state import Allocation, ContainerKind, NodeState
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.observe import logs
+from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import NoticeLog, RequestDecisions
+from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
+
+MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
+"""Doubted annotations of one synchronisation that get a line each."""
+MAX_NAMED_CONTAINERS: Final = 5
+"""Containers that one line names; a node may have hundreds."""
+_MAX_REJECTIONS: Final = 256
+"""Rejections that are kept."""
+
+log = logs.get_logger("foreign")
+
+
+class RejectedContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """A refused container, kept as long as its pod so that the pod's author can ask why.
+
+    Attributes:
+        last_time: Unix time in seconds of the last refusal.
+        count: how often it was refused for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    message: str
+    last_time: float
+    trace: PackedTrace
+    observed: bool = False
+    count: int = 1
+
+    @property
+    def rejection_key(self) -> tuple[str, str, str, str]:
+        """The same for all refusals of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
+
+
+def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
+    pod, container = refused.trace.pod, refused.trace.container
+    return pod.namespace, pod.name, container.name, refused.reason
+
+
+class DecisionHistory:
+    """What became of requests, kept for as long as somebody may ask.
+
+    Args:
+        max_decided_requests: requests kept for spans; 0 if nobody reads them.
+
+    Attributes:
+        notices: what happened to containers; Events are made from it.
+        decided: requests with their decisions, for spans.
+        reporter: logs and counts decisions.
+        rejected_count: how many rejections there were so far.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        tasks: DeferredTasks,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        max_decided_requests: int = 0,
+    ) -> None:
+        self._current, self._tasks, self._metrics = current, tasks, metrics
+        self._now = clock.time
+        self.notices = NoticeLog(clock.time, changed=current.notify)
+        self.decided = RequestDecisions(
+            clock.time, limit=max_decided_requests, changed=current.notify
+        )
+        self.reporter = DecisionReporter(metrics, self.notices, self.decided)
+        self.rejected_count = 0
+        self._rejections: dict[tuple[str, str, str, str], RejectedContainer] = {}
+        self._traces: dict[str, DecisionTrace | PackedTrace] = {}
+        self._foreign = ForeignPinReporter(metrics)
+        self._is_overlap_check_due = False
+
+    def explanation_of(self, container_id: str) -> StoredExplanation | None:
+        """How the decision about a live container came about; None for an adopted one."""
+        allocation = self._current.state.allocations.get(container_id)
+        kept = self._traces.get(container_id)
+        if allocation is None or kept is None:
+            return None
+        return (
+            self._unpack_trace(kept, allocation)
+            if isinstance(kept, PackedTrace)
+            else stored_explanation(kept)
+        )
+
+    def explanation_of_rejection(self, rejection: RejectedContainer) -> StoredExplanation:
+        """How a rejection came about."""
+        return self._unpack_trace(rejection.trace, rejection)
+
+    def _unpack_trace(
+        self, trace: PackedTrace, of: Allocation | RejectedContainer
+    ) -> StoredExplanation:
+        who = of.namespace, of.pod, of.container
+        return unpack_explanation(trace, who, self._current.machine.topology.distance)
+
+    def packed_traces(self) -> dict[str, PackedTrace]:
+        """What is kept of the decisions about live containers, by container id."""
+        return {i: kept for i, kept in self._traces.items() if isinstance(kept, PackedTrace)}
+
+    def restore_traces(
+        self, traces: Mapping[str, PackedTrace], rejections: Iterable[RejectedContainer]
+    ) -> None:
+        """Know again what an earlier run of ours kept; only before the first event."""
+        self._traces |= traces
+        self._rejections.update((one.rejection_key, one) for one in rejections)
+
+    @property
+    def rejections(self) -> tuple[RejectedContainer, ...]:
+        """The latest refused containers of pods that are there, oldest first."""
+        return tuple(self._rejections.values())
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def record_admitted(self, decision: Admitted, *, missed_start: bool = False) -> None:
+        """Hold how it came about, and have it logged; a missed start is noted, too."""
+        self.hold_trace(decision.allocation, decision.trace)
+        if decision.allocation.kind is ContainerKind.FOREIGN:
+            self.schedule_overlap_check()
+        if decision.trace.ignored:
+            self._tasks.add(partial(self.reporter.log_ignored_annotations, decision.trace))
+        for one in () if self._current.observe else decision.released:
+            report = self.reporter.report_reservation_taken
+            self._tasks.add(partial(report, one, decision.allocation))
+        tell = partial(
+            self.reporter.log_placed_with_neighbours,
+            decision,
+            self._current.machine.topology,
+            missed_start,
+        )
+        if missed_start or not decision.allocation.aligned:
+            allocation, observed = decision.allocation, self._current.observe
+            notice = partial(
+                self.reporter.notice_imperfect_placement,
+                allocation,
+                gap=missed_start,
+                observed=observed,
+            )
+            self._tasks.add(tell, notice)
+        else:
+            self._tasks.add(tell)
+
+    def hold_trace(self, allocation: Allocation, trace: DecisionTrace) -> None:
+        """Hold the trace of a decision, if it says more than one clause; packed soon after."""
+        # Containers without any request would cost memory for an explanation of one clause.
+        if allocation.is_pinned or not allocation.aligned:
+            self._traces[allocation.container_id] = trace
+            self._tasks.add(partial(self._pack_trace, allocation.container_id))
+
+    def _pack_trace(self, container_id: str) -> None:
+        trace = self._traces.get(container_id)
+        if isinstance(trace, DecisionTrace):
+            self._traces[container_id] = pack_trace(trace)
+
+    def record_rejected(self, decision: Rejected, *, running: bool = False) -> None:
+        """Count, log and note a rejection; ``running`` if the container runs nevertheless."""
+        self.rejected_count += 1
+        if running:
+            found = replace(
+                decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
+            )
+            self.hold_trace(self._current.state.allocations[found.container.id], found)
+        one = RejectedContainer(
+            pod_id=decision.trace.pod.id,
+            namespace=decision.trace.pod.namespace,
+            pod=decision.trace.pod.name,
+            container=decision.trace.container.name,
+            reason=decision.reason,
+            message=decision.message,
+            last_time=self._now(),
+            trace=pack_trace(decision.trace),
+            observed=self._current.observe,
+        )
+        before = self._rejections.pop(one.rejection_key, None)
+        self._rejections[one.rejection_key] = (
+            replace(one, count=before.count + 1) if before else one
+        )
+        if len(self._rejections) > _MAX_REJECTIONS:
+            del self._rejections[next(iter(self._rejections))]
+        self.reporter.log_rejected(decision, observed=self._current.observe)
+        notice = self.reporter.notice_refused
+        self._tasks.add(partial(notice, decision, observed=self._current.observe, running=running))
+        self._current.notify()
+
+    def record_resized(
+        self, allocation: Allocation, trace: DecisionTrace, before: Allocation | None = None
+    ) -> None:
+        """Hold how it came about, and have it logged."""
+        self.hold_trace(allocation, trace)
+        cpus = self._cpus_in_state(self._current.state, allocation)
+        self._tasks.add(partial(self.reporter.log_resized, allocation, cpus, before))
+
+    def record_synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
+        """The same for all decisions of a Synchronize; ``known`` are allocations before."""
+        if outcome.unpinned:
+            cpus = self._cpus_in_state(
+                outcome.state, outcome.unpinned[0]
+            )  # the same for all of them
+            self._tasks.add(
+                *(partial(self.reporter.log_placed, one, cpus, 0) for one in outcome.unpinned)
+            )
+        gap = frozenset(outcome.missed_starts)
+        for decision in outcome.decisions:
+            if isinstance(decision, Admitted):
+                self.record_admitted(decision, missed_start=decision.allocation.container_id in gap)
+            else:
+                self.record_rejected(decision, running=True)
+        for allocation, trace in outcome.resized:
+            self.record_resized(allocation, trace, known.get(allocation.container_id))
+        self._foreign.report_untrusted(outcome)
+        self.schedule_overlap_check()
+        self.reporter.log_synchronized(outcome)
+
+    def record_moves(self, moves: Sequence[ContainerMove], purpose: str) -> None:
+        """Count moves by their ``purpose``, and have them logged."""
+        self._metrics.moves.labels(purpose).inc(len(moves))
+        for move in moves:
+            for_whom = move_purpose_text(move.after)
+            self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), for_whom))
+
+    def record_released(self, allocation: Allocation, after: NodeState) -> None:
+        """Have it logged that a container ended."""
+        self.check_overlaps_of(allocation)
+        cpus_of = partial(self._cpus_in_state, after)
+        self._tasks.add(partial(self.reporter.log_released, allocation, cpus_of))
+
+    def record_room_found(self, rejected: Rejected, text: str) -> None:
+        """A search that went on after a rejection came to an end: the rejection says it."""
+        key = _rejection_key_of(rejected)
+        if (known := self._rejections.get(key)) is not None:
+            message = replace(rejected, room_text=text).message
+            self._rejections[key] = replace(known, message=message)
+            self.reporter.log_room_found(rejected.trace, text)
+            self._current.notify()
+
+    def count_missed_start(self) -> None:
+        """A container started without the agent."""
+        self._metrics.gap_containers.inc()
+
+    # --- forgetting -------------------------------------------------------------------------------
+
+    def has_rejection(self, rejected: Rejected) -> bool:
+        """True as long as a rejection is kept."""
+        return _rejection_key_of(rejected) in self._rejections
+
+    def drop_trace(self, container_id: str) -> None:
+        """Forget how the decision about a container came about."""
+        if container_id in self._traces:
+            del self._traces[container_id]
+
+    def retain_rejections(self, is_retained: Callable[[RejectedContainer], bool]) -> None:
+        """Forget other rejections."""
+        self._rejections = {one.rejection_key: one for one in self.rejections if is_retained(one)}
+
+    # --- foreign pins -----------------------------------------------------------------------------
+
+    def check_overlaps_of(self, allocation: Allocation | None) -> None:
+        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
+        if allocation is not None and allocation.kind is ContainerKind.FOREIGN:
+            self.schedule_overlap_check()
+
+    def schedule_overlap_check(self) -> None:
+        """Look for foreign pins on exclusive CPUs, once nothing waits for it."""
+        if not self._is_overlap_check_due:
+            self._is_overlap_check_due = True
+            self._tasks.add(self._report_overlaps)
+
+    def _report_overlaps(self) -> None:
+        self._is_overlap_check_due = False
+        self._foreign.report_overlaps(self._current.state)
+
+    def _cpus_in_state(self, state: NodeState, allocation: Allocation) -> str:
+        return str(NodeSnapshot(self._current.machine, state).cpuset_of(allocation))
+
+
+class ForeignPinReporter:
+    """Says what is not ours and could hurt: pins that overlap with owners, doubtful annotations.
+
+    Nothing is done about foreign pins (docs/adr/0018-foreign-containers.md), so an operator has to
+    read of them. What was said is remembered, so that each overlap is said and counted once.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._said: dict[str, CPUSet] = {}
+
+    def report_overlaps(self, state: NodeState) -> None:
+        """Look at every container once; nothing that the runtime waits for calls this."""
+        found = foreign_overlaps(state)
+        self._metrics.foreign_on_owned.set(len(found))
+        new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
+        self._said = dict(found)
+        if not new:
+            return
+        self._metrics.foreign_overlaps.inc(len(new))
+        shared = NO_CPUS
+        for container_id in new:
+            shared = shared | found[container_id]
+        log.warning(
+            "foreign containers may run on exclusive CPUs of others",
+            containers=len(new),
+            cpus=str(shared),
+            names=names_text([state.allocations[i].full_name for i in new]),
+        )
+
+    def report_untrusted(self, outcome: Resynced) -> None:
+        """Say which annotations were not believed, and which cpusets nothing explains."""
+        disbelieved, unexplained = outcome.rejected_annotations, outcome.unknown_cpusets
+        self._metrics.claims_disbelieved.inc(len(disbelieved))
+        self._metrics.unexplained_pins.inc(len(unexplained))
+        for sentence in disbelieved[:MAX_LOGGED_UNTRUSTED_ANNOTATIONS]:
+            log.warning("annotation not believed", problem=sentence)
+        if len(disbelieved) > MAX_LOGGED_UNTRUSTED_ANNOTATIONS:
+            more = len(disbelieved) - MAX_LOGGED_UNTRUSTED_ANNOTATIONS
+            log.warning("more annotations not believed", containers=more)
+        if unexplained:
+            log.warning(
+                "the origin of these cpusets is unknown: they are treated as pins of others, "
+                "and their CPUs may become exclusive to others",
+                containers=len(unexplained),
+                names=names_text(unexplained),
+            )
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first few names, in order, and how many more there are."""
+    shown = sorted(names)[:MAX_NAMED_CONTAINERS]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

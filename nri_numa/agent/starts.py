@@ -1,0 +1,111 @@
+"""Containers from their creation to the end of their start.
+
+`nri_numa.agent.containers.StartingCpuset` says why their cgroups need care of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.loop import DeferredTasks
+from nri_numa.engine.state import Allocation, ContainerKind
+from nri_numa.machine.cgroups import CgroupWrite
+from nri_numa.model.workload import Container
+from nri_numa.observe.metrics import Metrics
+
+
+class ContainerStarts:
+    """Puts cgroups of starting containers right in the two moments that are left for it.
+
+    Args:
+        sees_starts: every start is reported; over CRI a short life is not.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        cgroups: CgroupUpdates,
+        history: DecisionHistory,
+        tasks: DeferredTasks,
+        metrics: Metrics,
+        *,
+        sees_starts: bool = True,
+    ) -> None:
+        self._current, self._cgroups, self._history = current, cgroups, history
+        self._containers = cgroups.containers
+        self._tasks, self._metrics, self._sees_starts = tasks, metrics, sees_starts
+
+    def on_cgroup_made(self, container_id: str) -> None:
+        """Its cgroup is there, and its program does not run yet."""
+        if not self._current.observe:
+            if container_id in self._containers.starting:
+                self._containers.started_cgroups[container_id] = None
+            self.correct(container_id)
+
+    def on_running(self, container_id: str) -> None:
+        """It runs: what it has from now on is its cgroup's."""
+        self._containers.on_running(container_id)
+        # It may have been written while it started.
+        self._cgroups.queue_systemd_sync([container_id])
+        self._tasks.add(partial(self._cgroups.request_check, (container_id,)))
+
+    def on_synchronized(self, containers: Sequence[Container]) -> None:
+        """Of containers that the runtime named these may be anywhere in their start."""
+        if not self._current.observe:
+            for container in containers:
+                if container.starting:
+                    self._containers.on_unreported_start(container)
+            self.correct_all()
+
+    def report_if_never_started(self, allocation: Allocation | None) -> None:
+        """One ends, or another takes its place: was it created and did not come to its start?
+
+        Another plugin may have wanted the same, or the OCI runtime failed. containerd reports an
+        end, CRI-O nothing at all before the kubelet's next attempt. A pod that is deleted first
+        stops its sandbox first.
+        """
+        if allocation is None or self._current.observe or not self._sees_starts:
+            return
+        container_id = allocation.container_id
+        starting, started = self._containers.starting, self._containers.started_cgroups
+        if container_id in starting and container_id not in started:
+            self._tasks.add(partial(self._history.reporter.log_undone, allocation))
+
+    def correct_all(self) -> None:
+        """`correct` each of those whose cgroup exists."""
+        for container_id in tuple(self._containers.started_cgroups):
+            self.correct(container_id)
+
+    def correct(self, container_id: str) -> None:
+        """Write the cgroup of a starting container that is meant to have other CPUs by now."""
+        containers = self._containers
+        start = containers.starting.get(container_id)
+        allocation = self._current.state.allocations.get(container_id)
+        if start is None or container_id not in containers.started_cgroups or allocation is None:
+            return
+        if allocation.kind is ContainerKind.FOREIGN:
+            return
+        meant = self._current.desired.cpuset_with_pool_restored(
+            allocation, has_cpuset=bool(start.cpus)
+        )
+        cpus, mems = str(meant), str(allocation.mems)
+        new_cpus = "" if start.cpus == cpus else cpus
+        new_mems = "" if start.mems == mems else mems
+        if not (new_cpus or new_mems):
+            return
+        wanted = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
+        written = self._cgroups.write_cgroups({container_id: wanted})[container_id]
+        if not (written.problem or written.missing):
+            start.cpus, start.mems = cpus or start.cpus, mems or start.mems
+        if written.changed:
+            self._metrics.start_corrections.inc()
+        if written.changed or written.problem:
+            self._tasks.add(
+                partial(
+                    self._history.reporter.log_start_correction, allocation, cpus, written.problem
+                )
+            )

@@ -1,0 +1,124 @@
+"""systemd's view of scopes follows their cgroups: it writes back what it remembers otherwise.
+
+Where systemd made a container's cgroup, it is given the same set afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.loop import Clock
+from nri_numa.engine.desired import NodeSnapshot
+from nri_numa.engine.state import ContainerKind
+from nri_numa.machine.cgroups import SystemdScopes
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("reconcile")
+
+SYNC_DELAY_S: Final = 1.0
+"""Seconds before systemd is given lists: what changes again meanwhile is given once."""
+
+
+class SystemdSync:
+    """Gives systemd what cgroups have.
+
+    Attributes:
+        target_id: the container whose scope systemd may be writing; empty between two.
+    """
+
+    def __init__(
+        self, current: CurrentState, cgroups: CgroupUpdates, scopes: SystemdScopes, clock: Clock
+    ) -> None:
+        self._current, self._cgroups = current, cgroups
+        self._scopes, self._clock = scopes, clock
+        self._problems: dict[str, str] = {}
+        self.target_id = ""
+
+    def pending_ids(self) -> set[str]:
+        """Containers for which systemd may have other lists than their cgroups."""
+        return self._problems.keys() | self._cgroups.systemd_queue.since.keys()
+
+    async def run_systemd_sync(self) -> None:
+        """Give systemd what cgroups have, until cancelled: no request waits for it."""
+        wake = self._cgroups.systemd_queue.wake
+        while True:
+            await wake.wait()
+            await self._clock.sleep(SYNC_DELAY_S)
+            wake.clear()
+            await self.sync_systemd()
+
+    async def sync_systemd(self) -> None:
+        """Give systemd what cgroups have, one after the other; what fails waits for a round.
+
+        systemd writes the cgroup itself. So nothing is sent that was meant before the last write of
+        ours, and where that comes while systemd is at work, the cgroup is put right afterwards.
+        """
+        cgroups, had_problems = self._cgroups, bool(self._problems)
+        containers, queue = cgroups.containers, cgroups.systemd_queue
+        while queue.since:
+            if cgroups.writer.is_write_held_up:  # what they will have is not known
+                queue.wake.set()
+                break
+            container_id = next(iter(queue.since))
+            del queue.since[container_id]
+            self._problems.pop(container_id, None)
+            if not containers.is_settled(container_id):
+                continue
+            write_count, self.target_id = containers.write_counts[container_id], container_id
+            sync = partial(self._sync_scope, container_id, self._current.desired, write_count)
+            try:
+                problem = await asyncio.to_thread(sync)
+            except Exception as error:  # refused by the bus, whose errors are of several kinds, too
+                why = getattr(error, "strerror", None) or error
+                self._problems |= dict.fromkeys(
+                    [container_id, *queue.since], f"no answer over D-Bus: {why}"
+                )
+                queue.since.clear()  # each would wait as long
+                break
+            finally:
+                self.target_id = ""
+            if containers.write_counts[container_id] != write_count:
+                cgroups.repair_cgroups([container_id])
+                cgroups.queue_systemd_sync([container_id])
+            elif problem:
+                self._problems[container_id] = problem
+        places = containers.cgroup_places
+        self._problems = {i: why for i, why in self._problems.items() if i in places}
+        if self._problems and not had_problems:
+            count, problem = len(self._problems), next(iter(self._problems.values()))
+            log.warning(
+                "systemd has other CPUs for scopes than cgroups", count=count, problem=problem
+            )
+        elif had_problems and not self._problems:
+            log.info("systemd has the CPUs that cgroups have again")
+
+    def _sync_scope(self, container_id: str, desired: NodeSnapshot, write_count: int) -> str:
+        """Compare systemd's properties with those that are meant, and set them; runs in a thread.
+
+        Nothing of what was ``desired`` is sent once the cgroup was written more often than
+        ``write_count``.
+
+        Returns:
+            Why systemd has something else; empty where it has the same.
+        """
+        containers = self._cgroups.containers
+        place = containers.cgroup_places.get(container_id)
+        allocation = desired.state.allocations.get(container_id)
+        if place is None or allocation is None or allocation.kind is ContainerKind.FOREIGN:
+            return ""
+        topology = desired.machine.topology
+        cpus = desired.usable_cpus_of(allocation)
+        mems = allocation.mems & topology.memory_nodes
+        real = self._cgroups.writer.reader.read_actual_cgroup(place)
+        # One that was never bound has no list of its own, and systemd has none for it.
+        if real is None or real.cpus & topology.online != cpus:
+            return ""
+        if mems and real.mems & topology.memory_nodes != mems:
+            return ""  # its memory is on its way: systemd would have it moved in one go
+        return self._scopes.sync_scope(
+            place, cpus, mems, lambda: containers.write_counts[container_id] == write_count
+        )

@@ -99,7 +99,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     neighbour = cri.pod("neighbour")
     owner, owned = owner_of(cri)
     cri.settles(neighbour, MACHINE - owned)
-    cri.stop_pod(owner.pod)
+    cri.remove_pod(owner.pod)
     cri.settles(neighbour, MACHINE)
     plugin.json("/v1/status")
     assert plugin.metric("nri_numa_internal_errors_total") == 0

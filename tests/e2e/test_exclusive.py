@@ -79,7 +79,7 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     assert CPUSet.parse(cri.first_line(after).cpus) == MACHINE - taken
     cri.stop(owner)
     assert cri.cpus(before) == MACHINE - taken  # its pod may start it again
-    cri.stop_pod(pod)
+    cri.remove_pod(pod)
     for container in (before, after):
         poll(lambda c=container: cri.cpus(c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 

@@ -174,7 +174,7 @@ def test_what_a_pod_had_that_vanished_is_free(
         containerd.start()
     poll(lambda: not cri.running(owner), "its end")
     if away == "plugin":
-        cri.stop_pod(owner.pod)
+        cri.remove_pod(owner.pod)
     if away == "containerd":
         plugin.wait_ready()
     else:
@@ -201,7 +201,7 @@ def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: Plugi
     with pytest.raises(CRIError, match="missing"):
         cri.run(pod, resources=guaranteed(1), command=["/missing"], attempt=2)
     assert cri.cpus(shared) == MACHINE - own
-    cri.stop_pod(pod)
+    cri.remove_pod(pod)
     cri.settles(shared, MACHINE)
 
 
@@ -223,7 +223,7 @@ def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
         finally:
             os.kill(plugin.pid, signal.SIGCONT)
     poll(lambda: '"pod":"default/owner"' in plugin.log(), "decided")
-    cri.stop_pod(pod)
+    cri.remove_pod(pod)
     cri.settles(shared, MACHINE)
 
 

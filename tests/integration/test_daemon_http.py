@@ -75,7 +75,11 @@ def test_the_pods_sum_is_kept_from_run_pod_sandbox_on(node: Node) -> None:
     (kept,) = node.assignments().values()
     assert (kept["pod"], kept["container"], kept["kind"]) == ("whole", "*", "kept")
     assert len(CPUSet.parse(kept["cpus"])) == 7
+    assert kept["reservation"] == "hard"
     node.call(node.runtime.stop_pod(sandbox.id))
+    (kept,) = node.assignments().values()
+    assert kept["reservation"] == "soft"
+    node.call(node.runtime.remove_pod(sandbox.id))
     assert not node.assignments()
 
 
@@ -158,7 +162,7 @@ def test_the_api_tells_what_the_runtime_was_told(node: Node) -> None:
 
     # What its pod gives back when it ends is seen as well.
     node.call(node.runtime.stop_container(own.id))
-    node.call(node.runtime.stop_pod(own.pod_id))
+    node.call(node.runtime.remove_pod(own.pod_id))
     samples = metrics(node)
     assert samples['nri_numa_containers{kind="exclusive",preferred="true"}'] == 0
     assert samples["nri_numa_shared_pool_cpus"] == 32

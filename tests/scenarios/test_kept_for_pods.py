@@ -105,7 +105,7 @@ def test_what_is_kept_is_not_the_last_of_those_who_share() -> None:
     world = two_nodes(reservation_seconds=600.0, strategy=Strategy.PACK)
     world.put("other", {"numacpu": "0", **OWN}, 1)
     world.put("web")
-    of = pod("job", {"policy": "single-numa-node"}, total=resources(4))
+    of = pod("job", {"policy": "single-numa-node"})
     world.stop(start(world, of, "init", 3))
     assert owned(world, start(world, of, "app", 4)) == CPUSet.parse("4-7")
     assert world.cpus("web-app") == CPUSet.parse("1-3")

@@ -196,6 +196,17 @@ def test_a_pod_whose_sandbox_stopped_gives_way_and_is_forgotten(is_away: bool) -
     assert not reserved(world, of)
 
 
+def test_another_sandbox_of_a_pod_that_has_nothing_left_has_its_sum_again() -> None:
+    world, of = node(), guaranteed("db", 3, WHOLE)
+    runs(world, of)
+    world.agent.stop_pod(of.uid, of.id)
+    passes(world, 60)
+    assert not reserved(world, of)
+    newer = replace(of, id="sandbox-db-1")
+    runs(world, newer)
+    assert (reserved(world, newer), is_hard(world, newer)) == (3, True)
+
+
 def test_a_container_that_shares_is_not_refused_for_what_its_own_pod_reserved() -> None:
     """Two fractions of a sum of one: the first could have been an init container."""
     world, of = node(3), guaranteed("halves", 1)

@@ -73,7 +73,7 @@ def exclusive_leaves_the_shared(guest: Guest) -> None:
     guest.pinned(late, cpus=guest.online - own)
     message = guest.refused("thief", {"numacpu": str(min(own))})
     guest.mentions(message, "default/thief", "default/owner/main")
-    guest.containerd.cri.stop_pod(owner.pod)
+    guest.containerd.cri.remove_pod(owner.pod)
     guest.settles(shared, cpus=guest.online)
     guest.settles(late, cpus=guest.online)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from nri_numa.simulate.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 
+from nri_numa.cluster.pods import ContainerRole, PodManifest, container_of, pod_sandbox
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.synthetic import build_synthetic_topology

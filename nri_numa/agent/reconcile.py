@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,7 @@ from nri_numa.agent.drift_policy import (
 )
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
+from nri_numa.agent.reload import ConfigInForce
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import parse_duration
 from nri_numa.engine.desired import Drift
@@ -48,9 +49,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
 from nri_numa.runtime import PushResult
-
-if TYPE_CHECKING:
-    from nri_numa.agent.daemon import Daemon
 
 log = get_logger("reconcile")
 
@@ -142,7 +140,7 @@ class Reconciler:
 
     # --- when to look -----------------------------------------------------------------------------
 
-    async def run_checks(self, daemon: Daemon) -> None:
+    async def run_checks(self, daemon: ConfigInForce) -> None:
         """Look at what was written or may be late until cancelled.
 
         With ``reconcile.interval`` 0 nothing that others write is looked at.
@@ -180,7 +178,7 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._cgroups.checks.wake.set()
 
-    async def run_periodic_rounds(self, daemon: Daemon) -> None:
+    async def run_periodic_rounds(self, daemon: ConfigInForce) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
         waited = step = 0.0
         while True:
@@ -198,7 +196,7 @@ class Reconciler:
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, daemon: Daemon, only: Collection[str] | None) -> None:
+    async def _run_round(self, daemon: ConfigInForce, only: Collection[str] | None) -> None:
         settings = daemon.config.reconcile
         try:
             await self.reconcile(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -33,8 +33,6 @@ from nri_numa.engine.pod_reservation import (
 )
 from nri_numa.engine.rebalance import (
     admit_by_moving,
-    nodes_short_of_memory,
-    plan_headroom_moves,
 )
 from nri_numa.engine.resize import resize_container
 from nri_numa.engine.resync import (
@@ -47,11 +45,17 @@ from nri_numa.engine.state import (
     Allocation,
     ContainerKind,
     NodeState,
+    PodRecord,
     state_invariant_violations,
     union_cpus,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWrite, sandbox_cgroup_paths
-from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.machine.cgroups import (
+    CgroupPlace,
+    CgroupReader,
+    CgroupWrite,
+    sandbox_cgroup_paths,
+)
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
     ChangedStateIds,
@@ -63,11 +67,20 @@ from nri_numa.model.workload import (
     Resources,
 )
 
-if TYPE_CHECKING:
-    from nri_numa.agent.kubelet_sync import KubeletSync
-
 RELEASE_UNSTARTED_AFTER_S: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
+
+
+class GrantSource(Protocol):
+    """What a kubelet with static managers grants."""
+
+    def refresh_kubelet_grants(self) -> KubeletGrants | None:
+        """Look at its state files; None unless they say something else than the node state."""
+
+    def on_cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        """A cpuset was sent for a container, and ``kept`` is in force instead, if anything."""
 
 
 class Agent:
@@ -92,11 +105,12 @@ class Agent:
         drift: DriftTable,
         tasks: DeferredTasks,
         clock: Clock,
+        kubelet: GrantSource | None = None,
     ) -> None:
         self.current = current
         self.containers = cgroups.containers
         self.cgroups = cgroups
-        self.kubelet: KubeletSync | None = None
+        self._kubelet = kubelet
         self.starts = starts
         self.history = history
         self.drift = drift
@@ -104,7 +118,7 @@ class Agent:
         self._clock = clock
         self._tasks = tasks
         self._room_searches = DeferredRoomSearches(
-            current, cgroups, history, tasks, self._move_for_newcomer
+            current, cgroups, history, tasks, self.move_for_newcomer
         )
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
 
@@ -113,8 +127,8 @@ class Agent:
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Rejected | None:
         """Decide about a container before it exists; None leaves it as it is."""
         before = self.current.state.allocations
-        if self.kubelet is not None:
-            self.kubelet.refresh_kubelet_grants()
+        if self._kubelet is not None:
+            self.apply_grants(self._kubelet.refresh_kubelet_grants())
         decision = pod_admission.admit_pod(self.current.snapshot(), pod, container)
         if isinstance(decision, Rejected):
             decision = self._admit_by_releasing(decision)
@@ -170,18 +184,7 @@ class Agent:
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
 
-    def restore_headroom(self, most: int) -> int:
-        """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
-
-        Returns how many were to.
-        """
-        found = plan_headroom_moves(self.current.snapshot(), self.cgroups.immovable_ids(), most)
-        if found is None:
-            return 0
-        self._move_for_newcomer(found, "keep")
-        return len(found.moves)
-
-    def _move_for_newcomer(self, found: Admitted, reason: str) -> str:
+    def move_for_newcomer(self, found: Admitted, reason: str) -> str:
         """Have some move for a container that is to come; returns what was in the way of it."""
         before = self.current.state
         self._replace_state(found.state, found.change)
@@ -190,10 +193,6 @@ class Agent:
             return made
         self.cgroups.request_check_of_unsent(made)
         return ""
-
-    def nodes_short_of_free_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
-        """As `nri_numa.engine.rebalance.nodes_short_of_memory`, by what is free now."""
-        return nodes_short_of_memory(self.current.snapshot(), used)
 
     def _apply_moves(
         self, before: NodeState, decision: Admitted, reason: str
@@ -269,8 +268,8 @@ class Agent:
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Rejected:
         """Decide about new resources of a live container."""
-        if self.kubelet is not None:
-            self.kubelet.refresh_kubelet_grants()
+        if self._kubelet is not None:
+            self.apply_grants(self._kubelet.refresh_kubelet_grants())
         before = self.current.state.allocations.get(container.id)
         outcome = resize_container(self.current.snapshot(), pod, container, requested)
         if isinstance(outcome, Rejected):
@@ -287,9 +286,9 @@ class Agent:
             self.history.check_overlaps_of(before)
             self.history.check_overlaps_of(allocation)
         kept = outcome.container_update.cpus if outcome.container_update is not None else ""
-        if requested.cpus and before is not None and self.kubelet is not None:
+        if requested.cpus and before is not None and self._kubelet is not None:
             after = self.current.state.allocations[container.id]
-            rewritten = self.kubelet.on_cpuset_rewritten
+            rewritten = self._kubelet.on_cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
         if requested.cpus and kept:
             self._tasks.add(
@@ -424,7 +423,10 @@ class Agent:
             node, pods, containers, in_time=lambda: self._clock.monotonic() < end
         )
         before = self.current.state
-        self._replace_state(self._with_sandbox_cgroups(outcome.state, pods), outcome.change)
+        known = before.pods if self.current.synchronized else {}
+        reader = self.cgroups.writer.reader
+        after = with_sandbox_cgroups(outcome.state, pods, known, reader)
+        self._replace_state(after, outcome.change)
         unseen_starts = self.containers.replace_all(containers)
         self.starts.on_synchronized(containers)
         self.containers.clear_pending_writes()
@@ -483,8 +485,13 @@ class Agent:
 
     # --- changes of our own ----------------------------------------------------------------------
 
-    def apply_grants(self, grants: KubeletGrants) -> None:
-        """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
+    def apply_grants(self, grants: KubeletGrants | None) -> None:
+        """The kubelet granted something else: who shares CPUs makes room, or gets it back.
+
+        None if nothing changed.
+        """
+        if grants is None:
+            return
         before = self.current.desired
         self._replace_state(self.current.state.with_kubelet(grants), NO_CHANGED_IDS)
         self.cgroups.request_check_of_unsent(
@@ -537,7 +544,7 @@ class Agent:
         """Put a decision on disk and in force; ``pod`` is the one that it is about."""
         current = self.current
         if pod is not None and after.may_reserve_for_pod(pod.uid):
-            after = self._with_sandbox_cgroup(after, pod)
+            after = with_sandbox_cgroup(after, pod, self.cgroups.writer.reader)
         violations, is_pool_changed = current.replace_state(after, change)
         if violations:
             self.history.reporter.log_invariant_violations(violations)
@@ -546,33 +553,6 @@ class Agent:
         if self.containers.started_cgroups:
             self.starts.correct_all()
         current.notify()
-
-    def _with_sandbox_cgroup(self, state: NodeState, pod: PodSandbox) -> NodeState:
-        """Remember where the cgroup of a pod's sandbox is, if it is there.
-
-        Not every runtime makes one for each sandbox: that one is not there proves something only
-        where it was.
-        """
-        record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
-        if record.sandbox_cgroup in paths:
-            return state
-        for path in paths:
-            if self.cgroups.writer.reader.directory_of(CgroupPlace(path)):
-                return state.with_pod(replace(record, sandbox_cgroup=path))
-        return state
-
-    def _with_sandbox_cgroups(self, state: NodeState, pods: PodTable) -> NodeState:
-        """`_with_sandbox_cgroup` for sandboxes that are new to us."""
-        known = self.current.state.pods if self.current.synchronized else {}
-        keep = {
-            a.pod_uid
-            for a in state.allocations.values()
-            if a.exclusive or a.policy in STRICT_POLICIES
-        }
-        for pod_id, uid in pods.uids.items():
-            if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
-                state = self._with_sandbox_cgroup(state, pods[pod_id])
-        return state
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
@@ -597,3 +577,31 @@ class Agent:
         if container_id in self.drift.known:
             self.drift.remove_repaired(container_id)
         self.containers.drop(container_id)
+
+
+def with_sandbox_cgroup(state: NodeState, pod: PodSandbox, reader: CgroupReader) -> NodeState:
+    """Remember where the cgroup of a pod's sandbox is, if it is there.
+
+    Not every runtime makes one for each sandbox: that one is not there proves something only
+    where it was.
+    """
+    record, paths = state.pods[pod.uid], sandbox_cgroup_paths(pod.cgroups_path)
+    if record.sandbox_cgroup in paths:
+        return state
+    for path in paths:
+        if reader.directory_of(CgroupPlace(path)):
+            return state.with_pod(replace(record, sandbox_cgroup=path))
+    return state
+
+
+def with_sandbox_cgroups(
+    state: NodeState, pods: PodTable, known: Mapping[str, PodRecord], reader: CgroupReader
+) -> NodeState:
+    """`with_sandbox_cgroup` for sandboxes of which no record of before, by UID, says it."""
+    keep = {
+        a.pod_uid for a in state.allocations.values() if a.exclusive or a.policy in STRICT_POLICIES
+    }
+    for pod_id, uid in pods.uids.items():
+        if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
+            state = with_sandbox_cgroup(state, pods[pod_id], reader)
+    return state

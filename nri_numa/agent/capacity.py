@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import apply_recomputed_settings
+from nri_numa.agent.reload import ConfigInForce, SettingsSource, apply_recomputed_settings
 from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
@@ -49,10 +49,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CPUWaitGauges, Metrics
 from nri_numa.store.files import read_file
 
-if TYPE_CHECKING:
-    from nri_numa.agent.daemon import Daemon
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-
 # --- From outside ---
 
 log = get_logger("capacity")
@@ -76,13 +72,13 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, daemon: Daemon, source: KubeletConfigWatch) -> None:
+    async def run(self, daemon: ConfigInForce, source: SettingsSource) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
             await self.apply_capacity(daemon, source)
             await asyncio.sleep(self.interval)
 
-    async def apply_capacity(self, daemon: Daemon, source: KubeletConfigWatch) -> None:
+    async def apply_capacity(self, daemon: ConfigInForce, source: SettingsSource) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
         if await asyncio.to_thread(self.refresh_capacity, daemon.agent.current.machine.topology):
             self._in_force = False

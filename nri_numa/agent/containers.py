@@ -17,7 +17,7 @@ _MAX_ENDED_IDS: Final = 256
 _UNKNOWN_CGROUP_PLACE: Final = CgroupPlace()
 
 
-class StartingCpuset(msgspec.Struct):
+class StartingCpuset(msgspec.Struct, frozen=True):
     """A container on its way from creation to the end of its start.
 
     A runtime takes down an update of such a container and applies it to no cgroup: containerd

@@ -180,7 +180,9 @@ class Daemon(LinkObserver):
             observe=config.observe,
         )
         current.restore_state(state)
-        self._rereading = MachineReloader(config.sysfs_root, current, self._devices, clock)
+        self._rereading = MachineReloader(
+            config.sysfs_root, current, self._devices.device_counts, clock
+        )
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
         containers = LiveContainers(moves_memory=can_move_memory(writer.reader))
         tasks = DeferredTasks(clock)
@@ -197,6 +199,14 @@ class Daemon(LinkObserver):
         self._launched = launched is not None
         by_cri = is_reached_over_cri(config, launched=self._launched)
         starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=not by_cri)
+        self._beside = KubeletSync(
+            current,
+            drift,
+            metrics,
+            KubeletStateFiles(config.kubelet_root),
+            self._kubelet,
+            clock,
+        )
         self.agent = agent = Agent(
             current,
             cgroups=cgroups,
@@ -205,9 +215,7 @@ class Daemon(LinkObserver):
             drift=drift,
             tasks=tasks,
             clock=clock,
-        )
-        self._beside = KubeletSync(
-            agent, metrics, KubeletStateFiles(config.kubelet_root), self._kubelet, clock
+            kubelet=self._beside,
         )
         self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
         if problem := self._explanations.load():
@@ -282,7 +290,7 @@ class Daemon(LinkObserver):
             metrics=metrics,
             clock=clock,
         )
-        self._mover = MemoryMigrator(agent, metrics, writer, clock)
+        self._mover = MemoryMigrator(agent, metrics, clock)
         self.serving: HTTPThread | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
             self.serving = HTTPThread(
@@ -315,7 +323,7 @@ class Daemon(LinkObserver):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         await self._rereading.read_memory()
-        self._beside.refresh_kubelet_grants()
+        self.agent.apply_grants(self._beside.refresh_kubelet_grants())
         devices = self._device_watch
         if devices is not None:
             devices.start()
@@ -446,7 +454,8 @@ class Daemon(LinkObserver):
                 agent.release_expired_reservations()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
                 self._mover.request_proactive_check()
-            self._beside.check_grants()
+            agent.apply_grants(self._beside.refresh_kubelet_grants())
+            self._beside.check_conflicts()
             self.store.retry_or_compact()
             self._lock_runtime()
             if number % ROUNDS_BETWEEN_EXPLANATION_SAVES == 0:
@@ -484,7 +493,7 @@ class Daemon(LinkObserver):
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """Take what the runtime says of itself into account."""
-        self.runtime.info = info
+        self.runtime.record_runtime(info)
         policies = supported_memory_policies(
             info,
             os.uname().release,

@@ -18,6 +18,7 @@ import threading
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
@@ -110,7 +111,8 @@ class InterruptSteering:
     def _steer_from(self, exclusive: CPUSet, online: CPUSet) -> None:
         problems = []
         balancers = sorted(glob.glob(self._balancers))
-        self._kept.banned = {p: cpus for p, cpus in self._kept.banned.items() if p in balancers}
+        banned = {p: cpus for p, cpus in self._kept.banned.items() if p in balancers}
+        self._kept = replace(self._kept, banned=banned)
         for path in tuple(balancers):
             try:
                 self._ban_exclusive_cpus(path, exclusive)
@@ -154,7 +156,8 @@ class InterruptSteering:
             there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
         except OSError as error:  # of a /proc that is mounted with subset=pid, say
             return [f"{self._irqs}: {error.strerror}"]
-        self._kept.irqs = kept = {n: kept[n] for n in there if n in kept}
+        kept = {n: kept[n] for n in there if n in kept}
+        self._kept = replace(self._kept, irqs=kept)
         for number in there:
             try:
                 now = _read_text_file(self._affinity_path(number))

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
-from nri_numa.agent.agent import Agent
 from nri_numa.agent.capacity import CapacityFactors
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import apply_recomputed_settings
+from nri_numa.agent.reload import ConfigInForce, apply_recomputed_settings
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
@@ -38,7 +39,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from nri_numa.agent.daemon import Daemon
     from nri_numa.web.responses import KubeletConflict
 
 log = get_logger("kubelet")
@@ -54,13 +54,15 @@ class KubeletSync:
 
     def __init__(
         self,
-        agent: Agent,
+        current: CurrentState,
+        drift: DriftTable,
         metrics: Metrics,
         files: KubeletStateFiles,
         configuration: KubeletConfigWatch,
         clock: Clock,
     ) -> None:
-        self._agent = agent
+        self._current = current
+        self._drift = drift
         self._metrics = metrics
         self._files = files
         self._watch = KubeletPinningReporter(metrics, files.directory)
@@ -68,28 +70,25 @@ class KubeletSync:
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
         self.conflicts: Mapping[str, KubeletConflict] = MappingProxyType({})
-        agent.kubelet = self
 
     @property
     def state_file_problems(self) -> tuple[str, ...]:
         """What is wrong with the kubelet's state files, as sentences."""
         return self._files.problems
 
-    def check_grants(self) -> None:
-        """Look without a request; called every second, and costs two ``stat`` calls."""
-        self.refresh_kubelet_grants()
+    def check_conflicts(self) -> None:
+        """See which containers both write now; called every second."""
         self._check_cgroups()
         self._forget_ended_conflicts()
 
-    def refresh_kubelet_grants(self) -> None:
-        """Take over what the kubelet granted since the last look."""
-        topology = self._agent.current.machine.topology
+    def refresh_kubelet_grants(self) -> KubeletGrants | None:
+        """What the kubelet granted, if that changed; costs two ``stat`` calls."""
+        topology = self._current.machine.topology
         if not self._files.refresh_and_report_change(topology.possible, topology.numa_ids):
-            return
-        before, after = self._agent.current.state.kubelet, self._files.grants
-        if after != before:
-            self._agent.apply_grants(after)
+            return None
+        before, after = self._current.state.kubelet, self._files.grants
         self._clock.call_soon(partial(self._report_grants, before, after, self._files.problems))
+        return after if after != before else None
 
     def _report_grants(
         self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
@@ -108,8 +107,8 @@ class KubeletSync:
                 before=str(before.granted_cpus),
                 containers=len(after.cpus) + len(after.pods),
             )
-        owned = after.granted_cpus & self._agent.current.state.exclusive
-        if owned and owned != before.granted_cpus & self._agent.current.state.exclusive:
+        owned = after.granted_cpus & self._current.state.exclusive
+        if owned and owned != before.granted_cpus & self._current.state.exclusive:
             log.warning(
                 "the kubelet granted CPUs that are exclusive to a container of ours",
                 cpus=str(owned),
@@ -120,7 +119,7 @@ class KubeletSync:
         self, before: Allocation, after: Allocation, asked: str, kept: str
     ) -> None:
         """A cpuset was sent for a container: by the kubelet?"""
-        granted = self._agent.current.state.kubelet.cpus_of(
+        granted = self._current.state.kubelet.cpus_of(
             after.pod_uid, after.container, after.container_id
         )
         if not granted or not parse_foreign_cpuset(asked) <= granted:
@@ -132,8 +131,8 @@ class KubeletSync:
 
     def _check_cgroups(self) -> None:
         """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
-        state = self._agent.current.state
-        for container_id, one in self._agent.drift.known.items():
+        state = self._current.state
+        for container_id, one in self._drift.known.items():
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue
@@ -184,15 +183,15 @@ class KubeletSync:
 
     def _store_conflict(self, contest: KubeletConflict) -> None:
         self.conflicts = MappingProxyType({**self.conflicts, contest.container_id: contest})
-        self._agent.current.notify()
+        self._current.notify()
 
     def _forget_ended_conflicts(self) -> None:
-        live = self._agent.current.state.allocations
+        live = self._current.state.allocations
         if any(i not in live for i in self.conflicts):
             self.conflicts = MappingProxyType(
                 {i: c for i, c in self.conflicts.items() if i in live}
             )
-            self._agent.current.notify()
+            self._current.notify()
 
 
 # --- Settings that follow from the kubelet's configuration ---
@@ -268,13 +267,13 @@ class KubeletConfigWatch:
                 level("the kubelet's configuration", says=sentence, file=self.discovered.path)
         self._said = frozenset(lines)
 
-    async def watch_config(self, daemon: Daemon) -> None:
+    async def watch_config(self, daemon: ConfigInForce) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
             await self.refresh_config(daemon)
 
-    async def refresh_config(self, daemon: Daemon) -> None:
+    async def refresh_config(self, daemon: ConfigInForce) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
         if await asyncio.to_thread(self.read_config, daemon.config):
             if not await apply_recomputed_settings(daemon, self):

@@ -82,6 +82,10 @@ class RuntimeConnection:
         self.info: RuntimeInfo | None = None
         self.unanswered = ""
 
+    def record_runtime(self, info: RuntimeInfo) -> None:
+        """The runtime introduced itself."""
+        self.info = info
+
     def record_link_state(self, state: LinkState, detail: str) -> None:
         """The link stands somewhere else."""
         self.status = state, detail

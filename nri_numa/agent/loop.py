@@ -50,6 +50,10 @@ class CPUBudget:
     _last_charge: tuple[float, float] | None = None
     _saved: float = 0.0
 
+    def set_hurry(self, hurry: bool) -> None:
+        """Say whether there is a reason to hurry now."""
+        self.hurry = hurry
+
     def required_pause_s(self, now: float, used: float) -> float:
         """Seconds to stand still before the next piece of work; 0 while something is saved up.
 

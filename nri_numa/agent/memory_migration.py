@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocalityRounds
-from nri_numa.engine.rebalance import move_purpose_text
+from nri_numa.engine.rebalance import (
+    move_purpose_text,
+    nodes_short_of_memory,
+    plan_headroom_moves,
+)
 from nri_numa.engine.state import Allocation, ContainerKind
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import find_migration_problem, migrate_pages
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -67,11 +71,20 @@ class _MigrationResult(NamedTuple):
     is_cancelled: bool
 
 
+def restore_headroom(agent: Agent, max_moves: int) -> int:
+    """Have containers move so that a request of ``room.keep`` would fit; returns how many."""
+    plan = plan_headroom_moves(agent.current.snapshot(), agent.cgroups.immovable_ids(), max_moves)
+    if plan is None:
+        return 0
+    agent.move_for_newcomer(plan, "keep")
+    return len(plan.moves)
+
+
 class MemoryMigrator:
     """Moves what is to be moved, one container after the other."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, writer: CgroupWriter, clock: Clock) -> None:
-        self._agent, self._metrics, self._writer, self._clock = agent, metrics, writer, clock
+    def __init__(self, agent: Agent, metrics: Metrics, clock: Clock) -> None:
+        self._agent, self._metrics, self._clock = agent, metrics, clock
         self._watch: MemoryWatch | None = None
         self._far_part = 1.0
         self._wake = asyncio.Event()
@@ -146,7 +159,7 @@ class MemoryMigrator:
             for _ in range(MAX_MIGRATION_PASSES):
                 left = 0
                 place = self._agent.containers.cgroup_of(container_id)
-                steps = migrate_pages(self._writer.reader, place, sources, target)
+                steps = migrate_pages(self._agent.cgroups.writer.reader, place, sources, target)
                 while (step := await asyncio.to_thread(next, steps, None)) is not None:
                     self._metrics.migrated_bytes.inc(step.moved_bytes)
                     done, left, why = (
@@ -209,7 +222,7 @@ class MemoryMigrator:
             return
         wanted = self._agent.finish_migration(container_id)
         # In a thread of its own: the kernel looks at every page once more.
-        await asyncio.to_thread(self._writer.write_cgroup, wanted)
+        await asyncio.to_thread(self._agent.cgroups.writer.write_cgroup, wanted)
         self._agent.post_update_container(container_id)
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
@@ -242,13 +255,14 @@ class MemoryMigrator:
             return
         if any(keep) and tried != self._tried:
             self._tried = tried
-            self._spent.extend([self._clock.monotonic()] * (moves := agent.restore_headroom(most)))
+            moves = restore_headroom(agent, most)
+            self._spent.extend([self._clock.monotonic()] * moves)
             if moves:
                 return
         if agent.containers.moves_memory and self._watch is not None:
             read = self._watch.known.items()
             used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}
-            short = agent.nodes_short_of_free_memory(used)
+            short = nodes_short_of_memory(agent.current.snapshot(), used)
             every = [
                 (agent.current.state.allocations[i], used[i])
                 for i in agent.current.state.allocations.keys() & used

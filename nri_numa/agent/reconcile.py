@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,7 @@ from nri_numa.agent.drift_policy import (
 )
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
+from nri_numa.agent.reload import ConfigInForce
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.config import parse_duration
 from nri_numa.engine.desired import Drift
@@ -48,9 +49,6 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import NoticedEventKind, NoticeLog, NoticeMessageReason
 from nri_numa.runtime import PushResult
-
-if TYPE_CHECKING:
-    from nri_numa.agent.daemon import Daemon
 
 log = get_logger("reconcile")
 
@@ -104,6 +102,134 @@ class RuntimePush(Protocol):
         """Send updates."""
 
 
+class DriftReports:
+    """Says what rounds found and did, once for as long as it stays the same.
+
+    Attributes:
+        repairs: when drift was repaired, by container.
+    """
+
+    def __init__(
+        self, current: CurrentState, notices: NoticeLog, metrics: Metrics, clock: Clock
+    ) -> None:
+        self._current, self._notices = current, notices
+        self._metrics, self._clock = metrics, clock
+        self.repairs = RepairHistory()
+        self._given_up: set[str] = set()
+        self._reported: dict[str, str] = {}
+        self._unmoved: set[str] = set()
+        self._unwritable = ""
+
+    def report_failure(self) -> None:
+        """Count and log the exception that ended a round."""
+        self._metrics.internal_errors.inc()
+        log.exception("reconcile failed")
+
+    def report_unwritable(self, problem: str) -> None:
+        """Say that a cgroup cannot be written."""
+        if problem != self._unwritable:
+            self._unwritable = problem
+            log.warning("cgroup not written: the runtime is asked instead", problem=problem)
+
+    def report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
+        """Say which undelivered updates were repaired; ``since`` are Unix times."""
+        self._metrics.late_repairs.inc(len(right))
+        for correction in right:
+            known = self._current.state.allocations.get(correction.container_id)
+            if known is not None and known.kind is not ContainerKind.UNPINNED:
+                self._notices.add_for_allocation(
+                    known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
+                )
+        now = self._clock.time()
+        _log_each(
+            log.warning,
+            "late container put right",
+            "more late containers put right",
+            right,
+            lambda c: {
+                "on_owned_cpus": c.rank == 0,
+                "seconds": round(now - since[c.container_id], 3),
+            },
+        )
+
+    def record_drift(self, drifted: Sequence[Drift]) -> list[Drift]:
+        """Count and note drift, once for as long as it stays the same; what of it is new."""
+        new = [c for c in drifted if self._reported.get(c.container_id) != c.finding]
+        self._metrics.drift_found.inc(len(new))
+        self._reported.update((c.container_id, c.finding) for c in new)
+        for correction in new:
+            self._add_drift_notice(correction, correction.finding)
+        return new
+
+    def _add_drift_notice(
+        self, correction: Drift, message: str, reason: str = NoticeMessageReason.NONE
+    ) -> None:
+        allocation = self._current.state.allocations.get(correction.container_id)
+        if allocation is not None and not self._current.observe:
+            self._notices.add_for_allocation(
+                allocation, NoticedEventKind.DRIFT, message, reason=reason
+            )
+
+    def report_abandoned(self, plan: RepairPlan) -> set[str]:
+        """Say once which containers are left to what rewrites them; returns all of these."""
+        abandoned = {c.container_id for c in plan.abandoned}
+        self._given_up -= {c.container_id for c in plan.writes}
+        for correction in plan.abandoned:
+            if correction.container_id in self._given_up:
+                continue
+            repairs = self.repairs.count(correction.container_id, self._clock.monotonic())
+            self._metrics.drift_fights.inc()
+            message = f"{correction.finding}; put right {repairs} times and rewritten again"
+            self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
+            log.warning(
+                "drift not repaired any more: another program keeps rewriting this container's "
+                "cgroup",
+                container=correction.name,
+                id=correction.container_id[:12],
+                found=correction.finding,
+                repairs=repairs,
+                window_seconds=round(REPAIR_COUNT_WINDOW_S),
+            )
+        self._given_up |= abandoned
+        return abandoned
+
+    def retain_drifting(self, drifting: set[str]) -> None:
+        """Drop what is remembered of containers that are right again, or are not there any more."""
+        for container_id in self._reported.keys() - drifting:
+            del self._reported[container_id]
+        self._unmoved &= drifting
+        self.repairs.retain(drifting, self._current.state.allocations, self._clock.monotonic())
+        self._given_up = {i for i in self._given_up if i in drifting or i in self.repairs}
+
+    def report_repaired(self, right: Sequence[Drift]) -> None:
+        """Count repairs, and say whose drift they ended."""
+        self._metrics.drift_repaired.inc(len(right))
+        for c in right:
+            self.repairs.add(c.container_id, self._clock.monotonic())
+            self._reported.pop(c.container_id, None)
+            self._unmoved.discard(c.container_id)
+        _log_each(log.info, "drift repaired", "more drift repaired", right)
+
+    def report_without_effect(self, corrections: Sequence[Drift]) -> None:
+        """Say once that the runtime took an update and the cgroup is as before.
+
+        That is no repair: it is tried again in each round.
+        """
+        new = [c for c in corrections if c.container_id not in self._unmoved]
+        self._unmoved.update(c.container_id for c in new)
+        for correction in new:
+            self._add_drift_notice(
+                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
+            )
+        _log_each(
+            log.warning,
+            "drift not repaired",
+            "more drift not repaired",
+            new,
+            lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
+        )
+
+
 class Reconciler:
     """Compares cgroups with the node state, and puts them right."""
 
@@ -124,15 +250,10 @@ class Reconciler:
         self._systemd = systemd
         self._drift = drift
         self._runtime = runtime
-        self._notices = notices
-        self._metrics = metrics
         self._clock = clock
+        self._reports = DriftReports(current, notices, metrics, clock)
         self._written: set[str] = set()
-        self._repairs = RepairHistory()
-        self._given_up: set[str] = set()
-        self._reported: dict[str, str] = {}
-        self._unmoved: set[str] = set()
-        self._unreadable = self._unwritable = self._unwatched = ""
+        self._unreadable = self._unwatched = ""
         self._blind = 0
         if problem := cgroups.writer.unwritable_cpuset_reason():
             log.warning(
@@ -142,7 +263,7 @@ class Reconciler:
 
     # --- when to look -----------------------------------------------------------------------------
 
-    async def run_checks(self, daemon: Daemon) -> None:
+    async def run_checks(self, daemon: ConfigInForce) -> None:
         """Look at what was written or may be late until cancelled.
 
         With ``reconcile.interval`` 0 nothing that others write is looked at.
@@ -180,7 +301,7 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._cgroups.checks.wake.set()
 
-    async def run_periodic_rounds(self, daemon: Daemon) -> None:
+    async def run_periodic_rounds(self, daemon: ConfigInForce) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
         waited = step = 0.0
         while True:
@@ -198,7 +319,7 @@ class Reconciler:
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, daemon: Daemon, only: Collection[str] | None) -> None:
+    async def _run_round(self, daemon: ConfigInForce, only: Collection[str] | None) -> None:
         settings = daemon.config.reconcile
         try:
             await self.reconcile(
@@ -208,8 +329,7 @@ class Reconciler:
             )
         except Exception:
             # Containers are placed as well without it.
-            self._metrics.internal_errors.inc()
-            log.exception("reconcile failed")
+            self._reports.report_failure()
 
     async def reconcile(
         self,
@@ -244,7 +364,7 @@ class Reconciler:
         if only is None:
             containers.unconfirmed_ids.clear()
             self._report_blindness(first.cgroup_count)
-            self._retain_drifting(set(suspects))
+            self._reports.retain_drifting(set(suspects))
         drifted, new, abandoned = list[Drift](), list[Drift](), set[str]()
         right, left = list[Drift](), list[Drift]()
         for start in range(0, len(suspects), WRITE_BATCH):
@@ -255,7 +375,7 @@ class Reconciler:
             wrong = cgroups.find_corrections(batch)
             plan = plan_repairs(
                 wrong,
-                self._repairs,
+                self._reports.repairs,
                 self._clock.monotonic(),
                 late=late.keys(),
                 updating=containers.unconfirmed_ids | {self._systemd.target_id},
@@ -263,8 +383,8 @@ class Reconciler:
                 observe=current.observe,
                 may_repair=self._runtime.is_synchronized or without_runtime,
             )
-            new += self._record_drift(plan.drifted)
-            abandoned |= self._report_abandoned(plan)
+            new += self._reports.record_drift(plan.drifted)
+            abandoned |= self._reports.report_abandoned(plan)
             began = dict.fromkeys(batch, looked) | late
             self._drift.update_drift(batch, wrong, began, abandoned)
             drifted += plan.drifted
@@ -280,9 +400,9 @@ class Reconciler:
             lambda c: {"repairable": not c.is_report_only, "observed": observed},
         )
         right += await self._push_corrections(left)
-        self._report_late_repairs([c for c in right if c.container_id in late], late)
+        self._reports.report_late_repairs([c for c in right if c.container_id in late], late)
         repaired = [c for c in right if c in drifted]
-        self._report_repaired(repaired)
+        self._reports.report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
             await self._runtime.push_updates([c.to_update for c in repaired])
         if only is None:
@@ -293,85 +413,6 @@ class Reconciler:
             repaired=tuple(c.container_id for c in repaired),
             abandoned=tuple(c.container_id for c in drifted if c.container_id in abandoned),
         )
-
-    # --- what is said -----------------------------------------------------------------------------
-
-    def _report_late_repairs(self, right: Sequence[Drift], since: Mapping[str, float]) -> None:
-        self._metrics.late_repairs.inc(len(right))
-        for correction in right:
-            known = self._current.state.allocations.get(correction.container_id)
-            if known is not None and known.kind is not ContainerKind.UNPINNED:
-                self._notices.add_for_allocation(
-                    known, NoticedEventKind.UNDELIVERED_UPDATE, f"{correction.finding}; put right"
-                )
-        now = self._clock.time()
-        _log_each(
-            log.warning,
-            "late container put right",
-            "more late containers put right",
-            right,
-            lambda c: {
-                "on_owned_cpus": c.rank == 0,
-                "seconds": round(now - since[c.container_id], 3),
-            },
-        )
-
-    def _record_drift(self, drifted: Sequence[Drift]) -> list[Drift]:
-        """Count and note drift, once for as long as it stays the same; what of it is new."""
-        new = [c for c in drifted if self._reported.get(c.container_id) != c.finding]
-        self._metrics.drift_found.inc(len(new))
-        self._reported.update((c.container_id, c.finding) for c in new)
-        for correction in new:
-            self._add_drift_notice(correction, correction.finding)
-        return new
-
-    def _add_drift_notice(
-        self, correction: Drift, message: str, reason: str = NoticeMessageReason.NONE
-    ) -> None:
-        allocation = self._current.state.allocations.get(correction.container_id)
-        if allocation is not None and not self._current.observe:
-            self._notices.add_for_allocation(
-                allocation, NoticedEventKind.DRIFT, message, reason=reason
-            )
-
-    def _report_abandoned(self, plan: RepairPlan) -> set[str]:
-        """Say once which containers are left to what rewrites them; returns all of these."""
-        abandoned = {c.container_id for c in plan.abandoned}
-        self._given_up -= {c.container_id for c in plan.writes}
-        for correction in plan.abandoned:
-            if correction.container_id in self._given_up:
-                continue
-            repairs = self._repairs.count(correction.container_id, self._clock.monotonic())
-            self._metrics.drift_fights.inc()
-            message = f"{correction.finding}; put right {repairs} times and rewritten again"
-            self._add_drift_notice(correction, message, NoticeMessageReason.REPAIRS_ABANDONED)
-            log.warning(
-                "drift not repaired any more: another program keeps rewriting this container's "
-                "cgroup",
-                container=correction.name,
-                id=correction.container_id[:12],
-                found=correction.finding,
-                repairs=repairs,
-                window_seconds=round(REPAIR_COUNT_WINDOW_S),
-            )
-        self._given_up |= abandoned
-        return abandoned
-
-    def _retain_drifting(self, drifting: set[str]) -> None:
-        """Drop what is remembered of containers that are right again, or are not there any more."""
-        for container_id in self._reported.keys() - drifting:
-            del self._reported[container_id]
-        self._unmoved &= drifting
-        self._repairs.retain(drifting, self._current.state.allocations, self._clock.monotonic())
-        self._given_up = {i for i in self._given_up if i in drifting or i in self._repairs}
-
-    def _report_repaired(self, right: Sequence[Drift]) -> None:
-        self._metrics.drift_repaired.inc(len(right))
-        for c in right:
-            self._repairs.add(c.container_id, self._clock.monotonic())
-            self._reported.pop(c.container_id, None)
-            self._unmoved.discard(c.container_id)
-        _log_each(log.info, "drift repaired", "more drift repaired", right)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -423,9 +464,8 @@ class Reconciler:
             one = done[correction.container_id]
             if one.problem and self._cgroups.writer.is_write_held_up:
                 continue
-            if one.problem and one.problem != self._unwritable:
-                problem = self._unwritable = one.problem
-                log.warning("cgroup not written: the runtime is asked instead", problem=problem)
+            if one.problem:
+                self._reports.report_unwritable(one.problem)
             if one.problem or correction.quota:
                 left.append(correction)
             elif not one.missing:
@@ -457,28 +497,9 @@ class Reconciler:
         now = {
             c.container_id: c for c in self._cgroups.find_corrections(c.container_id for c in sent)
         }
-        self._report_without_effect([c for c in now.values() if c in sent])
+        self._reports.report_without_effect([c for c in now.values() if c in sent])
         self._drift.remove_repaired(*(i for c in sent if (i := c.container_id) not in now))
         return [c for c in corrections if c in sent and c.container_id not in now]
-
-    def _report_without_effect(self, corrections: Sequence[Drift]) -> None:
-        """Say once that the runtime took an update and the cgroup is as before.
-
-        That is no repair: it is tried again in each round.
-        """
-        new = [c for c in corrections if c.container_id not in self._unmoved]
-        self._unmoved.update(c.container_id for c in new)
-        for correction in new:
-            self._add_drift_notice(
-                correction, f"{correction.finding}; not put right: {UPDATE_WITHOUT_EFFECT_TEXT}"
-            )
-        _log_each(
-            log.warning,
-            "drift not repaired",
-            "more drift not repaired",
-            new,
-            lambda c: {"because": UPDATE_WITHOUT_EFFECT_TEXT},
-        )
 
 
 def _log_each(

@@ -14,7 +14,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -29,17 +29,29 @@ from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import changed_texts_by_field, rediscover_topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
-    from nri_numa.agent.daemon import Daemon
-    from nri_numa.agent.kubelet_sync import KubeletConfigWatch
-    from nri_numa.agent.links import NodeDevices
-
+    from nri_numa.devices.counts import CountsOrReason
 
 _YIELD_INTERVAL_S: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
+
+
+class ConfigInForce(Protocol):
+    """The agent and its configuration, which a reload replaces."""
+
+    config: AgentConfig
+    agent: Agent
+
+
+class SettingsSource(Protocol):
+    """Makes settings of a configuration and of what else they follow from."""
+
+    def settings_with_kubelet_config(self, config: AgentConfig, topology: Topology) -> Settings:
+        """The settings; any thread may ask."""
 
 
 class PreparedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +74,7 @@ def prepare_config(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: NodeModel,
-    source: KubeletConfigWatch,
+    source: SettingsSource,
 ) -> PreparedConfig:
     """Read a configuration and make everything ready; touches nothing that others use.
 
@@ -90,7 +102,7 @@ async def prepare_in_thread(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: NodeModel,
-    source: KubeletConfigWatch,
+    source: SettingsSource,
 ) -> PreparedConfig:
     """`prepare_config` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
@@ -101,7 +113,7 @@ async def prepare_in_thread(
         sys.setswitchinterval(usual)
 
 
-async def apply_recomputed_settings(daemon: Daemon, source: KubeletConfigWatch) -> bool:
+async def apply_recomputed_settings(daemon: ConfigInForce, source: SettingsSource) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
@@ -151,10 +163,14 @@ class MachineReloader:
     """Reads again what changes on the machine, in threads."""
 
     def __init__(
-        self, root: str, current: CurrentState, devices: NodeDevices, clock: Clock
+        self,
+        root: str,
+        current: CurrentState,
+        device_counts: Callable[[], CountsOrReason | None],
+        clock: Clock,
     ) -> None:
         self._root, self._current = root, current
-        self._devices, self._clock = devices, clock
+        self._device_counts, self._clock = device_counts, clock
         self._logged_topology: Topology | None = None  # as the log has it
         self._logged_at = -math.inf
         self._is_readable = True
@@ -170,7 +186,7 @@ class MachineReloader:
             current.set_memory(None)
             return
         devices: Counter[int] = Counter()
-        if not isinstance(counted := self._devices.device_counts(), str):
+        if not isinstance(counted := self._device_counts(), str):
             for one in counted or ():
                 devices[one.numa_node] += one.available
         current.set_memory(

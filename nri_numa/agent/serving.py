@@ -131,13 +131,10 @@ class HTTPThread:
                 self._metrics,
                 version=__version__,
                 busy_for=self._watch.current_gap,
-                crowded=self._hurry_when_crowded,
+                crowded=self._share.set_hurry,
             )
-            self._metrics.snapshot = view.metrics_snapshot
+            self._metrics.set_snapshot(view.metrics_snapshot)
             await server.run()
         finally:
             for task in tasks:
                 task.cancel()
-
-    def _hurry_when_crowded(self, crowded: bool) -> None:
-        self._share.hurry = crowded

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.containers import StartingCpuset
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import DeferredTasks
@@ -100,7 +101,8 @@ class ContainerStarts:
         wanted = CgroupWrite(containers.cgroup_of(container_id), new_cpus, new_mems)
         written = self._cgroups.write_cgroups({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
-            start.cpus, start.mems = cpus or start.cpus, mems or start.mems
+            lists = StartingCpuset(cpus or start.cpus, mems or start.mems)
+            containers.starting[container_id] = lists
         if written.changed:
             self._metrics.start_corrections.inc()
         if written.changed or written.problem:

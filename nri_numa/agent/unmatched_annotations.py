@@ -47,6 +47,10 @@ class _PendingNames:
     container_names: dict[str, None] = field(default_factory=dict)
     is_reported: bool = False
 
+    def mark_reported(self) -> None:
+        """What is missing was said."""
+        self.is_reported = True
+
     def unknown_names(self) -> tuple[UnknownContainerName, ...]:
         had, final = tuple(self.container_names), self.is_reported
         return tuple(
@@ -129,7 +133,7 @@ class UnmatchedAnnotations(PodObserver):
     def _report_pod(self, waiting: _PendingNames) -> None:
         if waiting.is_reported or not waiting.annotation_by_name:
             return
-        waiting.is_reported = True
+        waiting.mark_reported()
         self._report_sentences(
             waiting,
             "annotation for a container that the pod does not have",

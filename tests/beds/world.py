@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import Agent
+from nri_numa.agent.agent import Agent, GrantSource
 from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
@@ -138,19 +138,27 @@ def agent_of(
     return new_agent(current, writer, metrics or Metrics("test"), clock)
 
 
-def new_agent(current: CurrentState, writer: CgroupWriter, metrics: Metrics, clock: Clock) -> Agent:
-    """An agent of its parts."""
+def new_agent(
+    current: CurrentState,
+    writer: CgroupWriter,
+    metrics: Metrics,
+    clock: Clock,
+    kubelet: Callable[[CurrentState, DriftTable], GrantSource] | None = None,
+) -> Agent:
+    """An agent of its parts; ``kubelet`` makes what it knows of the kubelet's grants."""
     tasks = DeferredTasks(clock)
     cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
     history = DecisionHistory(current, tasks, metrics, clock)
+    drift = DriftTable(metrics, clock, current.notify)
     return Agent(
         current,
         cgroups=cgroups,
         starts=ContainerStarts(current, cgroups, history, tasks, metrics),
         history=history,
-        drift=DriftTable(metrics, clock, current.notify),
+        drift=drift,
         tasks=tasks,
         clock=clock,
+        kubelet=kubelet(current, drift) if kubelet else None,
     )
 
 
@@ -242,7 +250,9 @@ class World:
         cgroups: CgroupReader | None = None,
         key: bytes = b"a key of this node",
         clock: Callable[[], float] = lambda: 0.0,
+        kubelet: Callable[[CurrentState, DriftTable], GrantSource] | None = None,
     ) -> None:
+        self._kubelet = kubelet
         self._write = write
         self.starts = write is None
         """Whether what is created runs at once."""
@@ -279,7 +289,7 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        self.agent = new_agent(current, writer, self.metrics, self.timing)
+        self.agent = new_agent(current, writer, self.metrics, self.timing, self._kubelet)
         self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.containers import StartingCpuset
-from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator
+from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator, restore_headroom
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.pod_reader import PodReader
@@ -27,7 +27,7 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_headroom_moves, plan_moves
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
-from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
@@ -545,22 +545,22 @@ def test_room_is_kept_ahead_of_need() -> None:
     (a, b) = A_AND_B
     world = keeping((*a[:3], {"movable": "false"}), b)
     world.put("free", {}, qos=QoSClass.BEST_EFFORT)
-    assert world.agent.restore_headroom(0) == 0
-    assert world.agent.restore_headroom(2) == 1
+    assert restore_headroom(world.agent, 0) == 0
+    assert restore_headroom(world.agent, 2) == 1
     assert world.has("b-app") == ("3-6", "0-1")
     assert booked(world) == {0: 3, 1: 1}
     assert set(world.agent.current.state.pods) == {"uid-a", "uid-b", "uid-free"}
     reason = world.allocation("b-app").reason
     assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
     world.check()
-    assert world.agent.restore_headroom(2) == 0
+    assert restore_headroom(world.agent, 2) == 0
     assert isinstance(new(world), Admitted)
 
 
 def test_no_room_is_kept_where_none_can_be() -> None:
     world = keeping(*A_AND_B, cpus=16)
     before = world.agent.current.state
-    assert world.agent.restore_headroom(2) == 0
+    assert restore_headroom(world.agent, 2) == 0
     assert world.agent.current.state is before
 
 
@@ -594,7 +594,7 @@ def moving(
     """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 
     async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        mover = MemoryMigrator(world.agent, world.metrics, clock)
         world.agent.containers.moves_memory = True
         work = [
             asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
@@ -644,7 +644,7 @@ def test_each_move_is_timed_by_itself() -> None:
         )
 
     async def live() -> None:
-        mover = MemoryMigrator(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        mover = MemoryMigrator(world.agent, world.metrics, clock)
         world.agent.containers.moves_memory = True
         work = asyncio.create_task(mover.run())
         for over, name, cpus, where in (

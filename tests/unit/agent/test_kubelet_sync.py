@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.view import kubelet_document
 from nri_numa.config import AgentConfig
@@ -22,6 +24,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrantOverriders, QoSClass, Resources
 from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
 from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -32,6 +35,7 @@ class Bed:
 
     world: World
     beside: KubeletSync
+    metrics: Metrics
     directory: Path
     log: io.StringIO
 
@@ -49,25 +53,30 @@ class Bed:
         made.write_text(json.dumps(document))
         made.rename(self.directory / "cpu_manager_state")
 
+    def look(self) -> None:
+        """What happens every second."""
+        self.world.agent.apply_grants(self.beside.refresh_kubelet_grants())
+        self.beside.check_conflicts()
+
     def metric(self, name: str, **labels: str) -> float | None:
-        return self.world.metrics.registry.get_sample_value(f"nri_numa_{name}", labels)
+        return self.metrics.registry.get_sample_value(f"nri_numa_{name}", labels)
 
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
     log = io.StringIO()
     logs.setup_logging("info", stream=log)
-    world = World(
-        machines.single_no_smt(), Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
-    )
-    beside = KubeletSync(
-        world.agent,
-        world.metrics,
-        KubeletStateFiles(str(tmp_path)),
-        KubeletConfigWatch(str(tmp_path)),
-        StillClock(lambda: 7.0),
-    )
-    return Bed(world, beside, tmp_path, log)
+    made, metrics = list[KubeletSync](), Metrics("test")
+
+    def kubelet(current: CurrentState, drift: DriftTable) -> KubeletSync:
+        files, config = KubeletStateFiles(str(tmp_path)), KubeletConfigWatch(str(tmp_path))
+        clock = StillClock(lambda: 7.0)
+        made.append(KubeletSync(current, drift, metrics, files, config, clock))
+        return made[-1]
+
+    settings = Settings(kubelet_override=KubeletGrantOverriders.ANNOTATED)
+    world = World(machines.single_no_smt(), settings, kubelet=kubelet)
+    return Bed(world, made[-1], metrics, tmp_path, log)
 
 
 def sent(cpus: str) -> Resources:
@@ -146,9 +155,9 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
     )
     bed.world.agent.drift.update_drift(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
-        bed.beside.check_grants()
+        bed.look()
     bed.world.stop("g-app")
-    bed.beside.check_grants()
+    bed.look()
     assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
     assert bed.beside.conflicts == {}  # it is gone
 
@@ -158,23 +167,23 @@ def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
     of = pod("own", {"cpus": "exclusive"})
     own = bed.world.place(of, container(of, wants=resources(1, 1)))[0]
     bed.grant(g=own)
-    bed.beside.refresh_kubelet_grants()
+    bed.look()
     assert "granted CPUs that are exclusive to a container of ours" in bed.log.getvalue()
     assert bed.world.has("own-app")[0] == own
 
 
 def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None:
     bed.grant(g="2-3")
-    bed.beside.refresh_kubelet_grants()
+    bed.look()
     (bed.directory / "cpu_manager_state").write_text("{")
     for _ in range(3):
-        bed.beside.refresh_kubelet_grants()
+        bed.look()
     assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
     assert bed.metric("kubelet_state_problems") == 1
     assert str(bed.world.agent.current.state.kubelet.granted_cpus) == "2-3"
     assert bed.beside.state_file_problems
     bed.grant()
-    bed.beside.refresh_kubelet_grants()
+    bed.look()
     assert bed.metric("kubelet_state_problems") == 0
 
 

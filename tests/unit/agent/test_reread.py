@@ -27,7 +27,9 @@ async def test_memory_that_breathes_is_said_once_an_hour_and_cpus_at_once(
     root, seconds = write_sysfs(tmp_path, machines.dual_no_smt()), [0.0]
     clock = StillClock(seconds=lambda: seconds[0])
     agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(str(root), agent.current, NodeDevices(AgentConfig()), clock)
+    rereading = MachineReloader(
+        str(root), agent.current, NodeDevices(AgentConfig()).device_counts, clock
+    )
 
     async def after(at: float, gib: int, online: str = "0-15") -> list[tuple[str, str]]:
         seconds[0] = at
@@ -59,7 +61,9 @@ async def test_a_machine_that_cannot_be_read_is_said_once(
 ) -> None:
     root = write_sysfs(tmp_path, machines.dual_no_smt())
     agent = agent_of(NodeModel(topology=discover_topology(root), settings=Settings()))
-    rereading = MachineReloader(str(root), agent.current, NodeDevices(AgentConfig()), StillClock())
+    rereading = MachineReloader(
+        str(root), agent.current, NodeDevices(AgentConfig()).device_counts, StillClock()
+    )
     (root / ONLINE).write_text("nonsense\n")
     for _ in range(3):
         await rereading.read_machine(agent)

@@ -405,7 +405,8 @@ def _can_reserve_pod_sum(
     node: NodeSnapshot, allocation: Allocation, requested: PlacementOptions
 ) -> bool:
     """True if others of a pod ask for what this container of it asks for."""
-    if allocation.kind not in COMPUTED_KINDS or requested.slots is not None:
+    is_placed = allocation.kind in COMPUTED_KINDS or allocation.mems
+    if not is_placed or requested.numacpu is not None or requested.slots is not None:
         return False
     if any(
         requested.sources.get(key, DEFAULT_SOURCE).is_for_container for key in ("policy", "cpus")

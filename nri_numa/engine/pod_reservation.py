@@ -132,7 +132,8 @@ def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:
 
 def _live_milli(live: list[Allocation]) -> int:
     own = sum(a.cpu_milli for a in live if not a.uses_pod_resources)
-    return max(_booked(_once(live)).cpu_milli, own)
+    pods = [a.cpu_milli for a in live if a.uses_pod_resources]
+    return max(_booked(_once(live)).cpu_milli, own, *pods)
 
 
 def with_creation(case: PlacementRequest, state: NodeState, *, is_first: bool) -> NodeState:
@@ -540,7 +541,7 @@ def _unused_cpus(
     if one.container != POD_RESERVATION_NAME or state.pods[one.pod_uid].has_pending_containers:
         reserved = sum(len(a.cpus) for a in state.reservations_of(one.pod_uid) if a.exclusive)
         count = max(0, limit_milli // 1000 - reserved)
-    cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - count) :])
+    cpus = CPUSet(by_core(topology, cpus)[max(0, len(cpus) - count) :])
     return cpus, idle_siblings & topology.siblings_of(cpus)
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nri_numa.model.cpuset import NUMASet
+from nri_numa.engine.pod_reservation import by_core
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Policy
 from tests.checks.cpu_oracle import KubeletOracle
@@ -24,7 +25,8 @@ TAKEN_FIRST = "CPUs that an init container had are taken first"
 ANYWHERE = "CPUs that an init container had need not lie in the affinity"
 GIVEN_BACK = "memory of an init container is free when it has ended"
 CHOSEN = "CPUs of a whole pod are chosen with its first container"
-WAYS = (TAKEN_FIRST, ANYWHERE, GIVEN_BACK, CHOSEN)
+LIMITED = "of CPUs that an init container had no more are kept than the pod's sum leaves"
+WAYS = (TAKEN_FIRST, ANYWHERE, GIVEN_BACK, CHOSEN, LIMITED)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class KubeletNode:
     ) -> None:
         self.by_socket, self.ways = by_socket, frozenset(ways)
         self.policy, self.scope, self.reserved, self.distance = policy, scope, reserved, distance
-        self.oracle = KubeletOracle(topology)
+        self.topology, self.oracle = topology, KubeletOracle(topology)
         self.default: frozenset[int] = frozenset(topology.cpus)
         self.nodes = sorted(topology.numa_nodes)
         self.cells = {
@@ -127,8 +129,11 @@ class KubeletNode:
                     elsewhere = len(cpus - self.chosen - self.reusable)
                     self.chosen = frozenset(sorted(self.chosen - cpus)[elsewhere:])
                     self.reusable = self.reusable | cpus if one.init else self.reusable - cpus
-                    if CHOSEN in self.ways and together is not None and not number:
-                        self.choose(peak(wanted, exclusive) - exclusive(one), hint[0])
+                if LIMITED in self.ways and guaranteed:
+                    self.limit(pod, wanted, number)
+                if guaranteed and CHOSEN in self.ways and together is not None and not number:
+                    whole = peak(wanted, lambda w: w.milli) // 1000
+                    self.choose(whole - one.milli // 1000, hint[0])
                 if guaranteed:
                     mems = self.take_memory((pod, one.name), one.memory, hint)
                     if one.init and GIVEN_BACK in self.ways:
@@ -140,6 +145,27 @@ class KubeletNode:
             self.remove(pod)
             raise
         return got
+
+    def limit(self, pod: str, wanted: Sequence[Wanted], number: int) -> None:
+        """Give back CPUs of ended init containers that the pod can need no more."""
+        one, before = wanted[number], wanted[:number]
+        total = peak(wanted, lambda w: w.milli)
+        live = one.milli + sum(w.milli for w in before if not w.init)
+        kept = max(0, total - live) // 1000
+        if len([*before, one]) - sum(w.init for w in before) == 1 and all(
+            w.milli < total for w in (*before, one)
+        ):  # it may be an init container
+            kept = max(0, total // 1000 - live // 1000)
+        inits = [w.name for w in before if w.init and (pod, w.name) in self.cpus]
+        for key in [(pod, name) for name in sorted(inits)]:
+            # The latest that had a CPU has it.
+            self.cpus[key] -= self.cpus.get((pod, one.name), frozenset())
+            left = by_core(self.topology, CPUSet(self.cpus[key] & self.reusable))
+            back = frozenset(left[: max(0, len(left) - kept)])
+            kept -= len(left) - len(back)
+            self.cpus[key] -= back
+            self.reusable -= back
+            self.default |= back
 
     def remove(self, pod: str) -> None:
         for key in [k for k in self.cpus if k[0] == pod]:

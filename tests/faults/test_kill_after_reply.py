@@ -98,7 +98,9 @@ def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_between_an_answer_and_the_widening(node: Node, fails: bool) -> None:
     """Whether the owner ended, or its creation failed after the answer."""
-    free = restarted(node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates._return_cpus_batch:before")
+    free = restarted(
+        node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates._return_cpus_batch:before"
+    )
     pod = node.pod("mine", {"policy": "single-numa-node"})
     mine = node.create(pod, cpus=2)
     if not fails:

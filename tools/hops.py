@@ -21,15 +21,11 @@ from types import FrameType
 
 from google.protobuf.message import Message
 
-from nri_numa.agent.agent import Agent
-from nri_numa.agent.cgroup_updates import CgroupUpdates
-from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.build import build_agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock, DeferredTasks
-from nri_numa.agent.starts import ContainerStarts
+from nri_numa.agent.loop import Clock
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -104,18 +100,8 @@ class Node:
         machine = NodeModel(topology=topology, settings=Settings(), key=b"signs annotations")
         current = CurrentState(machine, store, clock)
         writer = CgroupWriter(CgroupReader("/nowhere"))
-        tasks = DeferredTasks(clock)
-        cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
-        history = DecisionHistory(current, tasks, metrics, clock)
-        agent = Agent(
-            current,
-            cgroups=cgroups,
-            starts=ContainerStarts(current, cgroups, history, tasks, metrics),
-            history=history,
-            drift=DriftTable(metrics, clock, current.notify),
-            tasks=tasks,
-            clock=clock,
-        )
+        drift = DriftTable(metrics, clock, current.notify)
+        agent = build_agent(current, drift, writer, metrics, clock)
         self._handler = AgentHandler(agent, metrics)
         self._plugin, self._runtime = PluginSession(), RuntimeSession()
         self._plugin.register_plugin("hops", "10")

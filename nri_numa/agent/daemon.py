@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nri_numa import __version__
 from nri_numa import config as configuration
-from nri_numa.agent.agent import Agent
 from nri_numa.agent.assigned_files import AssignedFiles
+from nri_numa.agent.build import build_agent
 from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatch
-from nri_numa.agent.cgroup_updates import CgroupUpdates
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
-from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, ContainerDevices, LinkObserver, PendingPods
-from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
 from nri_numa.agent.links import (
@@ -41,7 +38,6 @@ from nri_numa.agent.links import (
 )
 from nri_numa.agent.loop import (
     Clock,
-    DeferredTasks,
     HeapReleaser,
     LoopMonitor,
     collect_generation,
@@ -59,7 +55,6 @@ from nri_numa.agent.reload import (
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.agent.serving import HTTPThread
-from nri_numa.agent.starts import ContainerStarts
 from nri_numa.agent.systemd_sync import SystemdSync
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.config import (
@@ -184,21 +179,10 @@ class Daemon(LinkObserver):
             config.sysfs_root, current, self._devices.device_counts, clock
         )
         writer = CgroupWriter(CgroupReader(config.cgroup_root))
-        containers = LiveContainers(moves_memory=can_move_memory(writer.reader))
-        tasks = DeferredTasks(clock)
-        cgroups = CgroupUpdates(current, containers, writer, tasks, metrics, clock)
-        history = DecisionHistory(
-            current,
-            tasks,
-            metrics,
-            clock,
-            max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
-        )
         drift = DriftTable(metrics, clock, current.notify)
         launched = preinstalled_from_environment(os.environ)
         self._launched = launched is not None
         by_cri = is_reached_over_cri(config, launched=self._launched)
-        starts = ContainerStarts(current, cgroups, history, tasks, metrics, sees_starts=not by_cri)
         self._beside = KubeletSync(
             current,
             drift,
@@ -207,15 +191,16 @@ class Daemon(LinkObserver):
             self._kubelet,
             clock,
         )
-        self.agent = agent = Agent(
+        self.agent = agent = build_agent(
             current,
-            cgroups=cgroups,
-            starts=starts,
-            history=history,
-            drift=drift,
-            tasks=tasks,
-            clock=clock,
+            drift,
+            writer,
+            metrics,
+            clock,
             kubelet=self._beside,
+            moves_memory=can_move_memory(writer.reader),
+            sees_starts=not by_cri,
+            max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
         )
         self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
         if problem := self._explanations.load():
@@ -279,14 +264,14 @@ class Daemon(LinkObserver):
             current, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
         )
         self._lock = RuntimeLock(runtime_lock_socket(config, launched=self._launched))
-        self._systemd = SystemdSync(current, cgroups, SystemdScopes(), clock)
+        self._systemd = SystemdSync(current, agent.cgroups, SystemdScopes(), clock)
         self.reconciler = Reconciler(
             current,
-            cgroups,
+            agent.cgroups,
             self._systemd,
             drift,
             self.runtime,
-            notices=history.notices,
+            notices=agent.history.notices,
             metrics=metrics,
             clock=clock,
         )

@@ -15,13 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent, GrantSource
-from nri_numa.agent.cgroup_updates import CgroupUpdates
-from nri_numa.agent.containers import LiveContainers
+from nri_numa.agent.build import build_agent
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.history import DecisionHistory
-from nri_numa.agent.loop import Clock, DeferredTasks
-from nri_numa.agent.starts import ContainerStarts
+from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import StoredExplanation
 from nri_numa.engine.node_model import MeasuredFree, NodeModel
@@ -135,31 +132,9 @@ def agent_of(
     clock = clock or StillClock()
     current = CurrentState(machine, MemoryStore() if store is None else store, clock)
     writer = CgroupWriter(CgroupReader("/nowhere"))
-    return new_agent(current, writer, metrics or Metrics("test"), clock)
-
-
-def new_agent(
-    current: CurrentState,
-    writer: CgroupWriter,
-    metrics: Metrics,
-    clock: Clock,
-    kubelet: Callable[[CurrentState, DriftTable], GrantSource] | None = None,
-) -> Agent:
-    """An agent of its parts; ``kubelet`` makes what it knows of the kubelet's grants."""
-    tasks = DeferredTasks(clock)
-    cgroups = CgroupUpdates(current, LiveContainers(), writer, tasks, metrics, clock)
-    history = DecisionHistory(current, tasks, metrics, clock)
+    metrics = metrics or Metrics("test")
     drift = DriftTable(metrics, clock, current.notify)
-    return Agent(
-        current,
-        cgroups=cgroups,
-        starts=ContainerStarts(current, cgroups, history, tasks, metrics),
-        history=history,
-        drift=drift,
-        tasks=tasks,
-        clock=clock,
-        kubelet=kubelet(current, drift) if kubelet else None,
-    )
+    return build_agent(current, drift, writer, metrics, clock)
 
 
 class _Cgroups(CgroupWriter):
@@ -289,7 +264,9 @@ class World:
         machine = NodeModel(topology=self.topology, settings=self.settings, key=self.key)
         current = CurrentState(machine, self.store, self.timing, observe=self._observe)
         writer = _Cgroups(self, self._write)
-        self.agent = new_agent(current, writer, self.metrics, self.timing, self._kubelet)
+        drift = DriftTable(self.metrics, self.timing, current.notify)
+        kubelet = self._kubelet(current, drift) if self._kubelet else None
+        self.agent = build_agent(current, drift, writer, self.metrics, self.timing, kubelet=kubelet)
         self.history = self.agent.history
         state, problems = state_from(self.store.documents)
         assert problems == []

@@ -14,7 +14,7 @@ from tests.beds.embedded_node import Node, until
 
 REST = (
     "call:nri_numa.observe.decisions:DecisionReporter.log_placed_with_neighbours:before",
-    "call:nri_numa.agent.agent:Agent._pack_trace:after",
+    "call:nri_numa.agent.history:DecisionHistory._pack_trace:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 
@@ -86,7 +86,7 @@ def restarted(node: Node, fault: str) -> EmbeddedContainer:
 
 def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
     """The runtime makes the container without us; it has its CPUs when we are back."""
-    free = restarted(node, "call:nri_numa.agent.agent:Agent._write_updates:after")
+    free = restarted(node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates.write_updates:after")
     mine = node.owner("mine")
     died(node)
     node.start()
@@ -98,7 +98,9 @@ def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_between_an_answer_and_the_widening(node: Node, fails: bool) -> None:
     """Whether the owner ended, or its creation failed after the answer."""
-    free = restarted(node, "call:nri_numa.agent.agent:Agent._return_cpus_batch:before")
+    free = restarted(
+        node, "call:nri_numa.agent.cgroup_updates:CgroupUpdates._return_cpus_batch:before"
+    )
     pod = node.pod("mine", {"policy": "single-numa-node"})
     mine = node.create(pod, cpus=2)
     if not fails:

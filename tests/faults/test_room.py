@@ -20,7 +20,7 @@ if problem := find_migration_problem(CgroupReader("/nowhere")):
 SINGLE = {"policy": "single-numa-node"}
 ON_THE_WAY = (
     "agent.agent:Agent._apply_moves:before",
-    "agent.agent:Agent._write_updates:after",
+    "agent.cgroup_updates:CgroupUpdates.write_updates:after",
     "agent.agent:Agent._apply_moves:after",
     "agent.memory_migration:MemoryMigrator._migrate_container:before",
     "agent.agent:Agent.finish_migration:before",

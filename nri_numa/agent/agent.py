@@ -416,7 +416,8 @@ class Agent:
         end = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
-        unmarked = [c.id for c in containers if self.cgroups.mark_key not in c.annotations]
+        mark_key = self.cgroups.mark_key
+        unmarked = [c.id for c in containers if mark_key not in c.annotations]
         containers = [self.cgroups.with_mark(c) for c in containers]
         node = self.current.snapshot()
         outcome = rebuild_node_state(

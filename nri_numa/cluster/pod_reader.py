@@ -38,7 +38,7 @@ from nri_numa.engine.request.demand import (
     Demand,
     complete_options,
     compute_demand,
-    first_share,
+    share_of_first_container,
 )
 from nri_numa.engine.state import NO_CHARGE, Charge
 from nri_numa.kube.requests import annotations_of, mapping_or_empty
@@ -187,7 +187,9 @@ class PodReader:
                 return _invalid_request(request, unpinned_memory_policy_rejection(requested))
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
-            share = replace(first_share(sandbox, container.resources), others=allocated)
+            share = replace(
+                share_of_first_container(sandbox, container.resources), others=allocated
+            )
             found = compute_demand(sandbox, container, requested, 0, share)
             if isinstance(found, Rejection):
                 return _invalid_request(request, found)
@@ -242,7 +244,7 @@ def _static_policy_cpus(pod: PodSandbox, container: Container, others: Charge) -
     if pod.qos is not QoSClass.GUARANTEED:
         return 0
     requested = PlacementOptions(cpus=None, policy=Policy.BEST_EFFORT)
-    share = replace(first_share(pod, container.resources), others=others)
+    share = replace(share_of_first_container(pod, container.resources), others=others)
     found = compute_demand(pod, container, requested, 0, share)
     return found.exclusive_cpus if isinstance(found, Demand) else 0
 

@@ -141,7 +141,7 @@ def _place_request(
     told = pod.resources
     has_share = record is not None or told.cpu_shares or told.cpu_quota or told.memory_limit
     if has_share and not requested.is_unpinned:
-        case = replace(case, share=find_pod_share(case))
+        case = replace(case, pod_share=find_pod_share(case))
     reservation = find_pod_reservation(case) if has_others else NO_POD_RESERVATION
     case, demand_rejection = _with_demand(case, grant)
     if has_others:
@@ -224,7 +224,7 @@ def _with_demand(
     if requested.is_unpinned or (grant is not None and not isinstance(grant, OverrideGrant)):
         return case, None
     demand = compute_demand(
-        case.pod, case.container, requested, case.node.machine.total_memory_bytes, case.share
+        case.pod, case.container, requested, case.node.machine.total_memory_bytes, case.pod_share
     )
     if isinstance(demand, Rejection):
         return case, demand
@@ -341,11 +341,15 @@ def _booked_state(
         preferred = placement.aligned
         record = replace(record, affinity=placement.pod_affinity, affinity_is_preferred=preferred)
         state = state.with_pod(record)
-    total = case.share.sum.cpu_milli
+    total = case.pod_share.sum.cpu_milli
     if total >= 1000 and (record.pending_milli or case.demand.own_cpu_milli < total):
         is_first = case.pod.uid not in before.state.pods
         # Containers that share the pod's pool are not in this state, and nothing is to come.
-        state = state if reservation.sharers else with_creation(case, state, is_first=is_first)
+        state = (
+            state
+            if reservation.sharers
+            else with_creation(case, state, is_first_container=is_first)
+        )
     if reservation is not NO_POD_RESERVATION:
         return reservation.restore(case, state, allocation)
     return state, ()
@@ -608,9 +612,9 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
         "assigned_at": case.node.now,
         "immovable": placed.kind in COMPUTED_KINDS and _is_immovable(case),
         "movable": placed.kind in COMPUTED_KINDS and requested.movable,
-        "uses_pod_resources": case.share.uses_pod_resources,
-        "is_in_pod_pool": case.share.uses_pod_resources
-        and is_in_pod_pool(case.pod, requested, case.share),
+        "uses_pod_resources": case.pod_share.uses_pod_resources,
+        "is_in_pod_pool": case.pod_share.uses_pod_resources
+        and is_in_pod_pool(case.pod, requested, case.pod_share),
     }
     if placed.kind is ContainerKind.FOREIGN:
         kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)

@@ -33,10 +33,10 @@ from nri_numa.engine.request.demand import (
     complete_options,
     compute_demand,
     cpu_size_milli,
-    first_share,
     hugepage_demand,
     own_request_milli,
     requested_memory,
+    share_of_first_container,
     unpinned_memory_request,
 )
 from nri_numa.engine.state import (
@@ -302,7 +302,7 @@ def _allocation_from(
     if kind in (ContainerKind.UNPINNED, ContainerKind.FOREIGN) and not mems:
         cpu_milli, numa_nodes = 0, NO_NUMA_NODES
     # What an owner has; of others what is requested, in equal parts.
-    share = first_share(pod, resources)
+    share = share_of_first_container(pod, resources)
     requested_milli = min(cpu_milli, share.limit_milli(own_request_milli(pod.qos, resources)))
     counts = machine.topology.cpu_count_by_node(cpus)
     milli_by_node = (

@@ -239,7 +239,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
     policy: Policy = Policy.NONE
     current_cpus: CPUSet = NO_CPUS
     is_running: bool = False
-    share: PodShare = NO_POD_SHARE
+    pod_share: PodShare = NO_POD_SHARE
 
     @property
     def initial_placement(self) -> Placement:

@@ -315,7 +315,7 @@ def _reserve_expected_containers(
     base = node.with_state(without_pending_reservation(decided.state, pod.uid))
     own = expected.get(first.name)
     ends = own is not None and own.is_init
-    plan = _with_ended(base, first.id) if ends else base
+    plan = _with_container_ended(base, first.id) if ends else base
     count = MAX_EXPECTED_WORK // admission_work(node)
     others = {name: one for name, one in expected.items() if name != first.name}
     placed = dict(islice(others.items(), count))
@@ -331,10 +331,10 @@ def _reserve_expected_containers(
             )
         plan = plan.with_state(found)
         if one.is_init:
-            plan = _with_ended(plan, made.id)
+            plan = _with_container_ended(plan, made.id)
     ids = [f"{pod.id}/{name}" for name in placed]
     for i in ids:
-        plan = _with_ended(plan, i)
+        plan = _with_container_ended(plan, i)
     allocations = plan.state.allocations
     left = (allocations[i] for i in ids if i in allocations)
     kept = [replace(a, reason=PENDING_RESERVATION_CAPTION) for a in left]
@@ -349,7 +349,7 @@ def _reserve_expected_containers(
     return _reserve_pod_sum(node, pod, replace(decided, state=found), is_first=True)
 
 
-def _with_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot:
+def _with_container_ended(node: NodeSnapshot, container_id: str) -> NodeSnapshot:
     allocation = node.state.allocations.get(container_id)
     if allocation is None or allocation.reserved_at:
         return node

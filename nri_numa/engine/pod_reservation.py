@@ -23,9 +23,9 @@ from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.request.demand import (
     PodShare,
     cpu_size_milli,
-    first_share,
     is_in_pod_pool,
     own_request_milli,
+    share_of_first_container,
     told_sum,
 )
 from nri_numa.engine.state import (
@@ -60,29 +60,29 @@ class ReservationTerm(NamedTuple):
     expires_at: float
 
 
-def reservation_term(state: NodeState, one: Allocation, keep_s: float) -> ReservationTerm:
+def reservation_term(state: NodeState, reservation: Allocation, keep_s: float) -> ReservationTerm:
     """How long a pod keeps a reservation: hard while a container is on its way, soft after that.
 
     What the runtime does not tell is seen by what it does: a container is on its way after a
     sandbox, a creation or an end. ``keep_s`` is ``keepExclusiveCPUs``.
     """
-    record = state.pods[one.pod_uid]
+    record = state.pods[reservation.pod_uid]
     if record.stopped_at:
         return ReservationTerm(0.0, record.stopped_at + NEW_SANDBOX_TIME_S)
-    members = state.allocations_of_pod(one.pod_uid)
+    members = state.allocations_of_pod(reservation.pod_uid)
     last_change = changed_at(members)
-    is_named = one.is_expected and one.container != POD_RESERVATION_NAME
+    is_named = reservation.is_expected and reservation.container != POD_RESERVATION_NAME
     if is_named or all(a.reserved_at for a in members):
         # The kubelet knows of another. Its sandbox ends that, where it is seen to.
-        end = math.inf if record.sandbox_cgroup else last_change + keep_s
-        return ReservationTerm(end, end)
+        end_time = math.inf if record.sandbox_cgroup else last_change + keep_s
+        return ReservationTerm(end_time, end_time)
     if record.has_pending_containers:
-        until = last_change + keep_s
+        soft_time = last_change + keep_s
     else:
-        until = one.reserved_at + min(
-            keep_s, BACK_OFF_TIME_S if one.is_restarted else RESTART_TIME_S
+        soft_time = reservation.reserved_at + min(
+            keep_s, BACK_OFF_TIME_S if reservation.is_restarted else RESTART_TIME_S
         )
-    return ReservationTerm(until, until + keep_s)
+    return ReservationTerm(soft_time, soft_time + keep_s)
 
 
 def changed_at(members: Iterable[Allocation]) -> float:
@@ -93,7 +93,7 @@ def changed_at(members: Iterable[Allocation]) -> float:
 def soft_reservations(node: NodeSnapshot, but_uid: str = "") -> list[Allocation]:
     """Reservations that give way, of all pods but one: oldest first, then by container id."""
     state, keep_s = node.state, node.machine.settings.reservation_seconds
-    soft = [
+    reservations = [
         a
         for a in state.allocations.values()
         if a.reserved_at
@@ -101,21 +101,26 @@ def soft_reservations(node: NodeSnapshot, but_uid: str = "") -> list[Allocation]
         and reservation_term(state, a, keep_s).hard_until <= node.now
     ]
     return sorted(
-        soft, key=lambda a: (changed_at(state.allocations_of_pod(a.pod_uid)), a.container_id)
+        reservations,
+        key=lambda a: (changed_at(state.allocations_of_pod(a.pod_uid)), a.container_id),
     )
 
 
 def expired_reservations(node: NodeSnapshot) -> list[Allocation]:
     """Reservations that pods have had long enough."""
     state, keep_s = node.state, node.machine.settings.reservation_seconds
-    every = [a for a in state.allocations.values() if a.reserved_at]
-    return [a for a in every if reservation_term(state, a, keep_s).expires_at <= node.now]
+    reservations = [a for a in state.allocations.values() if a.reserved_at]
+    return [a for a in reservations if reservation_term(state, a, keep_s).expires_at <= node.now]
 
 
-def reserved_text(one: Allocation) -> str:
+def reserved_text(reservation: Allocation) -> str:
     """What is reserved for which pod: its CPUs, or memory where it has none."""
-    what = cpus_text(one.cpus) if one.cpus else f"memory of {numa_text(one.numa_nodes)}"
-    return f"{what}, reserved for {one.namespace}/{one.pod},"
+    subject = (
+        cpus_text(reservation.cpus)
+        if reservation.cpus
+        else f"memory of {numa_text(reservation.numa_nodes)}"
+    )
+    return f"{subject}, reserved for {reservation.namespace}/{reservation.pod},"
 
 
 def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:
@@ -131,21 +136,23 @@ def entitled_milli(state: NodeState, uid: str, total_milli: int) -> int:
 
 
 def _live_milli(live: list[Allocation]) -> int:
-    own = sum(a.cpu_milli for a in live if not a.uses_pod_resources)
+    own_milli = sum(a.cpu_milli for a in live if not a.uses_pod_resources)
     pods = [a.cpu_milli for a in live if a.uses_pod_resources]
-    return max(_booked(_once(live)).cpu_milli, own, *pods)
+    return max(_sum_charges(_count_owned_cpus_once(live)).cpu_milli, own_milli, *pods)
 
 
-def with_creation(case: PlacementRequest, state: NodeState, *, is_first: bool) -> NodeState:
+def with_creation(
+    case: PlacementRequest, state: NodeState, *, is_first_container: bool
+) -> NodeState:
     """Record what of a pod's sum is still to come after one of its containers was created."""
     is_placed = case.demand is not NO_DEMAND and case.pod.qos is QoSClass.GUARANTEED
     if not (is_placed and case.node.machine.settings.reservation_seconds):
         return state
     record, live = state.pods[case.pod.uid], _live(state, case.pod.uid)
-    pending = max(0, case.share.sum.cpu_milli - _live_milli(live))
+    pending = max(0, case.pod_share.sum.cpu_milli - _live_milli(live))
     if len(live) > 1:
         pending = min(pending, record.pending_milli)
-    may_be_init = bool(pending) and len(live) == 1 and (is_first or record.may_be_init)
+    may_be_init = bool(pending) and len(live) == 1 and (is_first_container or record.may_be_init)
     if (pending, may_be_init) == (record.pending_milli, record.may_be_init):
         return state
     return state.with_pod(replace(record, pending_milli=pending, may_be_init=may_be_init))
@@ -225,9 +232,9 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.reserved:
             limit = None
-            if case.pod.qos is QoSClass.GUARANTEED and case.share.sum.cpu_milli:
+            if case.pod.qos is QoSClass.GUARANTEED and case.pod_share.sum.cpu_milli:
                 milli = own_request_milli(case.pod.qos, case.container.resources)
-                limit = entitled_milli(state, case.pod.uid, case.share.total_milli(milli))
+                limit = entitled_milli(state, case.pod.uid, case.pod_share.total_milli(milli))
             node = case.node.with_state(state)
             state = restore_pod_reservation(node, self.reserved, allocation, limit)
         if not self.sharers or self.is_joining:
@@ -236,7 +243,7 @@ class PodReservation(msgspec.Struct, frozen=True, kw_only=True):
         ids = tuple(a.container_id for a in self.sharers)
         state = state.without_allocation(*(i for i in ids if i in state.allocations))
         node = case.node.with_state(state)
-        return resize_pod_pool(node, self.sharers, case.share.sum, None), ids
+        return resize_pod_pool(node, self.sharers, case.pod_share.sum, None), ids
 
 
 NO_POD_RESERVATION: Final = PodReservation()
@@ -252,7 +259,7 @@ def find_pod_reservation(case: PlacementRequest) -> PodReservation:
     if requested.is_unpinned:
         return PodReservation(reserved=reserved)
     sharers = state.pod_pool(pod.uid) if requested.scope is Scope.POD else ()
-    is_joining = bool(sharers) and is_in_pod_pool(pod, requested, case.share)
+    is_joining = bool(sharers) and is_in_pod_pool(pod, requested, case.pod_share)
     return PodReservation(reserved=reserved, sharers=sharers, is_joining=is_joining)
 
 
@@ -263,48 +270,50 @@ def sum_in_force(record: PodRecord | None, pod: PodSandbox) -> Charge:
     comes from 2.3 on, tells the sum of the pod's creation for ever.
     """
     told = told_sum(pod)
-    is_news = record is None or record.total is None or record.told != told
-    return told if is_news or record is None or record.total is None else record.total
+    is_news = record is None or record.sum_in_force is None or record.told_sum != told
+    return told if is_news or record is None or record.sum_in_force is None else record.sum_in_force
 
 
 def find_pod_share(case: PlacementRequest, prior: Allocation | None = None) -> PodShare:
     """What a pod has, and leaves to a container that is created, or resized from ``prior``."""
     pod, resources, record = case.pod, case.container.resources, case.pod_record
     if record is None:
-        return first_share(pod, resources)
+        return share_of_first_container(pod, resources)
     if prior is None:
-        is_own = case.container.name in (*record.grown, POD_RESERVATION_NAME)
-        share = first_share(pod, resources, sum_in_force(record, pod), is_own=is_own)
-        return _with_others(case, share)
+        is_own = case.container.name in (*record.grown_container_names, POD_RESERVATION_NAME)
+        share = share_of_first_container(pod, resources, sum_in_force(record, pod), is_own=is_own)
+        return _with_member_charges(case, share)
     memory = resources.memory_limit or 0
     total = sum_told_by(case.node.state, pod, prior, cpu_size_milli(resources), memory)
     share = PodShare(sum=total, uses_pod_resources=prior.uses_pod_resources)
-    share = _with_others(case, share)
+    share = _with_member_charges(case, share)
     if share.uses_pod_resources:
         return share
     # What it has already, nobody takes off it: the others were not told their size yet.
     milli = own_request_milli(pod.qos, resources)
-    limit = share.total_milli(milli) - min(milli, _booked((prior,)).cpu_milli)
-    others = replace(share.others, cpu_milli=min(share.others.cpu_milli, limit))
-    return replace(share, others=others)
+    limit = share.total_milli(milli) - min(milli, _sum_charges((prior,)).cpu_milli)
+    others = replace(share.other_charge, cpu_milli=min(share.other_charge.cpu_milli, limit))
+    return replace(share, other_charge=others)
 
 
-def _with_others(case: PlacementRequest, share: PodShare) -> PodShare:
+def _with_member_charges(case: PlacementRequest, share: PodShare) -> PodShare:
     """Add what other live containers of its pod have and leave a container."""
     requested = case.requested
     joins = is_in_pod_pool(case.pod, requested, share)
     pods_list = requested.listed_cpus if requested.list_is_pods else NO_CPUS
     live = _live(case.node.state, case.pod.uid)
-    members = _once([a for a in live if a.container_id != case.container.id], pods_list)
-    own = others = _booked([a for a in members if not a.uses_pod_resources])
+    members = _count_owned_cpus_once(
+        [a for a in live if a.container_id != case.container.id], pods_list
+    )
+    own = others = _sum_charges([a for a in members if not a.uses_pod_resources])
     for a in [a for a in members if a.uses_pod_resources]:
-        booked = _booked((a,))
+        booked = _sum_charges((a,))
         if a.is_in_pod_pool and a.kind is ContainerKind.EXCLUSIVE:
             # It gives all but one CPU, and memory that it only might use.
             milli = 0 if joins else min(1000, booked.cpu_milli)
             booked = Charge(milli, booked.memory if share.uses_pod_resources else 0)
         others = others.add(booked)
-    return replace(share, own=own, others=others)
+    return replace(share, own_charge=own, other_charge=others)
 
 
 def sum_told_by(
@@ -325,7 +334,7 @@ def with_sum_told(
     state: NodeState, pod: PodSandbox, allocation: Allocation, total: Charge
 ) -> NodeState:
     """Remember which sum a resize told, and whose own size is that of its pod by now."""
-    grown = state.pods[pod.uid].grown
+    grown = state.pods[pod.uid].grown_container_names
     if not allocation.uses_pod_resources and allocation.cpu_milli >= total.cpu_milli > 0:
         grown |= {allocation.container}
     return _with_sum(state, pod, total, grown)
@@ -338,21 +347,24 @@ def with_pod_resized(state: NodeState, pod: PodSandbox, resources: Resources) ->
         return state
     had, new = sum_in_force(record, pod), told_sum(replace(pod, resources=resources))
     total = Charge(new.cpu_milli or had.cpu_milli, new.memory or had.memory)
-    return _with_sum(state, pod, total, record.grown)
+    return _with_sum(state, pod, total, record.grown_container_names)
 
 
 def _with_sum(state: NodeState, pod: PodSandbox, total: Charge, grown: frozenset[str]) -> NodeState:
     record, told = state.pods[pod.uid], told_sum(pod)
     is_told = total == told
     after = replace(
-        record, told=None if is_told else told, total=None if is_told else total, grown=grown
+        record,
+        told_sum=None if is_told else told,
+        sum_in_force=None if is_told else total,
+        grown_container_names=grown,
     )
     return state if after == record else state.with_pod(after)
 
 
 def pod_pool_cpus(state: NodeState, uid: str, total_milli: int) -> int:
     """The number of CPUs that a pod's other containers leave to its pool, at least one."""
-    others = _booked(a for a in _live(state, uid) if not a.uses_pod_resources)
+    others = _sum_charges(a for a in _live(state, uid) if not a.uses_pod_resources)
     return max(1, (total_milli - others.cpu_milli) // 1000)
 
 
@@ -391,8 +403,8 @@ def _with_pool_memory(
     state: NodeState, pool: tuple[Allocation, ...], total: int, before: Allocation | None
 ) -> tuple[Allocation, ...]:
     """Book for a pool once the memory that its pod's owners leave, as far as they gave it back."""
-    owners = _booked(a for a in _live(state, pool[0].pod_uid) if not a.uses_pod_resources)
-    change = max(0, total - owners.memory) - _booked(pool).memory
+    owners = _sum_charges(a for a in _live(state, pool[0].pod_uid) if not a.uses_pod_resources)
+    change = max(0, total - owners.memory) - _sum_charges(pool).memory
     if total <= 0 or not change:
         return pool
     changed = []
@@ -417,7 +429,7 @@ def is_for_pod_pool(state: NodeState, ended: Allocation) -> bool:
 def give_to_pod_pool(node: NodeSnapshot, ended: Allocation) -> NodeState:
     """The state once a pod's pool has what an owner of the pod had."""
     state, uid = node.state, ended.pod_uid
-    pool, total = state.pod_pool(uid), _booked(_once(_live(state, uid)))
+    pool, total = state.pod_pool(uid), _sum_charges(_count_owned_cpus_once(_live(state, uid)))
     ids = [ended.container_id, *(a.container_id for a in pool)]
     return resize_pod_pool(node.with_state(state.without_allocation(*ids)), pool, total, ended)
 
@@ -426,7 +438,9 @@ def _live(state: NodeState, uid: str) -> list[Allocation]:
     return [a for a in state.allocations_of_pod(uid) if not a.reserved_at]
 
 
-def _once(allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS) -> list[Allocation]:
+def _count_owned_cpus_once(
+    allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS
+) -> list[Allocation]:
     """Allocations whose CPUs are counted once where several own the same; a list not at all."""
     lists = {listed.bits}
     found = []
@@ -439,7 +453,7 @@ def _once(allocations: Iterable[Allocation], listed: CPUSet = NO_CPUS) -> list[A
     return found
 
 
-def _booked(allocations: Iterable[Allocation]) -> Charge:
+def _sum_charges(allocations: Iterable[Allocation]) -> Charge:
     """CPUs and memory of allocations, in sum."""
     cpu_milli = memory = 0
     for a in allocations:

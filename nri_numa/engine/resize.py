@@ -144,7 +144,7 @@ class _Resize:
 
     def check_pod_sum(self) -> Rejection | None:
         """See that others of its pod leave it its size, or that it may run with less."""
-        case, share = self.case, self.case.share
+        case, share = self.case, self.case.pod_share
         milli = own_request_milli(case.pod.qos, case.container.resources)
         limit, change = share.limit_milli(milli), case.demand.own_cpu_milli - self.prior.cpu_milli
         is_due = change > 0 or (self.had_shortfall and not change)
@@ -687,7 +687,7 @@ def resize_to_current_resources(
     trace = replace(trace, demand=demand)
     if pool and demand.exclusive_cpus and not allocation.exclusive:
         allocation = _among_sharers(allocation, pool[0])
-    case = replace(case, node=without_it, demand=demand, share=share)
+    case = replace(case, node=without_it, demand=demand, pod_share=share)
     placed = resize_in_place(*_open_pod_pool(case, allocation))
     if isinstance(placed, Rejection):
         return _resize_rejection(placed, trace)
@@ -711,7 +711,7 @@ def _open_pod_pool(
     if not pool:
         return case, allocation, NO_CPUS
     milli = own_request_milli(case.pod.qos, case.container.resources)
-    total_milli = case.share.total_milli(milli) - case.share.limit_milli(milli)
+    total_milli = case.pod_share.total_milli(milli) - case.pod_share.limit_milli(milli)
     state = state.without_allocation(*(a.container_id for a in pool))
     cpus, topology = pool[0].cpus, case.node.machine.topology
     count = pod_pool_cpus(state, case.pod.uid, total_milli)

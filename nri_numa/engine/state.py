@@ -291,9 +291,9 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     affinity_is_preferred: bool = True
     previous: Mapping[str, PreviousCPUs] = msgspec.field(default_factory=dict)
     sandbox_cgroup: str = ""
-    told: Charge | None = None
-    total: Charge | None = None
-    grown: frozenset[str] = frozenset()
+    told_sum: Charge | None = None
+    sum_in_force: Charge | None = None
+    grown_container_names: frozenset[str] = frozenset()
     pending_milli: int = 0
     may_be_init: bool = False
     stopped_at: float = 0.0

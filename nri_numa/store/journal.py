@@ -251,7 +251,7 @@ _RESERVATION_FIELDS: Final = {
 
 def pod_document(record: PodRecord) -> Document | None:
     """What is worth remembering of a pod beyond its containers; None when nothing is."""
-    is_told = record.told is not None or record.grown
+    is_told = record.told_sum is not None or record.grown_container_names
     is_reserving = record.pending_milli or record.stopped_at
     is_worth = record.previous or record.sandbox_cgroup or is_told or is_reserving
     if record.affinity is None and not is_worth:
@@ -264,10 +264,10 @@ def pod_document(record: PodRecord) -> Document | None:
         document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.previous.items()}
     if record.sandbox_cgroup:
         document["cgroup"] = record.sandbox_cgroup
-    if record.told is not None:
-        document["told"], document["total"] = record.told, record.total
-    if record.grown:
-        document["grown"] = sorted(record.grown)
+    if record.told_sum is not None:
+        document["told"], document["total"] = record.told_sum, record.sum_in_force
+    if record.grown_container_names:
+        document["grown"] = sorted(record.grown_container_names)
     for key, name in _RESERVATION_FIELDS.items():
         if value := getattr(record, name):
             document[key] = value
@@ -290,9 +290,9 @@ def pod_record_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
         sandbox_cgroup=cgroup,
-        told=msgspec.convert(document.get("told"), Charge | None),
-        total=msgspec.convert(document.get("total"), Charge | None),
-        grown=msgspec.convert(document.get("grown", ()), frozenset[str]),
+        told_sum=msgspec.convert(document.get("told"), Charge | None),
+        sum_in_force=msgspec.convert(document.get("total"), Charge | None),
+        grown_container_names=msgspec.convert(document.get("grown", ()), frozenset[str]),
         pending_milli=msgspec.convert(document.get("pending", 0), int),
         may_be_init=msgspec.convert(document.get("init", False), bool),
         stopped_at=msgspec.convert(document.get("stopped", 0.0), float),

@@ -116,34 +116,34 @@ class PodShare(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sum: Charge = NO_CHARGE
-    own: Charge = NO_CHARGE
-    others: Charge = NO_CHARGE
+    own_charge: Charge = NO_CHARGE
+    other_charge: Charge = NO_CHARGE
     uses_pod_resources: bool = False
 
     def total_milli(self, milli: int) -> int:
         """The pod's CPUs where a container requests so many: no less than all request."""
         if self.uses_pod_resources:
             return self.sum.cpu_milli
-        return max(self.sum.cpu_milli, self.own.cpu_milli + milli)
+        return max(self.sum.cpu_milli, self.own_charge.cpu_milli + milli)
 
     def limit_milli(self, milli: int) -> int:
         """What others leave of a container's request."""
         if not self.sum.cpu_milli:
             return milli
-        return max(0, min(milli, self.total_milli(milli) - self.others.cpu_milli))
+        return max(0, min(milli, self.total_milli(milli) - self.other_charge.cpu_milli))
 
     def limit_memory(self, need: int) -> int:
         """What others leave of a container's bytes."""
         if self.sum.memory <= 0:
             return need
-        own = 0 if self.uses_pod_resources else self.own.memory
-        return max(0, min(need, max(self.sum.memory, own + need) - self.others.memory))
+        own = 0 if self.uses_pod_resources else self.own_charge.memory
+        return max(0, min(need, max(self.sum.memory, own + need) - self.other_charge.memory))
 
 
 NO_POD_SHARE: Final = PodShare()
 
 
-def first_share(
+def share_of_first_container(
     pod: PodSandbox, resources: Resources, total: Charge | None = None, *, is_own: bool = False
 ) -> PodShare:
     """The share of a container alone in its pod, whose sum is ``total``, or else what is told.
@@ -208,7 +208,7 @@ def compute_demand(
     memory as the kubelet counts it (MemTotal).
     """
     resources = container.resources
-    share = share or first_share(pod, resources)
+    share = share or share_of_first_container(pod, resources)
     notes: list[str] = []
     memory_notes: list[str] = []
     demand = _cpu_demand(pod, resources, share, notes)
@@ -476,7 +476,7 @@ def cpu_size_milli(resources: Resources) -> int:
 def _pod_requested_milli(pod: PodSandbox, requested_milli: int, share: PodShare) -> int | None:
     if pod_cpu_request_milli(pod) is None:
         return None
-    return max(requested_milli, share.total_milli(requested_milli) - share.others.cpu_milli)
+    return max(requested_milli, share.total_milli(requested_milli) - share.other_charge.cpu_milli)
 
 
 def pod_cpu_request_milli(pod: PodSandbox) -> int | None:
@@ -542,7 +542,7 @@ def unpinned_memory_request(
     limit = container.resources.memory_limit or 0
     if not 0 < limit < _MIN_UNLIMITED_BYTES:
         return 0
-    share = PodShare(sum=told_sum(pod), others=others, uses_pod_resources=True)
+    share = PodShare(sum=told_sum(pod), other_charge=others, uses_pod_resources=True)
     return requested_memory(pod, container, capacity_bytes, limit, share)
 
 

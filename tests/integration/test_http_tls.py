@@ -136,9 +136,10 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
                 await asyncio.gather(*(one(address) for _ in range(8)))
             while len(server._places):
                 await asyncio.sleep(0.01)
-            for _ in range(10):  # a transport ends some rounds after its place is free
-                await asyncio.sleep(0)
-            assert held("SSLProtocol") <= 2  # the latest may not be forgotten yet
+            # A transport ends some rounds after its place is free, and what was leaked stays.
+            async with asyncio.timeout(30):
+                while held("SSLProtocol") > 2:  # the latest may not be forgotten yet
+                    await asyncio.sleep(0.01)
 
     gc.collect()
     gc.disable()

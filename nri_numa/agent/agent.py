@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -19,21 +19,15 @@ from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.loop import Clock, DeferredTasks
+from nri_numa.agent.reservations import PodReservations
 from nri_numa.agent.room_searches import DeferredRoomSearches
 from nri_numa.agent.starts import ContainerStarts
 from nri_numa.engine import admit, pod_admission
 from nri_numa.engine.decision import Admitted, Rejected, Resized
 from nri_numa.engine.desired import updates_between
 from nri_numa.engine.node_model import NodeModel
-from nri_numa.engine.pod_reservation import (
-    expired_reservations,
-    soft_reservations,
-    with_pod_resized,
-    with_sandbox_stopped,
-)
-from nri_numa.engine.rebalance import (
-    admit_by_moving,
-)
+from nri_numa.engine.pod_reservation import with_pod_resized
+from nri_numa.engine.rebalance import admit_by_moving
 from nri_numa.engine.resize import resize_container
 from nri_numa.engine.resync import (
     admit_running,
@@ -67,9 +61,6 @@ from nri_numa.model.workload import (
     Resources,
 )
 
-RELEASE_UNSTARTED_AFTER_S: Final = 120.0
-"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
-
 
 class GrantSource(Protocol):
     """What a kubelet with static managers grants."""
@@ -93,6 +84,7 @@ class Agent:
         history: what is remembered of decisions.
         starts: puts cgroups of starting containers right.
         drift: what containers really have, where it is not what is meant.
+        reservations: gives back what pods have reserved.
     """
 
     def __init__(
@@ -114,11 +106,13 @@ class Agent:
         self.starts = starts
         self.history = history
         self.drift = drift
-        self._now = clock.time
         self._clock = clock
         self._tasks = tasks
         self._room_searches = DeferredRoomSearches(
             current, cgroups, history, tasks, self.move_for_newcomer
+        )
+        self.reservations = PodReservations(
+            current, cgroups, history, clock, self._replace_state, self._forget_container
         )
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
 
@@ -343,59 +337,8 @@ class Agent:
         """A pod's sandbox stopped: nothing of it starts any more, unless it gets another."""
         every = self.current.state.allocations_of_pod(uid)
         over = [a for a in every if a.container_id in self.containers.starting]
-        self._release_reservations([a for a in over if a.pod_id == sandbox])
-        self._stop_sandbox(uid, sandbox)
-
-    def _stop_sandbox(self, uid: str, sandbox: str) -> None:
-        """What a pod has reserved is soft from now on."""
-        after = with_sandbox_stopped(self.current.state, uid, sandbox, self._now())
-        if after is not self.current.state:
-            self._replace_state(after, ChangedStateIds((), (uid,)))
-            self._update_soft_ids()
-
-    def _update_soft_ids(self) -> None:
-        """Reservations become soft with time alone, and schedulers count them as free then."""
-        soft_ids = frozenset(a.container_id for a in soft_reservations(self.current.snapshot()))
-        if soft_ids != self.current.soft_ids:
-            self.current.set_soft_ids(soft_ids)
-            self.current.notify()
-
-    def release_expired_reservations(self) -> None:
-        """Give back what pods have kept for too long, or have no use for; called every few seconds.
-
-        A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
-        none to an agent that is away: the cgroup of the pod's latest sandbox shows it. Nor does it
-        report a failed start, whose cgroup is not there.
-        """
-        state, reader = self.current.state, self.cgroups.writer.reader
-        kept = [a for a in state.allocations.values() if a.reserved_at]
-        waiting = [
-            a for i in self.containers.starting
-            if (a := state.allocations.get(i)) and reader.is_removed(self.containers.cgroup_of(i))
-        ]  # fmt: skip
-        sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
-        gone = {
-            uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
-        }
-        seconds = max(self.current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
-        latest_start = self._now() - seconds
-        late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
-        for uid in sorted(gone):
-            self._stop_sandbox(uid, state.pods[uid].pod_id)
-        self._release_reservations(expired_reservations(self.current.snapshot()) + late)
-        self._update_soft_ids()
-        for allocation in late:  # should it start after all, it is met then
-            self.containers.ended.pop(allocation.container_id, None)
-
-    def _release_reservations(self, kept: Sequence[Allocation]) -> None:
-        if not kept:
-            return
-        released = admit.release_reservations(self.current.desired, kept)
-        self._replace_state(released.state, released.change)
-        for allocation in kept:
-            self._forget_container(allocation.container_id)
-            self.history.reporter.log_reservation_released(allocation)
-        self.cgroups.request_check_of_unsent(self.cgroups.schedule_cpu_return(released.updates))
+        self.reservations.release([a for a in over if a.pod_id == sandbox])
+        self.reservations.stop_sandbox(uid, sandbox)
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
@@ -533,7 +476,7 @@ class Agent:
             self._forget_container(container_id)
             return ()
         self.starts.report_if_never_started(allocation)
-        released = admit.release_container(self.current.desired, container_id, self._now())
+        released = admit.release_container(self.current.desired, container_id, self._clock.time())
         self._replace_state(released.state, released.change)
         self._forget_container(container_id)
         self.history.record_released(allocation, released.state)

@@ -436,7 +436,7 @@ class Daemon(LinkObserver):
                 refused = agent.history.rejected_count
                 await self._rereading.read_memory()
                 await self._rereading.read_machine(agent)
-                agent.release_expired_reservations()
+                agent.reservations.release_expired()
             if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
                 self._mover.request_proactive_check()
             agent.apply_grants(self._beside.refresh_kubelet_grants())

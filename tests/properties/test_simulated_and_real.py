@@ -53,7 +53,7 @@ def lives(world: World, pod: PodManifest) -> None:
         if one.role is ContainerRole.INIT:
             world.stop(made.id)
     world.now += KEEP_S
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -130,17 +130,17 @@ def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     of = pod("db", OWN)
     world.stop(start(world, of, "main", 3))
     world.now += 599
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
     world.now += 1
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert not world.agent.current.state.exclusive
 
 
 def passes(world: World, *seconds: float) -> None:
     for some in seconds:
         world.now += some
-        world.agent.release_expired_reservations()
+        world.agent.reservations.release_expired()
 
 
 def sandbox(tree: CgroupTree, of: PodSandbox, number: int = 0) -> PodSandbox:
@@ -166,7 +166,7 @@ def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
     if not away:
         world.stop(main)
         world.now += 6000
-        world.agent.release_expired_reservations()
+        world.agent.reservations.release_expired()
         assert world.agent.current.state.exclusive, "its sandbox is there"
     tree.remove(of.cgroups_path)
     if away:
@@ -189,7 +189,7 @@ def test_kept_cpus_go_back_with_a_sandbox_that_is_a_folder_where_a_scope_is_told
     of = replace(pod("db", OWN), cgroups_path="kubepods.slice:crio:db")
     tree.write("/kubepods.slice/crio-db")
     world.stop(start(world, of, "main", 3))
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
     tree.remove("/kubepods.slice/crio-db")
     passes(world, 0, 60)
@@ -210,7 +210,7 @@ def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
     for again in (False, True):
         if again:
             world.restart()
-        world.agent.release_expired_reservations()
+        world.agent.reservations.release_expired()
         assert world.agent.current.state.exclusive == had
     world.agent.remove_pod(of.uid, of.id)
     assert world.agent.current.state.exclusive == had
@@ -226,7 +226,7 @@ def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> Non
     of = sandbox(tree, pod("db", OWN))
     tree.remove(of.cgroups_path)
     world.stop(start(world, of, "main", 3))
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert world.agent.current.state.exclusive
 
 
@@ -241,7 +241,7 @@ def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
     tree.remove(of.cgroups_path)
     world.live[made.id] = replace(world.live[made.id], starting=True)
     world.restart()
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert not world.agent.current.state.exclusive
     del world.live[made.id]
 
@@ -278,10 +278,10 @@ def test_a_failed_start_gives_back_after_a_while(
     begun = fails_to_start(world, slow, tree, 1)
     tree.write(f"/pods/slow/{begun}")
     world.now += limit - 1
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert {own, begun} == set(world.agent.current.state.allocations)
     world.now += 1
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     assert {begun} == set(world.agent.current.state.allocations)
     del world.live[own]
 
@@ -295,7 +295,7 @@ def test_a_start_after_all_is_one_of_a_stranger(tmp_path: Path, taken: bool) -> 
     own = fails_to_start(world, of, tree, 3)
     had = owned(world, own)
     world.now += 600
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
     other = start(world, pod("other", OWN), "main", 3) if taken else ""
     world.agent.start_container(of, world.live[own])
     assert owned(world, own) == (had if not taken else CPUSet(range(4)) - owned(world, other))

@@ -66,7 +66,7 @@ def is_hard(world: World, of: PodSandbox) -> bool:
 
 def passes(world: World, seconds: float) -> None:
     world.now += seconds
-    world.agent.release_expired_reservations()
+    world.agent.reservations.release_expired()
 
 
 @pytest.mark.parametrize("asks", [STRICT, BEST, WHOLE])

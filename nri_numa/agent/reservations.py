@@ -1,0 +1,97 @@
+"""What pods have reserved, given back once nothing of them is to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nri_numa.agent.cgroup_updates import CgroupUpdates
+from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.history import DecisionHistory
+from nri_numa.agent.loop import Clock
+from nri_numa.engine import admit
+from nri_numa.engine.pod_reservation import (
+    expired_reservations,
+    soft_reservations,
+    with_sandbox_stopped,
+)
+from nri_numa.engine.state import Allocation, NodeState
+from nri_numa.machine.cgroups import CgroupPlace
+from nri_numa.model.workload import ChangedStateIds
+
+RELEASE_UNSTARTED_AFTER_S: Final = 120.0
+"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
+
+
+class PodReservations:
+    """Lets reservations become soft and end, by sandboxes and time (docs/adr/0015).
+
+    Args:
+        replace_state: puts another node state in force, of which these ids changed.
+        forget_container: drops what is known of a container beside the state.
+    """
+
+    def __init__(
+        self,
+        current: CurrentState,
+        cgroups: CgroupUpdates,
+        history: DecisionHistory,
+        clock: Clock,
+        replace_state: Callable[[NodeState, ChangedStateIds], None],
+        forget_container: Callable[[str], None],
+    ) -> None:
+        self._current, self._containers = current, cgroups.containers
+        self._cgroups, self._history, self._clock = cgroups, history, clock
+        self._replace_state, self._forget_container = replace_state, forget_container
+
+    def stop_sandbox(self, uid: str, sandbox: str) -> None:
+        """What a pod has reserved is soft from now on."""
+        after = with_sandbox_stopped(self._current.state, uid, sandbox, self._clock.time())
+        if after is not self._current.state:
+            self._replace_state(after, ChangedStateIds((), (uid,)))
+            self._update_soft_ids()
+
+    def _update_soft_ids(self) -> None:
+        """Reservations become soft with time alone, and schedulers count them as free then."""
+        soft_ids = frozenset(a.container_id for a in soft_reservations(self._current.snapshot()))
+        if soft_ids != self._current.soft_ids:
+            self._current.set_soft_ids(soft_ids)
+            self._current.notify()
+
+    def release_expired(self) -> None:
+        """Give back what pods have kept for too long, or have no use for; called every few seconds.
+
+        A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
+        none to an agent that is away: the cgroup of the pod's latest sandbox shows it. Nor does it
+        report a failed start, whose cgroup is not there.
+        """
+        state, reader = self._current.state, self._cgroups.writer.reader
+        kept = [a for a in state.allocations.values() if a.reserved_at]
+        waiting = [
+            a for i in self._containers.starting
+            if (a := state.allocations.get(i)) and reader.is_removed(self._containers.cgroup_of(i))
+        ]  # fmt: skip
+        sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
+        gone = {
+            uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
+        }
+        seconds = max(self._current.machine.settings.reservation_seconds, RELEASE_UNSTARTED_AFTER_S)
+        latest_start = self._clock.time() - seconds
+        late = [a for a in waiting if a.assigned_at <= latest_start or a.pod_uid in gone]
+        for uid in sorted(gone):
+            self.stop_sandbox(uid, state.pods[uid].pod_id)
+        self.release(expired_reservations(self._current.snapshot()) + late)
+        self._update_soft_ids()
+        for allocation in late:  # should it start after all, it is met then
+            self._containers.ended.pop(allocation.container_id, None)
+
+    def release(self, kept: Sequence[Allocation]) -> None:
+        """Give back what these have."""
+        if not kept:
+            return
+        released = admit.release_reservations(self._current.desired, kept)
+        self._replace_state(released.state, released.change)
+        for allocation in kept:
+            self._forget_container(allocation.container_id)
+            self._history.reporter.log_reservation_released(allocation)
+        self._cgroups.request_check_of_unsent(self._cgroups.schedule_cpu_return(released.updates))

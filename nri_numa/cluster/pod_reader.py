@@ -188,7 +188,7 @@ class PodReader:
             if requested.is_unpinned or requested.numacpu is not None:
                 continue  # CPUs by number are known on the node alone
             share = replace(
-                share_of_first_container(sandbox, container.resources), others=allocated
+                share_of_first_container(sandbox, container.resources), other_charge=allocated
             )
             found = compute_demand(sandbox, container, requested, 0, share)
             if isinstance(found, Rejection):
@@ -244,7 +244,7 @@ def _static_policy_cpus(pod: PodSandbox, container: Container, others: Charge) -
     if pod.qos is not QoSClass.GUARANTEED:
         return 0
     requested = PlacementOptions(cpus=None, policy=Policy.BEST_EFFORT)
-    share = replace(share_of_first_container(pod, container.resources), others=others)
+    share = replace(share_of_first_container(pod, container.resources), other_charge=others)
     found = compute_demand(pod, container, requested, 0, share)
     return found.exclusive_cpus if isinstance(found, Demand) else 0
 

@@ -13,6 +13,7 @@ from nri_numa.model.offline_capacity import (
     encode_offline_capacity,
     format_id_list,
     parse_id_list,
+    parse_ids_or_empty,
     parse_offline_capacity,
     parse_zone_factors,
     parse_zone_id,
@@ -83,3 +84,4 @@ def test_lists_of_numa_nodes(text: str, ids: set[int], shortest: str) -> None:
 def test_what_is_no_list_says_why(text: str) -> None:
     with pytest.raises(BadCapacity, match="expected"):
         parse_id_list(text)
+    assert parse_ids_or_empty(text) == set()

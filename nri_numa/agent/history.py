@@ -148,7 +148,11 @@ class DecisionHistory:
         if decision.allocation.kind is ContainerKind.FOREIGN:
             self.schedule_overlap_check()
         if decision.trace.ignored:
-            self._tasks.add(partial(self.reporter.log_ignored_annotations, decision.trace))
+            report_ignored, observed = (
+                self.reporter.report_ignored_annotations,
+                self._current.observe,
+            )
+            self._tasks.add(partial(report_ignored, decision.trace, observed=observed))
         for one in () if self._current.observe else decision.released:
             report = self.reporter.report_reservation_taken
             self._tasks.add(partial(report, one, decision.allocation))

@@ -82,14 +82,24 @@ class DecisionReporter:
         self._notices = notices
         self._requests = requests
 
-    def log_ignored_annotations(self, trace: DecisionTrace) -> None:
-        """Annotations that are not permitted, and that the operator wants ignored."""
+    def report_ignored_annotations(self, trace: DecisionTrace, *, observed: bool) -> None:
+        """Annotations that are not permitted, or not in force for this container of the pod."""
+        pod = trace.pod
         for what in trace.ignored:
             log.warning(
                 "annotation ignored",
-                pod=trace.pod.full_name,
+                pod=pod.full_name,
                 container=trace.container.name,
                 ignored=what,
+            )
+        if not observed:
+            self._notices.add_notice(
+                NoticedEventKind.IGNORED,
+                "; ".join(trace.ignored),
+                namespace=pod.namespace,
+                pod=pod.name,
+                pod_uid=pod.uid,
+                container=trace.container.name,
             )
 
     def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:

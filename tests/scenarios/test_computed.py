@@ -608,6 +608,9 @@ def test_exclusive_for_a_whole_pod_refuses_no_sidecar(is_rule: bool) -> None:
             admitted.trace.ignored
         )
         assert bool(admitted.trace.ignored) == bool(cause)
+    notices = [n for n in world.history.notices.notices_after() if n.notice_kind == "ignored"]
+    assert [n.container for n in notices] == ["proxy", "burst", "debugger"]
+    assert all("it shares CPUs beside cpus: exclusive" in n.message for n in notices)
     says(world.update_refused("db-main", resources(1.5)), "FractionalCPUs")
 
 

@@ -359,6 +359,8 @@ class Agent:
         end = self._clock.monotonic() + self.current.synchronize_budget_s
         pods = pods if isinstance(pods, PodTable) else PodTable.from_pods(pods)
         self.history.retain_rejections(lambda one: one.pod_id in pods.uids)
+        if {c.id for c in containers} - self.current.state.allocations.keys():
+            self.reservations.release_of_stopped()
         mark_key = self.cgroups.mark_key
         unmarked = [c.id for c in containers if mark_key not in c.annotations]
         containers = [self.cgroups.with_mark(c) for c in containers]
@@ -436,6 +438,7 @@ class Agent:
         """
         if grants is None:
             return
+        self.reservations.release_of_stopped()
         before = self.current.desired
         self._replace_state(self.current.state.with_kubelet(grants), NO_CHANGED_IDS)
         self.cgroups.request_check_of_unsent(
@@ -500,6 +503,7 @@ class Agent:
 
     def _admit_unreported(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
+        self.reservations.release_of_stopped()
         met = admit_running(self.current.snapshot(), pod, container)
         self._replace_state(met.state, met.change, pod)
         if not self.current.observe:  # else it was refused in words only, and is no gap

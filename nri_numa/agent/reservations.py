@@ -85,6 +85,12 @@ class PodReservations:
         for allocation in late:  # should it start after all, it is met then
             self._containers.ended.pop(allocation.container_id, None)
 
+    def release_of_stopped(self) -> None:
+        """Give back what pods without a sandbox have: what is granted or runs already needs it."""
+        state = self._current.state
+        kept = [a for a in state.allocations.values() if a.reserved_at]
+        self.release([a for a in kept if state.pods[a.pod_uid].stopped_at])
+
     def release(self, kept: Sequence[Allocation]) -> None:
         """Give back what these have."""
         if not kept:

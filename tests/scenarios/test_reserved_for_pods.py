@@ -17,8 +17,9 @@ from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_containers
 from nri_numa.engine.pod_reservation import reservation_term
 from nri_numa.machine.synthetic import build_synthetic_topology
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import PodSandbox, QoSClass
+from nri_numa.model.workload import KubeletGrants, PodSandbox, QoSClass
 from tests.beds.world import World, container, pod, resources
 
 STRICT = {"policy": "single-numa-node"}
@@ -331,3 +332,26 @@ def test_named_containers_that_are_too_much_work_have_what_is_left_of_the_sum() 
         world.place(of, container(of, name, resources(1)))
     world.check()
     assert (reserved(world, of), len(world.agent.current.state.exclusive)) == (0, 64)
+
+
+@pytest.mark.parametrize("way", ["runs", "met", "granted"])
+def test_what_runs_already_or_is_granted_has_cpus_of_pods_without_a_sandbox(way: str) -> None:
+    world, of = node(2), guaranteed("dead", 1)
+    runs(world, of)
+    start(world, of, "main", 1)
+    world.agent.stop_container("dead-main")
+    del world.live["dead-main"]
+    world.agent.stop_pod(of.uid, of.id)
+    assert reserved(world, of) == 1
+    if way == "granted":
+        world.agent.apply_grants(KubeletGrants(cpus={("uid-x", "main"): CPUSet.parse("1")}))
+        assert world.agent.current.desired.pool == CPUSet.parse("0")
+        return
+    late = guaranteed("late", 1)
+    made = container(late, wants=resources(1, 0.1))
+    world.pods[late.id], world.live[made.id] = late, made
+    if way == "runs":
+        world.synchronize()
+    else:
+        world.agent.start_container(late, made)
+    assert world.allocation(made.id).exclusive

@@ -121,6 +121,11 @@ def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBe
     # The kubelet may still be at it when the objects are gone.
     running = session_bed.node.containerd.cri.containers
     poll(lambda: not running(running=True), "end of all containers")
+    # As the kubelet does within a minute: what a stopped sandbox had is its pod's for that long.
+    cri = session_bed.node.containerd.cri
+    poll(lambda: all(sandbox.state for sandbox in cri.pods()), "no sandbox that is ready")
+    for sandbox in cri.pods():
+        cri.remove_pod(sandbox.id, stop=False)
     left = session_bed.node.plugin.config_file.read_text()
     assert left == configuration, "the test left another configuration of nri-numa to the next one"
 

@@ -360,16 +360,16 @@ class LiveView:
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
-        desired = replace(self._agent.current.desired, reading=self._agent.current.memory)
-        state, topology = desired.state, desired.machine.topology
+        node = self._agent.current.snapshot()
+        state, topology = node.state, node.machine.topology
         written = self._agent.current.store.written_at
         memory, waiting = self._watches.memory, self._watches.cpu_waiting
         return MetricsSnapshot(
-            numa_nodes=numa_node_samples(desired),
+            numa_nodes=numa_node_samples(node),
             node_name=self._about.node_name,
             container_counts=count_by_kind(state),
             state=state,
-            shared_pool_cpus=len(desired.pool),
+            shared_pool_cpus=len(node.pool),
             offline_cpus=len(topology.present - topology.online),
             checkpoint_written=written,
             checkpoint_failing=bool(self._agent.current.store.write_problem),

@@ -220,7 +220,7 @@ def test_an_agent_that_observes_would_have_refused(page: Page, bed: PageBed) -> 
     assert page.run(title) == "Would have been refused lately"
     page.run("document.querySelector('#refusals a:not(.reason)').click()")
     page.wait(f"{DETAILS}.includes('Why it would have been refused')")
-    bed.do(lambda: setattr(bed.agent, "observe", False))
+    bed.do(lambda: setattr(bed.agent.current, "observe", False))
     bed.do(bed.agent.current.notify)
     page.wait(f"{title} === 'Refused lately'")
     assert "would have been refused" in page.run(REFUSALS), "it was not then, whatever is now"

@@ -25,7 +25,6 @@ from nri_numa.agent.capacity import CapacityFactors, ExternalCapacity, StealWatc
 from nri_numa.agent.claims import build_claim_store, serve_claims_to_kubelet
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, ContainerDevices, LinkObserver, PendingPods
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
@@ -79,8 +78,8 @@ from nri_numa.runtime import LinkState, PermanentlyRejected, RuntimeInfo, Runtim
 from nri_numa.runtime_profile import profile_of
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import load_or_create_signing_key
+from nri_numa.store.history_file import HistoryFile
 from nri_numa.store.journal import state_from
-from nri_numa.store.notices import NoticeFile
 
 if TYPE_CHECKING:
     from nri_numa.agent.late_starts import LateStarts
@@ -94,8 +93,8 @@ PERIODIC_INTERVAL_S: Final = 1.0
 """Seconds between two rounds of what is done beside requests."""
 ROUNDS_BETWEEN_MEMORY_READS: Final = 5
 """Rounds between two looks at memory and at what changes on a machine."""
-ROUNDS_BETWEEN_EXPLANATION_SAVES: Final = 10
-"""Rounds between two looks at whether there are new explanations to save."""
+ROUNDS_BETWEEN_HISTORY_SAVES: Final = 10
+"""Rounds between two looks at whether there is new history to save."""
 LOOP_GAP_SAMPLES: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
 MAX_DECIDED_REQUESTS: Final = 1024
@@ -202,17 +201,11 @@ class Daemon(LinkObserver):
             sees_starts=not by_cri,
             max_decided_requests=MAX_DECIDED_REQUESTS if config.publish.otlp_endpoint else 0,
         )
-        self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
-        if problem := self._explanations.load():
-            log.warning("explanations", problem=problem)
-        self._notices = NoticeFile(
-            config.state_dir,
-            identity=who,
-            notices=agent.history.notices,
-            trouble=lambda problem: log.warning("notices not saved", problem=problem),
-        )
-        if problem := self._notices.restore_and_open(writable=self.store.has_lock):
-            log.warning("notices", problem=problem)
+        self._history_file = HistoryFile(config.state_dir, identity=who, history=agent.history)
+        if problem := self._history_file.restore_and_open(
+            state.allocations, writable=self.store.has_lock
+        ):
+            log.warning("history", problem=problem)
         self.unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.new_device_watch(current)
         self._claims = build_claim_store(config, name, current)
@@ -336,8 +329,8 @@ class Daemon(LinkObserver):
                 devices.close()
             if self._late is not None:
                 await self._late.close()
-            await self._explanations.save_last_changes()
-            self._notices.close()
+            await self._history_file.save_last_changes()
+            self._history_file.close()
             self.store.close()
             self._lock.close()
             gc.enable()
@@ -443,8 +436,8 @@ class Daemon(LinkObserver):
             self._beside.check_conflicts()
             self.store.retry_or_compact()
             self._lock_runtime()
-            if number % ROUNDS_BETWEEN_EXPLANATION_SAVES == 0:
-                self._explanations.save_soon()
+            if number % ROUNDS_BETWEEN_HISTORY_SAVES == 0:
+                self._history_file.save_soon()
                 self.unmatched.report_settled()
             collect_generation(number)
             self._heap.release_if_grown()

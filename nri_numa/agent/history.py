@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.current_state import CurrentState
@@ -24,7 +23,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import REJECTED_RUNNING_TEXT, DecisionReporter
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticeLog, RequestDecisions
+from nri_numa.observe.notices import NoticeLog, Rejection, RequestDecisions
 from nri_numa.observe.traces import PackedTrace, pack_trace, unpack_explanation
 
 MAX_LOGGED_UNTRUSTED_ANNOTATIONS: Final = 10
@@ -35,31 +34,6 @@ _MAX_REJECTIONS: Final = 256
 """Rejections that are kept."""
 
 log = logs.get_logger("foreign")
-
-
-class RejectedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused container, kept as long as its pod so that the pod's author can ask why.
-
-    Attributes:
-        last_time: Unix time in seconds of the last refusal.
-        count: how often it was refused for this reason: the kubelet tries again and again.
-    """
-
-    pod_id: str
-    namespace: str
-    pod: str
-    container: str
-    reason: str
-    message: str
-    last_time: float
-    trace: PackedTrace
-    observed: bool = False
-    count: int = 1
-
-    @property
-    def rejection_key(self) -> tuple[str, str, str, str]:
-        """The same for all refusals of a container for one reason."""
-        return self.namespace, self.pod, self.container, self.reason
 
 
 def _rejection_key_of(refused: Rejected) -> tuple[str, str, str, str]:
@@ -97,7 +71,7 @@ class DecisionHistory:
         )
         self.reporter = DecisionReporter(metrics, self.notices, self.decided)
         self.rejected_count = 0
-        self._rejections: dict[tuple[str, str, str, str], RejectedContainer] = {}
+        self._rejections: dict[tuple[str, str, str, str], Rejection] = {}
         self._traces: dict[str, DecisionTrace | PackedTrace] = {}
         self._foreign = ForeignPinReporter(metrics)
         self._is_overlap_check_due = False
@@ -114,29 +88,30 @@ class DecisionHistory:
             else stored_explanation(kept)
         )
 
-    def explanation_of_rejection(self, rejection: RejectedContainer) -> StoredExplanation:
+    def explanation_of_rejection(self, rejection: Rejection) -> StoredExplanation:
         """How a rejection came about."""
         return self._unpack_trace(rejection.trace, rejection)
 
-    def _unpack_trace(
-        self, trace: PackedTrace, of: Allocation | RejectedContainer
-    ) -> StoredExplanation:
+    def _unpack_trace(self, trace: PackedTrace, of: Allocation | Rejection) -> StoredExplanation:
         who = of.namespace, of.pod, of.container
         return unpack_explanation(trace, who, self._current.machine.topology.distance)
 
-    def packed_traces(self) -> dict[str, PackedTrace]:
+    def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
         """What is kept of the decisions about live containers, by container id."""
-        return {i: kept for i, kept in self._traces.items() if isinstance(kept, PackedTrace)}
+        live = self._current.state.allocations
+        return {
+            i: (kept, live[i])
+            for i, kept in self._traces.items()
+            if isinstance(kept, PackedTrace) and i in live
+        }
 
-    def restore_traces(
-        self, traces: Mapping[str, PackedTrace], rejections: Iterable[RejectedContainer]
-    ) -> None:
+    def restore(self, traces: Mapping[str, PackedTrace], rejections: Iterable[Rejection]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
         self._traces |= traces
-        self._rejections.update((one.rejection_key, one) for one in rejections)
+        self._rejections.update((one.key, one) for one in rejections)
 
     @property
-    def rejections(self) -> tuple[RejectedContainer, ...]:
+    def rejections(self) -> tuple[Rejection, ...]:
         """The latest refused containers of pods that are there, oldest first."""
         return tuple(self._rejections.values())
 
@@ -194,7 +169,7 @@ class DecisionHistory:
                 decision.trace, decision_steps=(decision.message, REJECTED_RUNNING_TEXT)
             )
             self.hold_trace(self._current.state.allocations[found.container.id], found)
-        one = RejectedContainer(
+        one = Rejection(
             pod_id=decision.trace.pod.id,
             namespace=decision.trace.pod.namespace,
             pod=decision.trace.pod.name,
@@ -205,10 +180,8 @@ class DecisionHistory:
             trace=pack_trace(decision.trace),
             observed=self._current.observe,
         )
-        before = self._rejections.pop(one.rejection_key, None)
-        self._rejections[one.rejection_key] = (
-            replace(one, count=before.count + 1) if before else one
-        )
+        before = self._rejections.pop(one.key, None)
+        self._rejections[one.key] = replace(one, count=before.count + 1) if before else one
         if len(self._rejections) > _MAX_REJECTIONS:
             del self._rejections[next(iter(self._rejections))]
         self.reporter.log_rejected(decision, observed=self._current.observe)
@@ -282,9 +255,9 @@ class DecisionHistory:
         if container_id in self._traces:
             del self._traces[container_id]
 
-    def retain_rejections(self, is_retained: Callable[[RejectedContainer], bool]) -> None:
+    def retain_rejections(self, is_retained: Callable[[Rejection], bool]) -> None:
         """Forget other rejections."""
-        self._rejections = {one.rejection_key: one for one in self.rejections if is_retained(one)}
+        self._rejections = {one.key: one for one in self.rejections if is_retained(one)}
 
     # --- foreign pins -----------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.assigned_files import remove_assigned_files
-from nri_numa.agent.explanations import EXPLANATIONS_FILE_NAME
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.links import is_reached_over_cri, runtime_lock_socket
 from nri_numa.agent.runtime_lock import RuntimeLock
@@ -433,8 +432,6 @@ async def _await_released_cgroups(
 def _archive_checkpoint(store: CheckpointStore, keep: bool) -> str:
     """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
     aside = os.path.join(store.directory, RELEASED_CHECKPOINT_NAME)
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(store.directory, EXPLANATIONS_FILE_NAME))
     try:
         if keep:
             os.replace(store.path, aside)

@@ -18,7 +18,6 @@ from msgspec.structs import asdict, replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.drift_table import DriftById, DriftStatus
-from nri_numa.agent.history import RejectedContainer
 from nri_numa.agent.kubelet_sync import KubeletSync
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import (
@@ -44,6 +43,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import MetricsSnapshot, NUMANodeSample
+from nri_numa.observe.notices import Rejection
 from nri_numa.runtime import LinkState
 from nri_numa.text import human_bytes, utc_text
 from nri_numa.web import responses as shown
@@ -189,7 +189,7 @@ class LiveView:
         """What is known about a pod's containers: those that run, and those refused lately."""
         moment = self._state_snapshot()
         state = moment.state
-        refused: dict[str, RejectedContainer] = {}
+        refused: dict[str, Rejection] = {}
         for one in self._agent.history.rejections:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
@@ -207,7 +207,7 @@ class LiveView:
         return sorted(found, key=lambda one: one.container)
 
     def _allocation_explanation(
-        self, allocation: Allocation, moment: StateSnapshot, later: RejectedContainer | None
+        self, allocation: Allocation, moment: StateSnapshot, later: Rejection | None
     ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
         known = self._agent.history.explanation_of(allocation.container_id)
@@ -244,7 +244,7 @@ class LiveView:
             details=document,
         )
 
-    def _rejection_explanation(self, refused: RejectedContainer) -> shown.Explanation:
+    def _rejection_explanation(self, refused: Rejection) -> shown.Explanation:
         known = self._agent.history.explanation_of_rejection(refused)
         document = explain_rejection(known, refused.reason, refused.message)
         return shown.Explanation(

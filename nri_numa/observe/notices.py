@@ -3,8 +3,8 @@
 A refusal that the kubelet asks for again every ten seconds is one notice whose count grows, so a
 reader that comes late misses repetitions and no occurrence. Each change of a notice gets the next
 number of one sequence: a reader that has read up to a number wants those after it. The id of a
-notice stays the same for as long as it lives, over restarts too (`nri_numa.store.notices`), so that
-what is made of it elsewhere is made once.
+notice stays the same for as long as it lives, over restarts too (`nri_numa.store.history_file`), so
+that what is made of it elsewhere is made once.
 
 The HTTP side reads from another thread: a notice never changes, another one takes its place.
 """
@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
+from nri_numa.observe.traces import PackedTrace
 
 MAX_NOTICES: Final = 256
 """Notices kept; a reader that is away for longer than these last misses the oldest."""
@@ -76,6 +77,31 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     count: Annotated[int, "How often it happened."]
     first_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="first")
     last_time: Annotated[float, "Seconds since the epoch."] = msgspec.field(name="last")
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """A rejected container, kept as long as its pod so that the pod's author can ask why.
+
+    Attributes:
+        last_time: Unix time in seconds of the last rejection.
+        count: how often it was rejected for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    message: str
+    last_time: float
+    trace: PackedTrace
+    observed: bool = False
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same for all rejections of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
 
 
 _Key = tuple[str, str, str, str]

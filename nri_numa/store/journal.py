@@ -85,7 +85,7 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True, rename={"dele
 encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 _decode_line: Final = msgspec.json.Decoder(JournalLine).decode
 _decode_document: Final = msgspec.json.Decoder(Document).decode
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 FORMAT_VERSION_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ")
 """All that later formats must keep: the first line starts with the number of the format."""
 _FRAME_PATTERN: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9a-f]{8}) ")
@@ -133,7 +133,7 @@ def parse_journal(data: bytes) -> JournalContents:
         sequence, payload = frame
         try:
             record = _decode_line(payload)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             contents.problems.append(f"line {number} is intact but is no record: {error}")
             continue
         if sequence != expected and contents.records and not contents.problems:
@@ -165,7 +165,7 @@ def _decode_raw_documents(contents: JournalContents) -> None:
     for key, raw in contents.raw.items():
         try:
             contents.entries[key] = _decode_document(raw)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             contents.problems.append(f"the entry of container {key} is left out: {error}")
 
 
@@ -333,7 +333,7 @@ def state_from(documents: Mapping[str, Mapping[str, Any]]) -> tuple[NodeState, l
                 records.append(pod_record_from(key[len(POD_KEY_PREFIX) :], document))
             else:
                 problems.append(f"checkpoint entry {key!r} is of no known sort and was left out")
-        except (*_DECODE_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (*DECODE_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"checkpoint entry {key!r} is damaged and was left out: {error!r}")
     return build_node_state(_with_pod_pools(allocations), records), problems
 

@@ -15,6 +15,7 @@ import msgspec
 
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
+from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.http_api import AgentServer
 from nri_numa.cluster.manifests import ManifestError
 from nri_numa.engine.request.annotations import resolve_placement_options
@@ -33,14 +34,14 @@ from nri_numa.kubelet.state_files import (
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import NO_GRANTS
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import MAX_NOTICES, NoticeLog
 from nri_numa.simulate.manifests import read_manifests_from_text
-from nri_numa.store.notices import NoticeFile
+from nri_numa.store.history_file import HistoryFile
 from nri_numa.web.protocol import JSON_CONTENT_TYPE, HTTPConnection
 from nri_numa.web.server import ConnectionSlot
 from tests.beds.http_view import FakeView
 from tests.beds.world import PREFIX, World, container, pod, resources
-from tests.fuzz.targets import MACHINE, Stored, Target
+from tests.fuzz import targets
+from tests.fuzz.targets import MACHINE, Target
 
 
 class SlotIds(Target):
@@ -118,16 +119,17 @@ class KubeletConfig(Target):
         return f"{unread} {len(left_out)}"
 
 
-class NoticesFile(Stored):
-    """The file of notices: what it says goes on, or a new sequence begins."""
+class History(targets.Checkpoint):
+    """The file of history: what its notices say goes on, or a new sequence begins."""
 
-    name = "notices"
+    name = "history"
     identity = {"boot": "b", "machine": "m"}  # noqa: RUF012  # nobody changes it
 
     def feed(self, data: bytes) -> str:
         """Open it, let something happen again, and open it once more: nothing is lost."""
-        (self.directory / "notices").write_bytes(data)
-        problem, file, notices = self.opened()
+        (self.directory / "history").write_bytes(data)
+        problem, file, made = self.opened()
+        notices = made.notices
         before = notices.number
         for one in notices.notices_after()[:1]:
             notices.add_notice(
@@ -139,21 +141,17 @@ class NoticesFile(Stored):
         unread, file, kept = self.opened()
         file.close()
         assert unread == ""
-        assert kept.instance == notices.instance
-        assert kept.number == notices.number >= before
-        assert kept.notices_after() == notices.notices_after()
-        return f"{bool(problem)} {min(len(kept.notices_after()), 3)}"
+        assert kept.notices.instance == notices.instance
+        assert kept.notices.number == notices.number >= before
+        assert kept.notices.notices_after() == notices.notices_after()
+        assert len(kept.rejections) == len(made.rejections)
+        return f"{bool(problem)} {len(kept.rejections)} {min(len(notices.notices_after()), 3)}"
 
-    def opened(self) -> tuple[str, NoticeFile, NoticeLog]:
-        """Why a new sequence begins, the open file, and what was restored from it."""
-        notices = NoticeLog(lambda: 1_700_000_000.0, MAX_NOTICES)
-        said: list[str] = []
-        file = NoticeFile(
-            str(self.directory), identity=self.identity, notices=notices, trouble=said.append
-        )
-        problem = file.restore_and_open()
-        assert not said
-        return problem, file, notices
+    def opened(self) -> tuple[str, HistoryFile, DecisionHistory]:
+        """What was wrong, the open file, and what was restored from it."""
+        made = World(MACHINE).history
+        file = HistoryFile(str(self.directory), identity=self.identity, history=made)
+        return file.restore_and_open({}), file, made
 
 
 class Manifests(Target):

@@ -81,9 +81,9 @@ def test_explanations_survive_a_restart(tmp_path: Path) -> None:
         assert all(one["explanations"][0]["steps"] for one in before)
         # And a damaged file costs no more than what was in it.
         assert node.plugin.terminate() == 0
-        (node.plugin.state_directory / "explanations").write_bytes(b"nonsense")
+        (node.plugin.state_directory / "history").write_bytes(b"nonsense")
         node.start()
-        node.logged("explanations")
+        node.logged("history")
         (own,) = node.plugin.json("/v1/explain/default/own")["explanations"]
         assert own["summary"] == before[0]["explanations"][0]["summary"]
         node.check()

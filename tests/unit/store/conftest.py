@@ -1,22 +1,24 @@
-"""Stores, and files of notices: all are closed at the end, and leave nothing open."""
+"""Stores, and files of history: all are closed at the end, and leave nothing open."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from nri_numa.observe.notices import NoticeLog
+from nri_numa.engine.state import Allocation
+from nri_numa.observe.notices import NoticeLog, Rejection
+from nri_numa.observe.traces import PackedTrace
 from nri_numa.store.checkpoint import CheckpointStore
-from nri_numa.store.notices import NoticeFile
+from nri_numa.store.history_file import HistoryFile
 from tests.unit.observe.test_notices import Clock
 
 IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
-Stores = list[CheckpointStore | NoticeFile]
-Opened = Callable[..., tuple[NoticeLog, NoticeFile, str]]
+Stores = list[CheckpointStore | HistoryFile]
+Opened = Callable[..., tuple[NoticeLog, HistoryFile, str]]
 
 
 @pytest.fixture
@@ -32,6 +34,22 @@ def stores(tmp_path: Path) -> Iterator[Stores]:
     assert [one for one in still_open if one.startswith(f"{tmp_path}/")] == []
 
 
+class NoticesOnly:
+    """The history of an agent that decided nothing."""
+
+    rejections: tuple[Rejection, ...] = ()
+
+    def __init__(self, limit: int) -> None:
+        self.notices = NoticeLog(Clock(), limit)
+
+    def packed_traces(self) -> dict[str, tuple[PackedTrace, Allocation]]:
+        return {}
+
+    def restore(self, traces: Mapping[str, PackedTrace], rejections: tuple[Rejection, ...]) -> None:
+        assert not traces
+        assert not rejections
+
+
 @pytest.fixture
 def opened(stores: Stores) -> Opened:
     """Notices, the file that keeps them in a directory, and what it said."""
@@ -41,12 +59,11 @@ def opened(stores: Stores) -> Opened:
         identity: dict[str, str] = IDENTITY,
         *,
         limit: int = 256,
-        trouble: Callable[[str], object] = print,
         writable: bool = True,
-    ) -> tuple[NoticeLog, NoticeFile, str]:
-        notices = NoticeLog(Clock(), limit)
-        file = NoticeFile(str(directory), identity=identity, notices=notices, trouble=trouble)
+    ) -> tuple[NoticeLog, HistoryFile, str]:
+        history = NoticesOnly(limit)
+        file = HistoryFile(str(directory), identity=identity, history=history)
         stores.append(file)
-        return notices, file, file.restore_and_open(writable=writable)
+        return history.notices, file, file.restore_and_open({}, writable=writable)
 
     return made

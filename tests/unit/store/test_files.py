@@ -12,7 +12,6 @@ import pytest
 
 from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
-from nri_numa.store import notices as notices_module
 from nri_numa.store.checkpoint import CheckpointStore, JournalContents, read_checkpoint
 from nri_numa.store.files import (
     SIGNING_KEY_FILE_NAME,
@@ -21,8 +20,7 @@ from nri_numa.store.files import (
     load_or_create_signing_key,
     read_key,
 )
-from tests.unit.observe.test_notices import add
-from tests.unit.store.conftest import Opened, Stores
+from tests.unit.store.conftest import Stores
 from tests.unit.store.test_checkpoint import Node
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
@@ -295,17 +293,3 @@ def test_check_names_a_state_directory_that_others_may_write(state: Path) -> Non
     (found,) = preflight.check_state_directory(state)
     assert found.level is preflight.FindingLevel.FAIL
     assert "has mode 0777" in found.message
-
-
-def test_a_file_of_notices_that_is_written_anew_leaves_the_old_one(
-    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And it is written anew after as many lines as said, not at each of them."""
-    monkeypatch.setattr(notices_module, "_NOTICE_REWRITE_LINES", 4)
-    notices, _, _ = opened(tmp_path)
-    files = []
-    for n in range(8):
-        add(notices, n)
-        files.append((tmp_path / "notices").stat().st_ino)
-    assert len(set(files[:4])) == 1
-    assert files[4] != files[3]

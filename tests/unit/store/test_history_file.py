@@ -1,0 +1,498 @@
+"""What is remembered of decisions over a restart: what comes back, and what is lost of a bad file.
+
+Ids and numbers of notices go on whatever became of the file; explanations are as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import compress, crc32, decompress
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.agent import Agent
+from nri_numa.engine.decision import Rejected
+from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.node_model import NodeModel
+from nri_numa.engine.state import NodeState
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Device, DeviceRequest
+from nri_numa.store import history_file as module
+from nri_numa.store.history_file import MAX_HISTORY_BYTES, HistoryFile, encode_lines
+from nri_numa.store.journal import JournalLine, allocation_document, encode, frame_line
+from tests.beds.world import StillClock, agent_of, container, pod, resources
+from tests.machines import named as machines
+from tests.unit.observe.test_notices import add
+from tests.unit.store.conftest import IDENTITY, Opened, Stores
+from tests.unit.store.test_checkpoint import BrokenOS
+
+MACHINE = NodeModel(topology=machines.snc_smt(), settings=Settings())
+ALIGNED = {"policy": "single-numa-node"}
+
+
+def agent(state: NodeState | None = None, now: Callable[[], float] = lambda: 7.0) -> Agent:
+    """An agent that starts with this state."""
+    made = agent_of(MACHINE, clock=StillClock(now))
+    made.current.restore_state(state or NodeState())
+    return made
+
+
+def create(of: Agent, name: str, cpus: int) -> object:
+    """Have a container come, and what becomes of it."""
+    its_pod = pod(name, ALIGNED)
+    return of.create_container(its_pod, container(its_pod, wants=resources(cpus, 1)))
+
+
+def busy() -> Agent:
+    """One with an owner, a container that asked for nothing, and a refusal."""
+    made = agent()
+    create(made, "own", 2)
+    of = pod("plain")
+    made.create_container(of, container(of))
+    assert isinstance(create(made, "big", 99), Rejected)
+    return made
+
+
+@pytest.fixture
+def open_for(stores: Stores) -> Callable[..., tuple[HistoryFile, str]]:
+    """The open file of an agent, and what was wrong with it."""
+
+    def opened(
+        directory: Path, of: Agent, identity: dict[str, str] = IDENTITY
+    ) -> tuple[HistoryFile, str]:
+        file = HistoryFile(str(directory), identity=identity, history=of.history)
+        stores.append(file)
+        return file, file.restore_and_open(of.current.state.allocations)
+
+    return opened
+
+
+OpenFor = Callable[..., tuple[HistoryFile, str]]
+
+
+@pytest.fixture
+def restarted(open_for: OpenFor) -> Callable[..., Agent]:
+    """The agent that starts with what another left, and finds nothing wrong."""
+
+    def started(directory: Path, state: NodeState, **more: object) -> Agent:
+        made = agent(state)
+        assert open_for(directory, made, **more)[1] == ""
+        return made
+
+    return started
+
+
+Restarted = Callable[..., Agent]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history"
+
+
+def told(of: Agent, name: str = "own") -> Any:
+    """The whole explanation of the container of a pod, None when it is not kept."""
+    (allocation,) = (a for a in of.current.state.allocations.values() if a.pod == name)
+    known = of.history.explanation_of(allocation.container_id)
+    return None if known is None else explanation.explain_allocation(allocation, known, "0")
+
+
+def why_rejected(of: Agent) -> Any:
+    """The whole explanation of the only rejection."""
+    (one,) = of.history.rejections
+    known = of.history.explanation_of_rejection(one)
+    return explanation.explain_rejection(known, one.reason, one.message)
+
+
+def edit(path: Path, change: Callable[[str, dict[str, Any]], object]) -> None:
+    """Change documents of a file by key, and make its lines intact again."""
+    lines = [json.loads(line.split(b" ", 4)[4]) for line in path.read_bytes().splitlines()]
+    for one in lines:
+        for key, document in one.get("set", {}).items():
+            change(key, document)
+    framed = [
+        frame_line(n, msgspec.convert(line, JournalLine) if n == 1 else _line_of(line))
+        for n, line in enumerate(lines, 1)
+    ]
+    path.write_bytes(b"".join(framed))
+
+
+def _line_of(line: dict[str, Any]) -> JournalLine:
+    return JournalLine(updates={k: msgspec.Raw(encode(v)) for k, v in line["set"].items()})
+
+
+# --- both over a restart ------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_notices_rejections_and_traces(
+    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
+) -> None:
+    before = agent()
+    file, _ = open_for(tmp_path, before)
+    create(before, "own", 2)
+    create(before, "big", 99)
+    asyncio.run(file.save_last_changes())
+    assert path.stat().st_mode & 0o077 == 0
+    # An upgrade reads the same file.
+    after = restarted(tmp_path, before.current.state, identity={**IDENTITY, "version": "2"})
+    assert told(after) == told(before) is not None
+    (then,), (now,) = before.history.rejections, after.history.rejections
+    assert (now.pod, now.message, now.last_time) == (then.pod, then.message, then.last_time)
+    assert why_rejected(after) == why_rejected(before)
+    assert after.history.notices.notices_after() == before.history.notices.notices_after() != []
+    create(after, "big", 99)
+    (one,) = after.history.notices.notices_after()
+    assert (one.id, one.count) == (before.history.notices.notices_after()[0].id, 2)
+
+
+def test_files_of_the_version_before_are_read_once_and_replaced(
+    tmp_path: Path, path: Path, restarted: Restarted
+) -> None:
+    before = busy()
+    notices = before.history.notices
+    notices.instance = "beef"
+    head = {"nri_numa_notices": 1, "instance": "beef", "identity": IDENTITY, "number": 9}
+    lines = [encode(one) for one in (head, *notices.notices_after())]
+    (tmp_path / "notices").write_bytes(b"\n".join([*lines, b'{"id": "torn']))
+    traces = [
+        [i, crc32(encode(allocation_document(allocation))), trace]
+        for i, (trace, allocation) in before.history.packed_traces().items()
+    ]
+    rest = msgspec.msgpack.encode([IDENTITY, traces, before.history.rejections])
+    (tmp_path / "explanations").write_bytes(b"nri-numa explanations 7 %08x\n" % crc32(rest) + rest)
+    for _ in range(2):
+        after = restarted(tmp_path, before.current.state)
+        assert list(tmp_path.iterdir()) == [path]
+        assert told(after) == told(before) is not None
+        assert why_rejected(after) == why_rejected(before)
+        kept = after.history.notices
+        assert (kept.instance, kept.number) == ("beef", 9)
+        assert kept.notices_after() == notices.notices_after() != []
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_file_with_a_field_more_or_less_is_read(
+    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted, more: bool
+) -> None:
+    """After an upgrade and after a rollback: what both versions know is explained."""
+    before = busy()
+    file, _ = open_for(tmp_path, before)
+    add(before.history.notices, 1)
+    file.close()
+
+    def change(key: str, document: dict[str, Any]) -> None:
+        if "trace" in document:
+            trace = document["trace"]
+            packed = msgspec.msgpack.decode(decompress(msgspec.convert(trace["data"], bytes)))
+            basis, alignment = packed
+            if more:
+                basis.append("new")
+                packed.append("new")
+            else:
+                del basis[-1]
+            if alignment is not None and more:
+                alignment["new"] = alignment["problem"]["new"] = [1]
+            trace["data"] = compress(msgspec.msgpack.encode(packed))
+        if more:
+            document["new"] = 7
+        elif key.startswith("rejection/"):
+            document.pop("count", None)
+
+    edit(path, change)
+    if more:
+        number = len(path.read_bytes().splitlines()) + 1
+        unknown = JournalLine(updates={"x/of a kind to come": msgspec.Raw(b"{}")})
+        path.write_bytes(path.read_bytes() + frame_line(number, unknown))
+    after = restarted(tmp_path, before.current.state)
+    assert told(after) == told(before) is not None
+    assert "99 exclusive CPUs" in sentences.render_text(why_rejected(after), 200)
+    assert after.history.notices.notices_after() == before.history.notices.notices_after()
+
+
+@pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
+def test_what_a_later_version_wrote_may_not_be_known(
+    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted, data: bytes
+) -> None:
+    before = busy()
+    open_for(tmp_path, before)[0].close()
+    edit(path, lambda _, document: document.get("trace", {}).update(data=data))
+    after = restarted(tmp_path, before.current.state)
+    for document in (told(after), why_rejected(after)):
+        text = sentences.render_text(document, 200)
+        assert "written by another version of nri-numa" in text
+        assert "last started" not in text, "no restart is blamed"
+
+
+def test_what_devices_had_to_do_with_it_is_kept(
+    tmp_path: Path, open_for: OpenFor, restarted: Restarted
+) -> None:
+    before = agent()
+    gpu = Device(id="gpu", numa_nodes=frozenset((2,)))
+    requests = (DeviceRequest(resource="GPU", count=1, devices=(gpu,)),)
+    for name, cpus in (("own", 2), ("big", 99)):
+        of = pod(name, ALIGNED)
+        made = container(of, wants=resources(cpus, 1))
+        before.create_container(of, replace(made, devices=requests, pod_devices=requests))
+    open_for(tmp_path, before)
+    after = restarted(tmp_path, before.current.state)
+    assert told(after) == told(before) is not None
+    assert "GPU" in sentences.render_text(told(after), 200)
+    assert [one.message for one in after.history.rejections] == [
+        one.message for one in before.history.rejections
+    ]
+
+
+def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(
+    tmp_path: Path, open_for: OpenFor, restarted: Restarted
+) -> None:
+    """The checkpoint has every resize, the file perhaps not the last one."""
+    before = busy()
+    open_for(tmp_path, before)
+    (own,) = (a for a in before.current.state.allocations.values() if a.pod == "own")
+    changed = before.current.state.without_allocation(own.container_id).with_allocation(
+        replace(own, cpu_milli=1000, reason="resized")
+    )
+    assert told(restarted(tmp_path, changed)) is None
+    assert restarted(tmp_path, NodeState()).history.packed_traces() == {}
+
+
+# --- notices ------------------------------------------------------------------------------------
+
+
+def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: Opened) -> None:
+    """Nothing is closed: every line is in the file already."""
+    notices, _, _ = opened(tmp_path)
+    first = add(notices, 1)
+    add(notices, 2)
+    again, _, problem = opened(tmp_path, {**IDENTITY, "version": "2"})
+    assert problem == ""
+    assert (again.instance, again.number) == (notices.instance, 2)
+    assert again.notices_after() == notices.notices_after()
+    assert add(again, 1).id == first.id
+    assert add(again, 3).id not in {one.id for one in notices.notices_after()}
+
+
+def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
+    """A reader that asked for what comes after 5 must not miss a new 1."""
+    notices, file, _ = opened(tmp_path, limit=1)
+    for n in range(5):
+        add(notices, n)
+    file.close()
+    again, _, _ = opened(tmp_path, limit=1)
+    assert again.number == 5
+    assert len(again.notices_after()) == 1
+
+
+def test_what_is_noted_while_the_file_is_written_anew_is_in_the_new_one(
+    tmp_path: Path, path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And until that takes the old one's place it is in the old one."""
+    notices, file, _ = opened(tmp_path)
+    real, before = module.encode_lines, path.stat().st_ino
+
+    def slow_encode(*arguments: Any) -> list[bytes]:
+        lines = real(*arguments)
+        add(notices, 2)
+        assert b"pod-2" in path.read_bytes()
+        return lines
+
+    async def save() -> None:
+        add(notices, 1)
+        monkeypatch.setattr(module, "encode_lines", slow_encode)
+        file.save_soon()
+        file.save_soon()  # one at a time
+        (saving,) = asyncio.all_tasks() - {asyncio.current_task()}
+        await saving
+
+    asyncio.run(save())
+    assert path.stat().st_ino != before
+    monkeypatch.undo()
+    assert [one.pod for one in opened(tmp_path)[0].notices_after()] == ["pod-1", "pod-2"]
+
+
+# --- files that are not as they were ------------------------------------------------------------
+
+
+UNKNOWN = JournalLine(updates={"notice/x": msgspec.Raw(b'{"id":7}')})
+
+
+def _without_line(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    lines[number] = lines[number].replace(b"pod", b"dop")
+    return b"".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "kept", "said"),
+    [
+        # A line costs itself, and one that a killed agent left unfinished is no news.
+        (lambda good: good[:-20], 1, ""),
+        (lambda good: _without_line(good, 1), 1, "1 of its lines"),
+        (lambda good: good + b'{"id":"\xed\xa0"}\n', 2, "1 of its lines"),
+        (lambda good: good + frame_line(4, UNKNOWN), 2, "1 of its lines"),
+        # The head costs everything.
+        (lambda good: good.replace(b'"instance":"', b'"instance":"x'), None, "is damaged"),
+        (lambda good: good.ljust(3 * MAX_HISTORY_BYTES + 1, b"\n"), None, "larger than"),
+        (lambda good: b"2 " + good, None, "of a newer version"),
+        (lambda good: b"", None, "is damaged"),
+        (lambda good: b"{}\n", None, "is damaged"),
+        (lambda good: b"\xff" * 100, None, "is damaged"),
+    ],
+)
+def test_of_a_spoilt_file_what_is_intact_counts(
+    tmp_path: Path,
+    path: Path,
+    opened: Opened,
+    spoilt: Callable[[bytes], bytes],
+    kept: int | None,
+    said: str,
+) -> None:
+    notices, _, _ = opened(tmp_path)
+    add(notices, 1)
+    add(notices, 2)
+    path.write_bytes(spoilt(path.read_bytes()))
+    found, _, problem = opened(tmp_path)
+    assert said in problem if said else not problem
+    assert len(found.notices_after()) == (kept or 0)
+    assert (found.instance == notices.instance) is (kept is not None)
+    add(found, 3)
+    again, _, problem = opened(tmp_path)
+    assert (again.instance, again.notices_after(), problem) == (
+        found.instance,
+        found.notices_after(),
+        "",
+    )
+
+
+def test_after_a_reboot_everything_begins_anew(
+    tmp_path: Path, open_for: OpenFor, opened: Opened
+) -> None:
+    before = busy()
+    open_for(tmp_path, before)
+    after = agent(before.current.state)
+    _, problem = open_for(tmp_path, after, {**IDENTITY, "boot": "another"})
+    assert "another machine or boot" in problem
+    assert after.history.notices.instance != before.history.notices.instance
+    assert told(after) is None
+    assert not after.history.rejections
+
+
+def test_a_fifo_or_a_link_is_not_read(tmp_path: Path, path: Path, opened: Opened) -> None:
+    os.mkfifo(path)
+    assert "expected a regular file" in opened(tmp_path)[2]
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    assert "cannot be read" in opened(tmp_path)[2]
+
+
+def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opened: Opened) -> None:
+    notices, file, problem = opened(tmp_path, writable=False)
+    assert problem == ""
+    assert len(notices.instance) == 8
+    add(notices)
+    asyncio.run(file.save_last_changes())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_where_the_new_file_is_made_is_not_followed(
+    tmp_path: Path, path: Path, opened: Opened
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    (tmp_path / "history.tmp").symlink_to(theirs)
+    opened(tmp_path)
+    assert theirs.read_text() == "precious"
+    assert not path.is_symlink()
+
+
+# --- when it is written, and how much -----------------------------------------------------------
+
+
+def test_nothing_is_written_when_nothing_changed(
+    tmp_path: Path, path: Path, open_for: OpenFor, restarted: Restarted
+) -> None:
+    again = busy()
+    file, _ = open_for(tmp_path, again)
+    first = path.stat().st_ino
+    asyncio.run(file.save_last_changes())
+    assert path.stat().st_ino == first
+    create(again, "new", 1)
+    asyncio.run(file.save_last_changes())
+    assert told(restarted(tmp_path, again.current.state), "new") is not None
+
+
+def test_the_file_stays_small(
+    tmp_path: Path, path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written anew after as many bytes as said, not at each notice."""
+    monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 20_000)
+    notices, _, _ = opened(tmp_path, limit=4)
+    files = set()
+    for n in range(1000):
+        add(notices, n % 4)
+        files.add(path.stat().st_ino)
+        assert path.stat().st_size < 24_000
+    again, _, _ = opened(tmp_path, limit=4)
+    assert [one.count for one in again.notices_after()] == [250] * 4
+
+
+def test_the_file_is_bounded_and_the_youngest_are_kept(tmp_path: Path, open_for: OpenFor) -> None:
+    """Whatever the number of containers; the oldest explanations are missed least."""
+    clock = itertools.count()
+    full = agent(now=lambda: float(next(clock)))
+    for n in range(40):
+        of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
+        full.create_container(of, container(of, wants=resources(0.1, 0.01)))
+    snapshot = open_for(tmp_path, full)[0]._snapshot()
+    lines = encode_lines({}, snapshot, 10_000)
+    assert sum(map(len, lines[1:])) <= 10_000 < sum(map(len, encode_lines({}, snapshot)))
+    kept = [next(iter(json.loads(one.split(b" ", 4)[4])["set"])) for one in lines[1:]]
+    youngest = sorted(full.current.state.allocations.values(), key=lambda a: -a.assigned_at)
+    assert kept == [f"trace/{a.container_id}" for a in youngest[: len(kept)]]
+    assert 0 < len(kept) < 40
+
+
+def test_a_full_disk_is_said_once_and_nothing_is_lost(
+    tmp_path: Path,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notices, file, _ = opened(tmp_path)
+    broken = BrokenOS()
+    monkeypatch.setattr(module, "os", broken)
+    monkeypatch.setattr("nri_numa.store.files.os", broken)
+    for n, (failing, most) in enumerate((({"write": errno.ENOSPC}, None), ({}, 9))):
+        broken.failing, broken.write_at_most = dict(failing), most
+        add(notices, 2 * n)
+        add(notices, 2 * n + 1)
+        if failing:
+            asyncio.run(file.save_last_changes())
+        assert [one.getMessage() for one in caplog.records] == ["history not saved"]
+        caplog.clear()
+        broken.failing, broken.write_at_most = {}, None
+        asyncio.run(file.save_last_changes())
+    assert caplog.records == []
+    assert len(opened(tmp_path)[0].notices_after()) == 4
+
+
+def test_a_directory_where_the_file_should_be_costs_what_outlives_the_process_only(
+    tmp_path: Path, path: Path, open_for: OpenFor
+) -> None:
+    path.mkdir()
+    before = busy()
+    file, problem = open_for(tmp_path, before)
+    assert "cannot be read" in problem
+    asyncio.run(file.save_last_changes())
+    assert path.is_dir()
+    assert not (tmp_path / "history.tmp").exists()
+    assert told(before) is not None

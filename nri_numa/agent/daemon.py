@@ -206,7 +206,7 @@ class Daemon(LinkObserver):
             state.allocations, writable=self.store.has_lock
         ):
             log.warning("history", problem=problem)
-        self.unmatched = UnmatchedAnnotations(agent, clock)
+        self._unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.new_device_watch(current)
         self._claims = build_claim_store(config, name, current)
         if self._claims is not None:
@@ -228,7 +228,7 @@ class Daemon(LinkObserver):
             rejects_on_error=lambda: self.config.on_internal_error is InternalErrorAnswer.REJECT,
             observers=[
                 *([self._pending_pods] if self._pending_pods else []),
-                self.unmatched,
+                self._unmatched,
                 *devices,
             ],
             sources=[*devices, *claims],
@@ -438,7 +438,7 @@ class Daemon(LinkObserver):
             self._lock_runtime()
             if number % ROUNDS_BETWEEN_HISTORY_SAVES == 0:
                 self._history_file.save_soon()
-                self.unmatched.report_settled()
+                self._unmatched.report_settled()
             collect_generation(number)
             self._heap.release_if_grown()
             if self._blind and self.runtime.is_synchronized:
@@ -459,7 +459,6 @@ class Daemon(LinkObserver):
         from nri_numa.agent import view
 
         more = view.OptionalParts(
-            unmatched=self.unmatched,
             kubelet=self._beside,
             devices=self._devices,
             measured=self._steal,

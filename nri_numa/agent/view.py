@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
-    from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
@@ -73,7 +72,6 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
     """What else is shown; None where it is switched off.
 
     Attributes:
-        unmatched: annotations that name no container of their pod.
         kubelet: what the kubelet's managers granted, and where it and we disagree.
         devices: the machine's.
         measured: capacity factors that were measured.
@@ -81,7 +79,6 @@ class OptionalParts(Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    unmatched: UnmatchedAnnotations | None = None
     kubelet: KubeletSync | None = None
     devices: NodeDevices | None = None
     measured: StealWatch | None = None
@@ -215,8 +212,8 @@ class LiveView:
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.yielded_text(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
-        if self._more.unmatched is not None:
-            since += self._more.unmatched.problem_sentences(allocation.pod_uid)
+        ignored = self._agent.history.notices.ignored_annotations_of(allocation.pod_uid)
+        since += [notice.message for notice in ignored]
         assignment = moment.assignment_document(allocation)
         before = []
         if assignment.displaced:

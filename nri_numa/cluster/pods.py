@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import (
-    UnknownContainerName,
     annotated_container_names,
     misspelt_prefix_sentences,
     request_annotation_names,
+    unknown_container_sentence,
 )
 from nri_numa.engine.request.demand import DEFAULT_CFS_PERIOD_US as PERIOD
 from nri_numa.engine.request.demand import MAX_CPU_SHARES, MAX_SLOTS, SHARES_PER_CPU
@@ -147,7 +147,7 @@ def ineffective_annotation_sentences(workloads: Iterable[Workload], prefix: str)
         for pod in workload.pods:
             had = tuple(one.name for one in pod.containers)
             missing = [
-                UnknownContainerName(annotation=annotation, name=name, known_names=had).sentence
+                unknown_container_sentence(annotation, name, had)
                 for name, annotation in annotated_container_names(pod.annotations, prefix).items()
                 if name not in had
             ]

@@ -22,7 +22,12 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import NoticedEventKind, NoticeLog, RequestDecisions
+from nri_numa.observe.notices import (
+    NoticedEventKind,
+    NoticeLog,
+    NoticeMessageReason,
+    RequestDecisions,
+)
 
 log = get_logger("agent")
 
@@ -101,6 +106,34 @@ class DecisionReporter:
                 pod_uid=pod.uid,
                 container=trace.container.name,
             )
+
+    def report_unmatched_annotations(
+        self, pod: PodSandbox, reason: NoticeMessageReason, sentences: Sequence[str]
+    ) -> None:
+        """Say once, over restarts too, that annotations of a pod have no effect."""
+        known = self._notices.ignored_annotations_of(pod.uid)
+        if not sentences or any(one.reason == reason for one in known):
+            return
+        for sentence in sentences:
+            log.warning(
+                "annotation without effect", pod=pod.full_name, reason=reason, problem=sentence
+            )
+        self._notices.add_notice(
+            NoticedEventKind.IGNORED,
+            "; ".join(sentences),
+            namespace=pod.namespace,
+            pod=pod.name,
+            pod_uid=pod.uid,
+            container="",
+            reason=reason,
+        )
+
+    def withdraw_unknown_containers(self, pod: PodSandbox) -> None:
+        """A container that an annotation names was created after all."""
+        for one in self._notices.ignored_annotations_of(pod.uid):
+            if one.reason == NoticeMessageReason.UNKNOWN_CONTAINER:
+                log.info("the container that an annotation names was created", pod=pod.full_name)
+                self._notices.withdraw_notice(one)
 
     def log_placed_with_neighbours(self, decision: Admitted, topology: Topology, gap: bool) -> None:
         """A container was placed, and whose CPUs that moved."""

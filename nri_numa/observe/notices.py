@@ -56,6 +56,8 @@ class NoticeMessageReason(StrEnum):
     PARTLY_MOVED = "PartlyMoved"
     REPAIRS_ABANDONED = "GivenUp"
     REJECTED_RUNNING = "RefusedRunning"
+    UNKNOWN_CONTAINER = "UnknownContainer"
+    UNKNOWN_PREFIX = "UnknownPrefix"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
@@ -201,6 +203,18 @@ class NoticeLog:
             container=one.container,
             reason=reason,
         )
+
+    def withdraw_notice(self, notice: Notice) -> None:
+        """Forget a notice that turned out to be wrong."""
+        self._kept.pop(_merge_key(notice), None)
+        self._changed()
+
+    def ignored_annotations_of(self, pod_uid: str) -> list[Notice]:
+        """What is said of a pod's annotations that have no effect."""
+        notices = self.notices_after()
+        return [
+            n for n in notices if (n.pod_uid, n.notice_kind) == (pod_uid, NoticedEventKind.IGNORED)
+        ]
 
     def notices_after(self, number: int = 0) -> list[Notice]:
         """What changed after a number, in the order of the sequence."""

@@ -6,8 +6,8 @@ costs the lines that it is in; kinds and fields of other versions are passed ove
 A notice is appended after the answer to the runtime has left and before anybody else can have read
 it, so a number that a reader saw is never given out again. Now and then everything is encoded in a
 thread and written anew: rejections and traces come into the file only then, so a killed agent loses
-those of the last seconds. The file is not synced: it need not outlive the machine. What cannot be read
-begins a new sequence of notices, which readers notice by its name.
+those of the last seconds. The file is not synced: it need not outlive the machine. What cannot be
+read begins a new sequence of notices, which readers notice by its name.
 """
 
 from __future__ import annotations

@@ -109,11 +109,7 @@ def test_an_annotation_for_a_container_that_never_came_is_said_when_the_pod_ends
 
         def named() -> set[str]:
             records = node.plugin.records()
-            return {
-                r["pod"]
-                for r in records
-                if r["msg"] == "annotation for a container that the pod does not have"
-            }
+            return {r["pod"] for r in records if r["msg"] == "annotation without effect"}
 
         until(lambda: named() == {"default/slip", "default/older"}, "both are named")
 

@@ -760,34 +760,15 @@ def annotated_container_names(annotations: Mapping[str, str], prefix: str) -> di
     return names
 
 
-class UnknownContainerName(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that an annotation has and no container; not ``final`` where one may still come."""
-
-    annotation: str
-    name: str
-    known_names: tuple[str, ...]
-    final: bool = True
-
-    @property
-    def suggested_name(self) -> str:
-        """The container that was perhaps meant; empty where none resembles it."""
-        return next(iter(get_close_matches(self.name, self.known_names, n=1)), "")
-
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        what = (
-            f"is ignored, because it names a container {quote_value(self.name)}, which this "
-            "pod does "
-            "not have"
-            if self.final
-            else f"names a container {quote_value(self.name)}, which was not created so far"
-        )
-        return (
-            f"annotation {self.annotation} {what}; "
-            f"it has {', '.join(map(quote_value, self.known_names)) or 'none'}"
-            + (f" (did you mean {self.suggested_name}?)" if self.suggested_name else "")
-        )
+def unknown_container_sentence(annotation: str, name: str, known_names: Sequence[str]) -> str:
+    """A sentence for an annotation with a name that no container of the pod has."""
+    known = ", ".join(map(quote_value, known_names)) or "none"
+    similar = get_close_matches(name, known_names, n=1)
+    return (
+        f"annotation {annotation} is ignored, because it names a container {quote_value(name)}, "
+        f"which this pod does not have; it has {known}"
+        + "".join(f" (did you mean {one}?)" for one in similar)
+    )
 
 
 _MIN_PREFIX_SIMILARITY: Final = 0.88

@@ -127,7 +127,7 @@ async def test_a_life(bed: Bed) -> None:
         assert status["link"]["runtimeVersion"]
         assert status["containers"]["exclusive"] == 1
         await bed.said("state=active")
-        await bed.said("annotation with a misspelt prefix", times=2)
+        await bed.said("annotation without effect", times=2)
         (used,) = (await bed.ask("/v1/use/shop/own/app"))["containers"]
         assert "cgroup" in used["problem"]
         assert (await bed.ask("/v1/use"))["cpus"] == {}

@@ -7,14 +7,16 @@ from msgspec.structs import replace
 
 from nri_numa.agent import unmatched_annotations
 from nri_numa.agent.unmatched_annotations import SETTLED_AFTER_S, UnmatchedAnnotations
+from nri_numa.model.workload import PodSandbox
 from tests.beds.world import StillClock, World, pod
 from tests.machines import named as machines
 
 TYPO = pod("db", {"numacpu.enigne": "1"})
+WITHOUT_EFFECT = "annotation without effect"
 
 
 class Bed:
-    """A watch, the time, and the log."""
+    """A watch, the time, the log, and what is noted of a pod."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._log = caplog
@@ -26,7 +28,11 @@ class Bed:
         self.watch = UnmatchedAnnotations(self.agent, StillClock(seconds=lambda: self.now))
 
     def said(self) -> list[str]:
-        return [r.getMessage() for r in self._log.records if r.name == "nri_numa.annotations"]
+        events = [r.getMessage() for r in self._log.records if r.name == "nri_numa.agent"]
+        return [one for one in events if "annotation" in one]
+
+    def noted(self, of: PodSandbox = TYPO) -> list[str]:
+        return [n.message for n in self.agent.history.notices.ignored_annotations_of(of.uid)]
 
     def quiet(self, seconds: float = SETTLED_AFTER_S) -> None:
         self.now += seconds
@@ -38,16 +44,18 @@ def bed(caplog: pytest.LogCaptureFixture) -> Bed:
     return Bed(caplog)
 
 
-def test_a_name_that_does_not_come_is_said_once_and_shown(bed: Bed) -> None:
+def test_a_name_that_does_not_come_is_said_and_noted_once(bed: Bed) -> None:
     bed.watch.on_container(TYPO, "engine")
     bed.quiet(SETTLED_AFTER_S - 1)
-    (likely,) = bed.watch.problem_sentences(TYPO.uid)
-    assert "which was not created so far; it has 'engine' (did you mean engine?)" in likely
-    assert bed.said() == []
+    assert (bed.said(), bed.noted()) == ([], [])
     bed.quiet(1)
     bed.quiet()
-    assert len(bed.said()) == 1
-    (sentence,) = bed.watch.problem_sentences(TYPO.uid)
+    bed.start()  # nor after a restart, with the notices of before
+    bed.watch.on_container(TYPO, "engine")
+    bed.quiet()
+    bed.watch.on_remove_pod("", TYPO.uid)
+    assert bed.said() == [WITHOUT_EFFECT]
+    (sentence,) = bed.noted()
     assert "numacpu.enigne is ignored, because it names a container 'enigne'" in sentence
     assert "did you mean engine?" in sentence
 
@@ -64,17 +72,22 @@ def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(bed: B
 
 
 def test_who_comes_late_takes_it_back(bed: Bed) -> None:
-    """A slow init container is no mistake."""
-    bed.watch.on_container(TYPO, "init")
+    """A slow init container is no mistake; what is still missing is said again."""
+    two = replace(TYPO, annotations={**TYPO.annotations, **pod("x", {"smt.b": "any"}).annotations})
+    bed.watch.on_container(two, "init")
     bed.quiet()
-    bed.watch.on_container(TYPO, "enigne")
-    assert bed.watch.problem_sentences(TYPO.uid) == []
+    assert "'enigne'" in bed.noted()[0]
+    bed.watch.on_container(two, "enigne")
+    assert bed.noted() == []
+    bed.quiet()
+    assert "'enigne' is" not in bed.noted()[0]
+    assert "names a container 'b'" in bed.noted()[0]
+    bed.watch.on_container(two, "b")
     bed.quiet()
     bed.watch.on_remove_pod("", TYPO.uid)
-    assert bed.said() == [
-        "annotation for a container that the pod does not have",
-        "the container that an annotation names was created",
-    ]
+    assert bed.noted() == []
+    created = "the container that an annotation names was created"
+    assert bed.said() == [WITHOUT_EFFECT, WITHOUT_EFFECT, created, WITHOUT_EFFECT, created]
 
 
 @pytest.mark.parametrize("annotations", [{}, {"numacpu": "1"}, {"numacpu.engine": "1"}])
@@ -92,13 +105,7 @@ def test_there_is_an_end_of_pods(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> N
     for one in pods:
         bed.watch.on_container(one, "app")
     bed.quiet()
-    assert [bool(bed.watch.problem_sentences(one.uid)) for one in pods] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert [bool(bed.noted(one)) for one in pods] == [False, False, True, True, True]
 
 
 def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: Bed) -> None:
@@ -107,7 +114,7 @@ def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(bed: Bed) -> None:
     for _ in range(2):  # the second after a restart, with the notices of the first
         bed.start()
         bed.watch.on_container(one, "engine")
-        assert "did you mean numa.kubernetes.io/policy?" in bed.watch.problem_sentences(one.uid)[0]
-    assert bed.said() == ["annotation with a misspelt prefix"] * 2
+        assert "did you mean numa.kubernetes.io/policy?" in bed.noted(one)[0]
+    assert bed.said() == [WITHOUT_EFFECT]
     (notice,) = bed.agent.history.notices.notices_after()
     assert (notice.notice_kind, notice.reason, notice.container) == ("ignored", "UnknownPrefix", "")

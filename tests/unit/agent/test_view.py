@@ -17,6 +17,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants, PodTable, QoSClass
 from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import NoticeMessageReason
 from nri_numa.web.responses import Assignment, RuntimeLinkStatus
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of, container, pod, resources
@@ -38,7 +39,6 @@ class Bed:
             state="active", detail="", runtime="containerd", runtime_version=""
         )
         self.start_delays: dict[str, float] = {}
-        self.unmatched: dict[str, list[str]] = {}
         self.view = self.shown()
         self.metrics.snapshot = self.view.metrics_snapshot
 
@@ -46,14 +46,10 @@ class Bed:
         """The view; the bed itself stands for collaborators."""
         about = ProcessInfo("0.1.0", "", NOW - 100)
         reading = MeasuredFree(memory={0: 1 << 20})
-        more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
     def link_document(self) -> RuntimeLinkStatus:
         return self.link
-
-    def problem_sentences(self, uid: str) -> list[str]:
-        return self.unmatched.get(uid, [])
 
     def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
         of = pod(name, annotations, namespace="shop")
@@ -463,12 +459,14 @@ def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
     bed = Bed()
     bed.create("web", policy="best-effort")
     before = bed.view.explain_pod("shop", "web", None)[0].decision_steps
-    bed.unmatched["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
+    of, reason = pod("web", namespace="shop"), NoticeMessageReason.UNKNOWN_CONTAINER
+    sentence = "annotation x is ignored, because it names a container 'y'"
+    bed.agent.history.reporter.report_unmatched_annotations(of, reason, [sentence])
     (one,) = bed.view.explain_pod("shop", "web", None)
     for said in (
         one.decision_steps[-1],
         sentences.render_text(one.details, 200, brief=True).split("  ")[-1],
     ):
         assert said.startswith("Annotation x is ignored, because it names a container 'y'")
-    bed.unmatched.clear()
+    bed.agent.history.reporter.withdraw_unknown_containers(of)
     assert bed.view.explain_pod("shop", "web", None)[0].decision_steps == before

@@ -14,7 +14,6 @@ from nri_numa.engine.request.annotations import (
     MAX_SUGGESTION_CHECKS,
     OPTION_KEYS,
     OptionsResolver,
-    UnknownContainerName,
     annotated_container_names,
     check_option_level,
     check_value,
@@ -24,6 +23,7 @@ from nri_numa.engine.request.annotations import (
     parse_load,
     quote_value,
     resolve_placement_options,
+    unknown_container_sentence,
 )
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
@@ -504,16 +504,11 @@ def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None
 
 
 def test_the_sentence_names_who_was_perhaps_meant() -> None:
-    one = UnknownContainerName(
-        annotation="a/numacpu.enigne", name="enigne", known_names=("engine", "proxy")
-    )
-    assert one.sentence == (
+    assert unknown_container_sentence("a/numacpu.enigne", "enigne", ("engine", "proxy")) == (
         "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
         "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
     )
-    assert UnknownContainerName(annotation="a", name="x", known_names=()).sentence.endswith(
-        "it has none"
-    )
+    assert unknown_container_sentence("a", "x", ()).endswith("it has none")
 
 
 @pytest.mark.parametrize(

@@ -173,23 +173,23 @@ class Agent:
             made = next(iter(problems.values()))
         else:
             self._replace_state(found.state, found.change, refused.trace.pod)
-            made = self._apply_moves(node.state, found, "room")
+            made = self._apply_moves(node.state, found)
         if isinstance(made, str):
             return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
 
-    def move_for_newcomer(self, found: Admitted, reason: str) -> str:
+    def move_for_newcomer(self, found: Admitted) -> str:
         """Have some move for a container that is to come; returns what was in the way of it."""
         before = self.current.state
         self._replace_state(found.state, found.change)
-        made = self._apply_moves(before, found, reason)
+        made = self._apply_moves(before, found)
         if isinstance(made, str):
             return made
         self.cgroups.request_check_of_unsent(made)
         return ""
 
     def _apply_moves(
-        self, before: NodeState, decision: Admitted, reason: str
+        self, before: NodeState, decision: Admitted
     ) -> tuple[ContainerUpdate, ...] | str:
         """Write those that make room, so that nobody is where another comes; or all go back.
 
@@ -221,7 +221,7 @@ class Agent:
             return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
         self._tasks.add(*(partial(self.cgroups.write_mark, i) for i in moves))
-        self.history.record_moves(decision.moves, reason)
+        self.history.record_moves(decision.moves)
         every = {u.container_id: u for u in (*kept, *self.cgroups.schedule_cpu_return(more))}
         return tuple(every.values())
 

@@ -218,9 +218,9 @@ class DecisionHistory:
         self.schedule_overlap_check()
         self.reporter.log_synchronized(outcome)
 
-    def record_moves(self, moves: Sequence[ContainerMove], purpose: str) -> None:
-        """Count moves by their ``purpose``, and have them logged."""
-        self._metrics.moves.labels(purpose).inc(len(moves))
+    def record_moves(self, moves: Sequence[ContainerMove]) -> None:
+        """Count the moves that make room, and have them logged."""
+        self._metrics.moves.labels("room").inc(len(moves))
         for move in moves:
             for_whom = move_purpose_text(move.after)
             self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), for_whom))

@@ -3,8 +3,8 @@
 Their CPUs changed before the newcomer started. Which memory nodes their pages are leaving is in the
 node state (`nri_numa.engine.state.Allocation.migrating_from`): a restart goes on from there.
 
-While no pod starts and nothing waits, the same worker has containers move ahead of need
-(``room.keep``), and brings far memory home (``room.farPages``), both within ``room.budget``.
+While no pod starts and nothing waits, the same worker brings far memory home
+(``room.farPages``), within ``room.budget``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from nri_numa.config.sections import AgentConfig, MemoryLocalityRounds
 from nri_numa.engine.rebalance import (
     move_purpose_text,
     nodes_short_of_memory,
-    plan_headroom_moves,
 )
 from nri_numa.engine.state import Allocation, ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
@@ -49,7 +48,7 @@ MIN_REPORTED_UNMOVED_BYTES: Final = 1 << 20
 UNMOVED_RETRY_S: Final = 300.0
 """Seconds until what would not move is tried again."""
 NODE_IDLE_AFTER_S: Final = 30.0
-"""Seconds without a creation after which something moves ahead of need."""
+"""Seconds without a creation after which far memory comes home."""
 REMOTE_CHECK_INTERVAL_S: Final = 60.0
 PROACTIVE_BUDGET_WINDOW_S: Final = 3600.0
 
@@ -63,21 +62,11 @@ def can_move_memory(reader: CgroupReader) -> bool:
 
 
 class _MigrationResult(NamedTuple):
-    """Bytes that were moved and that would not move, and why; or whether it was ended early."""
+    """Bytes that were moved and that would not move, and why."""
 
     migrated_bytes: int
     unmigrated_bytes: int
     obstacle: str
-    is_cancelled: bool
-
-
-def restore_headroom(agent: Agent, max_moves: int) -> int:
-    """Have containers move so that a request of ``room.keep`` would fit; returns how many."""
-    plan = plan_headroom_moves(agent.current.snapshot(), agent.cgroups.immovable_ids(), max_moves)
-    if plan is None:
-        return 0
-    agent.move_for_newcomer(plan, "keep")
-    return len(plan.moves)
 
 
 class MemoryMigrator:
@@ -92,12 +81,11 @@ class MemoryMigrator:
         self._later: dict[str, float] = {}
         self._creations, self._busy = -1, 0.0
         self._spent = deque[float]()  # when something moved ahead of need, in the last hour
-        self._tried: tuple[object, ...] = ()
         agent.current.subscribe(self._wake.set)
 
     def request_proactive_check(self) -> None:
         """See whether something is to move ahead of need; called every few seconds."""
-        if self._watch is not None or any(self._agent.current.machine.settings.rebalance_headroom):
+        if self._watch is not None:
             self._wake.set()
 
     def watch_remote_memory(self, config: AgentConfig) -> Coroutine[Any, Any, None]:
@@ -118,10 +106,7 @@ class MemoryMigrator:
             for kept in (self._began, self._later):
                 for gone in kept.keys() - known.keys():
                     del kept[gone]
-            # What a pod waits for comes first.
-            for a in sorted(
-                (a for a in known.values() if a.migrating_from), key=lambda a: a.moved_proactively
-            ):
+            for a in [a for a in known.values() if a.migrating_from]:
                 if self._later.get(a.container_id, now) <= now:
                     await self._migrate_container(a.container_id)
             if self._is_node_idle():
@@ -176,41 +161,29 @@ class MemoryMigrator:
                         await self._clock.sleep(min(rest, 1.0))
                         rest -= 1.0
                     if not should_continue():
-                        return _MigrationResult(done, left, why, is_cancelled=True)
+                        return _MigrationResult(done, left, why)
         except OSError as error:
-            return _MigrationResult(
-                done, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error), is_cancelled=False
-            )
+            return _MigrationResult(done, TOLERATED_REMOTE_BYTES + 1, error.strerror or str(error))
         finally:
             moving.pop(container_id, None)
         if left > TOLERATED_REMOTE_BYTES:
             why = f"{human_bytes(left)} would not move ({why or 'pinned'})"
-        return _MigrationResult(done, left, why, is_cancelled=False)
+        return _MigrationResult(done, left, why)
 
     async def _migrate_container(self, container_id: str) -> None:
         a = self._allocation_if_migrating(container_id)
         if a is None:
-            return
-        ahead = a.moved_proactively
-        rate = self._remaining_proactive_budget()[0] if ahead else MAX_MIGRATION_BYTES_PER_S
-        if ahead and not (rate and self._is_node_idle()):
-            self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
         began = self._began.setdefault(container_id, self._clock.monotonic())
         (target,) = a.mems - a.migrating_from
         where = f"from {numa_text(a.migrating_from)} to {target}"
 
         def goes_on() -> bool:
-            return self._allocation_if_migrating(container_id) is not None and (
-                not ahead or self._is_node_idle()
-            )
+            return self._allocation_if_migrating(container_id) is not None
 
-        moved = await self._migrate_pages(container_id, a.migrating_from, target, goes_on, rate)
+        moved = await self._migrate_pages(container_id, a.migrating_from, target, goes_on)
         a = self._allocation_if_migrating(container_id)
         if a is None:
-            return
-        if moved.is_cancelled:
-            self._try_later(container_id, NODE_IDLE_AFTER_S)
             return
         if moved.unmigrated_bytes > TOLERATED_REMOTE_BYTES:
             self._try_later(container_id, UNMOVED_RETRY_S)
@@ -249,16 +222,8 @@ class MemoryMigrator:
 
     async def _migrate_proactively(self) -> None:
         agent, (_, most) = self._agent, self._remaining_proactive_budget()
-        keep = agent.current.machine.settings.rebalance_headroom
-        tried = agent.current.state.serial, keep, most
         if not most or agent.current.observe or not agent.current.synchronized:
             return
-        if any(keep) and tried != self._tried:
-            self._tried = tried
-            moves = restore_headroom(agent, most)
-            self._spent.extend([self._clock.monotonic()] * moves)
-            if moves:
-                return
         if agent.containers.moves_memory and self._watch is not None:
             read = self._watch.known.items()
             used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}

@@ -34,7 +34,7 @@ class DeferredRoomSearches:
     """Goes on with the searches for refused containers, one after the other.
 
     Args:
-        move: has containers move for a purpose; returns what was in the way of it.
+        move: has containers move; returns what was in the way of it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DeferredRoomSearches:
         cgroups: CgroupUpdates,
         history: DecisionHistory,
         tasks: DeferredTasks,
-        move: Callable[[Admitted, str], str],
+        move: Callable[[Admitted], str],
     ) -> None:
         self._current, self._cgroups, self._history = current, cgroups, history
         self._tasks, self._move = tasks, move
@@ -104,7 +104,7 @@ class DeferredRoomSearches:
         if isinstance(found, Rejected):
             text = found.room_text
         elif immovable.isdisjoint(m.after.container_id for m in found.moves):
-            problem = self._move(found, "room")
+            problem = self._move(found)
             text = (
                 f"no room could be made: {problem}"
                 if problem

@@ -100,10 +100,6 @@ def derive_settings(config: AgentConfig) -> Settings:
         "disable_cfs_quota": config.lift_quota,
         "kubelet_override": config.kubelet.override,
         "rebalance_moves": config.room.max_moves,
-        "rebalance_headroom": (
-            config.room.headroom.cpus,
-            parse_memory_bytes(config.room.headroom.memory),
-        ),
         "room_budget": (
             parse_memory_bytes(config.room.budget.bytes),
             config.room.budget.moves_per_hour,

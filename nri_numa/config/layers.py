@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.config.problems import validate_config
 from nri_numa.config.sections import AgentConfig, config_keys
 from nri_numa.errors import ConfigError
@@ -60,6 +61,11 @@ def _environment_name(path: str) -> str:
     # reservedCPUs -> reserved_cpus, distributeAcrossNUMA -> distribute_across_numa
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.replace("CPUs", "Cpus"))
     return ENVIRONMENT_PREFIX + words.replace(".", "_").upper()
+
+
+def _is_name_of(path: str, name: str) -> bool:
+    """True if an environment name is of this key, or of one below it."""
+    return f"{name}_".startswith(f"{_environment_name(path)}_")
 
 
 @dataclass(slots=True)
@@ -173,6 +179,9 @@ def _add_environment(gathered: LayeredDocument, env: Mapping[str, str]) -> None:
             continue
         path = names.get(name)
         if path is None:
+            if old := next((one for one in OLD_KEYS if _is_name_of(one, name)), None):
+                gathered.problems.append(f"environment {name}: {OLD_KEYS[old]}")
+                continue
             # Names far from every key belong to other programs.
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
             if near and not _SERVICE_LINK_NAME_PATTERN.fullmatch(name):
@@ -355,6 +364,9 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
         known = error.schema["properties"]
         for key in (key for key in value if key not in known):
+            if old := OLD_KEYS.get(dotted_path([*path, key])):
+                yield [*path, key], old
+                continue
             near = (
                 [name for name in known if name.lower() == key.lower()]
                 or difflib.get_close_matches(key, known, n=1, cutoff=0.6)

@@ -597,18 +597,8 @@ class Reconcile(Section, frozen=True):
     wait until it is back. CPU limits wait in any case."""
 
 
-class RebalanceHeadroom(Section, frozen=True):
-    """A request that is to fit on one NUMA node at any time, with exclusive CPUs."""
-
-    cpus: Annotated[int, Meta(ge=0, le=8192)] = 0
-    """While no pod starts, movable containers move so that a container with so many exclusive CPUs
-    would fit. 0 beside memory 0 is off."""
-    memory: Annotated[Quantity, with_parser(values.parse_memory_bytes)] = 0
-    """Its memory: bytes, or a text such as 16Gi."""
-
-
 class RebalanceBudget(Section, frozen=True):
-    """What may move ahead of need: for room.keep and room.farPages, never for a waiting pod."""
+    """What may move ahead of need: for room.farPages, never for a waiting pod."""
 
     bytes: Annotated[Quantity, with_parser(values.parse_memory_bytes)] = "1Gi"
     """Memory that moves in a minute at most; 0: none ever."""
@@ -627,8 +617,6 @@ class Rebalance(Section, frozen=True):
     """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
     not its own. Where it is more, or memory runs short there that others were given, and more than
     64 MiB, it is moved home while no pod starts, movable or not. 1 is off."""
-    headroom: RebalanceHeadroom = msgspec.field(name="keep", default=RebalanceHeadroom())
-    """A request that is to fit at any time."""
     budget: RebalanceBudget = RebalanceBudget()
     """What may move ahead of need."""
 

@@ -75,7 +75,6 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
         cpus: the kernel list that the container starts with; empty when it is left alone.
         owned: the CPUs of a list are exclusive.
         leaves: memory nodes that its memory migrates from.
-        ahead: that move made room before anybody asked for it.
         soft: a list that yields to exclusive CPUs; the container may start with fewer of them.
         sum, pool: it has its pod's sum, and shares the CPUs that owners of its pod leave.
     """
@@ -92,7 +91,6 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     owned: bool = False
     movable: bool = False
     leaves: NUMASet = NO_NUMA_NODES
-    ahead: bool | None = None
     soft: str = ""
     sum: bool = False
     pool: bool = False
@@ -130,7 +128,6 @@ def encode_assignment(allocation: Allocation, cpus: str, key: bytes) -> str:
         owned=allocation.exclusive and allocation.kind is ContainerKind.LISTED,
         movable=allocation.movable,
         leaves=allocation.migrating_from if is_migrating else NO_NUMA_NODES,
-        ahead=allocation.moved_proactively if is_migrating else None,
         soft=str(allocation.cpus) if allocation.yields_to_exclusive else "",
         sum=allocation.uses_pod_resources,
         pool=allocation.is_in_pod_pool,
@@ -348,7 +345,6 @@ def _allocation_from(
         movable=document.movable and kind in COMPUTED_KINDS,
         uses_pod_resources=document.sum,
         is_in_pod_pool=document.pool,
-        moved_proactively=document.ahead is True,
         lifted_quota=0 if resources.cpu_quota == NO_CFS_QUOTA and is_owner else None,
         slots=slots,
     )

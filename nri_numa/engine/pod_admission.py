@@ -93,7 +93,7 @@ class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
     is_init: bool = False
 
 
-def resources_of_guaranteed_limits(milli: int, memory: int) -> Resources:
+def _resources_of_guaranteed_limits(milli: int, memory: int) -> Resources:
     """Resources that the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
@@ -320,7 +320,7 @@ def _reserve_expected_containers(
     others = {name: one for name, one in expected.items() if name != first.name}
     placed = dict(islice(others.items(), count))
     for name, one in placed.items():
-        resources = resources_of_guaranteed_limits(one.milli, one.memory)
+        resources = _resources_of_guaranteed_limits(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
         found = state_with_expected(plan, pod, made)
         if isinstance(found, Rejected):
@@ -379,7 +379,7 @@ def _reserve_pod_sum(
         # How many containers share it, and each has its own place: any place will do.
         requested = replace(requested, policy=Policy.BEST_EFFORT)
     memory = max(0, total.memory - sum(a.memory_bytes for a in members))
-    container = _pending_containers(pod, resources_of_guaranteed_limits(milli, memory))
+    container = _pending_containers(pod, _resources_of_guaranteed_limits(milli, memory))
     rest = node.with_state(state)
     decision = admit(rest, pod, container, resolved=requested)
     if isinstance(decision, Admitted):

@@ -26,21 +26,12 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import exclusive_candidate_cpus, max_exclusive_above_pool_floor
-from nri_numa.engine.admit import (
-    admit,
-    build_adjustment,
-    place_container,
-)
+from nri_numa.engine.admit import build_adjustment, place_container
 from nri_numa.engine.captions import moved_caption
 from nri_numa.engine.decision import Admitted, ContainerMove, PlacementRequest, Rejected
 from nri_numa.engine.desired import NodeSnapshot, updates_between
 from nri_numa.engine.place.needs import exclusive_cpu_count_text, pod_demand
-from nri_numa.engine.pod_admission import (
-    admission_work,
-    admit_pod,
-    count_expected_containers,
-    resources_of_guaranteed_limits,
-)
+from nri_numa.engine.pod_admission import admission_work, admit_pod, count_expected_containers
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
     COMPUTED_KINDS,
@@ -51,7 +42,7 @@ from nri_numa.engine.state import (
     charges_with_cpu_removed,
 )
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
-from nri_numa.model.machine import count_text, cpus_text, human_milli, numa_text
+from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.workload import (
     NO_CHANGED_IDS,
@@ -61,11 +52,8 @@ from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     CPUMode,
-    OnFailure,
     PlacementOptions,
     PodSandbox,
-    Policy,
-    QoSClass,
     Scope,
 )
 from nri_numa.text import human_bytes
@@ -196,12 +184,10 @@ def _make_room_by_moving(
     refused: Rejected,
     still: Collection[str] = (),
     *,
-    headroom: str = "",
     is_deferred: bool = False,
     must_move: bool = False,
-    max_moves: int = MAX_MOVES,
 ) -> SearchSteps[Admitted | Rejected]:
-    """Make room for a container that comes now or ``is_deferred``, or to ``keep`` it, in words.
+    """Make room for a container that comes now or ``is_deferred``.
 
     There is no search for a pod of which one try would be more than `MAX_SEARCH_WORK`.
     """
@@ -212,35 +198,26 @@ def _make_room_by_moving(
     yield _LOOK_WORK * len(allocations)
     immovable_ids = _immovable_ids(node.state, still)
     stay = immovable_ids | {i for i, a in allocations.items() if not a.movable}
-    plan, max_moves = None, min(max_moves, node.machine.settings.rebalance_moves)
-    moved_for = headroom or f"make room for {pod.full_name}/{container.name}"
+    plan, max_moves = None, min(MAX_MOVES, node.machine.settings.rebalance_moves)
+    moved_for = f"make room for {pod.full_name}/{container.name}"
     if max_moves and len(stay) < len(allocations):
         plan = yield from plan_moves(
             node, refused, still=stay, max_moves=max_moves, running=True, moved_for=moved_for
         )
     if plan is None:
-        if headroom:
-            return refused
         return (yield from explain_blockers(node, refused, immovable_ids, must_move=must_move))
-    return _with_moves(node, plan, container.id, ahead=bool(headroom), is_deferred=is_deferred)
+    return _with_moves(node, plan, container.id, is_deferred=is_deferred)
 
 
 def _with_moves(
-    node: NodeSnapshot, plan: MovePlan, container_id: str, *, ahead: bool, is_deferred: bool
+    node: NodeSnapshot, plan: MovePlan, container_id: str, *, is_deferred: bool
 ) -> Admitted:
-    """The decision with the moves of a plan; the newcomer is not in the state where it comes later.
-
-    It comes later, too, where the moves are ``ahead`` of need.
-    """
+    """Return the decision with the moves of a plan; without a newcomer that ``is_deferred``."""
     decision, moves = plan.admitted, plan.moves
-    if ahead:
-        moves = tuple(
-            ContainerMove(m.before, replace(m.after, moved_proactively=True)) for m in moves
-        )
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {fits_after_moves_text(moves)}")
     change = decision.change
-    if ahead or is_deferred:
+    if is_deferred:
         base = node.state.without_allocation(*(m.before.container_id for m in moves))
         after = _state_with_moves(node.state, base, moves)
         change = NO_CHANGED_IDS
@@ -299,32 +276,6 @@ def state_after_migration(decision: Admitted) -> NodeState:
             move.after.with_migration_finished
         )
     return state
-
-
-def plan_headroom_moves(node: NodeSnapshot, still: Collection[str], most: int) -> Admitted | None:
-    """Moves, ``most`` of them, after which a request of ``room_keep`` would fit on one NUMA node.
-
-    None where it fits as it is, or in no way. The state is the one without it.
-    """
-    cpus, memory = node.machine.settings.rebalance_headroom
-    pod = PodSandbox(id="", uid="", namespace="", name="", qos=QoSClass.GUARANTEED)
-    container = Container(
-        id="", pod_id="", name="", resources=resources_of_guaranteed_limits(1000 * cpus, memory)
-    )
-    requested = PlacementOptions(
-        policy=Policy.SINGLE_NUMA_NODE,
-        cpus=CPUMode.EXCLUSIVE if cpus else CPUMode.SHARED,
-        on_failure=OnFailure.REJECT,
-        explicit_keys=frozenset({"policy", "cpus", "on-failure"}),
-    )
-    decision = admit(node, pod, container, resolved=requested)
-    if isinstance(decision, Admitted):
-        return None
-    amounts = [count_text(cpus, "CPU")] if cpus else []
-    headroom = f"keep room for {', '.join(amounts + ([human_bytes(memory)] if memory else []))}"
-    steps = _make_room_by_moving(node, decision, still, headroom=headroom, max_moves=most)
-    outcome = StepwiseSearch(steps).run_steps(MAX_SEARCH_WORK)
-    return outcome if isinstance(outcome, Admitted) else None
 
 
 def nodes_short_of_memory(node: NodeSnapshot, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
@@ -903,5 +854,4 @@ def _place_mover(node: NodeSnapshot, a: Allocation, numa_node: int) -> Allocatio
         is_misaligned=placed.is_misaligned,
         has_shortfall=False,
         reason=placed.reason,
-        moved_proactively=False,
     )

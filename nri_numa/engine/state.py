@@ -115,7 +115,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         movable: it may be elsewhere while it runs, to make room for others.
         migrating_from: memory nodes, among ``mems``, that its pages are leaving; charged until they
         have.
-        moved_proactively: it last moved ahead of need: nothing waits for its memory.
         reserved_at: Unix time in seconds at which its container ended, or at which it was planned
             for one that is still to come; what it has is kept for the pod. 0 while it lives.
         has_shortfall: it runs with less than its size, since it could not grow.
@@ -161,7 +160,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     immovable: bool = msgspec.field(name="fixed", default=False)
     movable: bool = False
     migrating_from: NUMASet = msgspec.field(name="leaves", default=NO_NUMA_NODES)
-    moved_proactively: bool = msgspec.field(name="ahead", default=False)
     reserved_at: float = msgspec.field(name="ended", default=0.0)
     has_shortfall: bool = msgspec.field(name="shortfall", default=False)
     is_misaligned: bool = msgspec.field(name="misaligned", default=False)

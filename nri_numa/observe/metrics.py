@@ -253,10 +253,10 @@ class Metrics(Registry):
         )
         self.moves = self.new_counter(
             "moves_total",
-            "Running containers that moved, by what for: room, keep, or far_pages.",
+            "Running containers that moved, by what for: room or far_pages.",
             "reason",
         )
-        for reason in ("room", "keep", "far_pages"):
+        for reason in ("room", "far_pages"):
             self.moves.labels(reason)  # 0 is shown, too
         self.migrated_bytes = self.new_counter(
             "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."

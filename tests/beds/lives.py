@@ -517,7 +517,6 @@ RECORDED_SETTINGS: Final = {
     "disable_cfs_quota": "lift_quota",
     "reservation_seconds": "kept_seconds",
     "rebalance_moves": "room_moves",
-    "rebalance_headroom": "room_keep",
 }
 """Names of settings in recorded files, by field."""
 

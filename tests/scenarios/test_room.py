@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.containers import StartingCpuset
-from nri_numa.agent.memory_migration import NODE_IDLE_AFTER_S, MemoryMigrator, restore_headroom
+from nri_numa.agent.memory_migration import MemoryMigrator
 from nri_numa.agent.view import StateSnapshot, zones_document
 from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Rebalance
-from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment
+from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, sign_document
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree
-from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_headroom_moves, plan_moves
+from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import MigrationStep
@@ -279,18 +279,6 @@ def test_after_a_plan_everything_holds(
             assert bool(now.mems) == bool(before.mems)
             assert now.aligned >= before.aligned
         assert not after
-    state, node = world.agent.current.state, world.agent.current.machine
-    node = replace(
-        node, settings=replace(node.settings, rebalance_moves=3, rebalance_headroom=(3, GIB))
-    )
-    if (kept := plan_headroom_moves(NodeSnapshot(node, state), (), 2)) is None:
-        return
-    assert state_invariant_violations(kept.state, topology, node.settings) == []
-    after = dict(kept.state.allocations)
-    moved = {move.before.container_id for move in kept.moves if move.before.movable}
-    assert {i for i, a in state.allocations.items() if after.pop(i) != a} == moved
-    assert (len(kept.moves) <= 2, after, set(kept.state.pods)) == (True, {}, set(state.pods))
-    assert plan_headroom_moves(NodeSnapshot(node, kept.state), (), 2) is None
 
 
 # --- it happens -----------------------------------------------------------------------------------
@@ -498,13 +486,13 @@ def test_a_list_does_not_move_and_says_so() -> None:
 
 
 def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
-    """By what its cgroup carries."""
+    """By what its cgroup carries, of an agent that also moved ahead of need as well."""
     world = movable(*A_AND_B)
     new(world)
     before, made = world.allocation("b-app"), world.live["b-app"]
-    carried = {
-        f"{PREFIX}/{ASSIGNED_KEY}": encode_assignment(before, made.resources.cpus, world.key)
-    }
+    text = encode_assignment(before, made.resources.cpus, b"")
+    text = sign_document(f'{text[:-1]},"ahead":true', "b-app", world.key)
+    carried = {f"{PREFIX}/{ASSIGNED_KEY}": text}
     world.live["b-app"] = replace(made, annotations={**made.annotations, **carried})
     world.restart(lost=True)
     after = world.allocation("b-app")
@@ -530,38 +518,6 @@ def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() 
     assert (
         state_invariant_violations(world.agent.current.state, world.topology, world.settings) == []
     )
-
-
-def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:
-    world = movable(*there)
-    keep = replace(world.settings, rebalance_headroom=(cpus, GIB))
-    world.agent.current.machine = replace(world.agent.current.machine, settings=keep)
-    world.synchronize()
-    return world
-
-
-def test_room_is_kept_ahead_of_need() -> None:
-    """The one that is least to move makes room for what is not there yet; then nothing moves."""
-    (a, b) = A_AND_B
-    world = keeping((*a[:3], {"movable": "false"}), b)
-    world.put("free", {}, qos=QoSClass.BEST_EFFORT)
-    assert restore_headroom(world.agent, 0) == 0
-    assert restore_headroom(world.agent, 2) == 1
-    assert world.has("b-app") == ("3-6", "0-1")
-    assert booked(world) == {0: 3, 1: 1}
-    assert set(world.agent.current.state.pods) == {"uid-a", "uid-b", "uid-free"}
-    reason = world.allocation("b-app").reason
-    assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
-    world.check()
-    assert restore_headroom(world.agent, 2) == 0
-    assert isinstance(new(world), Admitted)
-
-
-def test_no_room_is_kept_where_none_can_be() -> None:
-    world = keeping(*A_AND_B, cpus=16)
-    before = world.agent.current.state
-    assert restore_headroom(world.agent, 2) == 0
-    assert world.agent.current.state is before
 
 
 BOOTED = 1e6
@@ -668,31 +624,6 @@ def test_each_move_is_timed_by_itself() -> None:
             lambda *_: iter([MigrationStep(MIB, 0)]),
         )
         asyncio.run(live())
-
-
-def test_memory_that_keeps_room_waits_while_pods_start() -> None:
-    (a, b) = A_AND_B
-    world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
-    world.ends_whole = False
-    settings = replace(world.agent.current.machine.settings, room_budget=(60 * MIB, 2))
-    world.agent.current.machine = replace(world.agent.current.machine, settings=settings)
-
-    def migrate(*of_what: object) -> Iterator[MigrationStep]:
-        while len(at) < 4:
-            at.append(clock.passed)
-            if len(at) == 2:
-                world.agent.run_pod(pod("new", SINGLE))
-            yield MigrationStep(8 * MIB, 0)
-
-    moving(world, clock, migrate, AgentConfig())
-    first, second, third, fourth = at
-    assert (second - first >= 8, third - second >= NODE_IDLE_AFTER_S, fourth - third >= 8) == (
-        True,
-    ) * 3
-    (notice,) = world.history.notices.notices_after()
-    assert notice.message.startswith("moved from NUMA node 1 to 0 in ")
-    assert notice.message.endswith(" s to keep room for 6 CPUs, 1 GiB")
-    assert booked(world) == {0: 3}
 
 
 @pytest.mark.parametrize(

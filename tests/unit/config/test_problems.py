@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, RuntimeLinkKind, driver_sockets, validate_config
+from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.config.sections import DRA, DevicePluginSection, RuntimeLinkSection
 from nri_numa.errors import ConfigError
 
@@ -88,7 +91,6 @@ from nri_numa.errors import ConfigError
         ("measuredCapacity: {floor: 2}", "measuredCapacity.floor: 2, expected at most 1"),
         ("room: {farPages: 10%}", 'room.farPages: "10%", expected a number'),
         ("room: {farPages: 2}", "room.farPages: 2, expected at most 1"),
-        ("room: {keep: {memory: many}}", "room.keep.memory: 'many' is no quantity"),
         ("room: {budget: {bytes: -1}}", "room.budget.bytes: -1 is negative, expected bytes"),
         # devices
         ("devices: {cdiDirectories: [cdi]}", "devices.cdiDirectories: 'cdi', expected an absolute"),
@@ -106,6 +108,24 @@ def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         configuration.load_config(text=text)
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("path", OLD_KEYS)
+def test_an_old_key_is_refused_by_what_to_do_instead(path: str) -> None:
+    """In a file, below a section that is gone as well, and in the environment."""
+    sentence = OLD_KEYS[path]
+    assert (" is gone" in f" {sentence}", "expected" in sentence) == (True, True)
+    environment = "NRI_NUMA_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.]", "_", path).upper()
+    for flags, env, name in (
+        ({path: 1}, {}, path),
+        ({f"{path}.below": 1}, {}, path),
+        ({}, {environment: "1"}, f"environment {environment}"),
+        ({}, {f"{environment}_BELOW": "1"}, f"environment {environment}_BELOW"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            configuration.load_config(env=env, flags=flags)
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"{name}: {sentence}")
 
 
 def test_what_costs_or_evicts_is_off_by_default() -> None:

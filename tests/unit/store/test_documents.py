@@ -78,6 +78,10 @@ def test_what_older_versions_said_in_the_reason_alone_is_known(
     assert (problems, one.reason) == ([], reason), "which older versions need again"
 
 
+def test_what_an_older_version_also_said_is_passed_over() -> None:
+    assert state_from({"c/old": {**SHORT, "ahead": True}}) == state_from({"c/old": SHORT})
+
+
 BEFORE = NodeState()
 AFTER = BEFORE.with_allocation(allocation())
 CHANGE = ChangedStateIds(containers=("c",), pods=("u",))

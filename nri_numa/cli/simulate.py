@@ -113,8 +113,7 @@ def simulate(
     of the same kind and name is a change: other resources resize in place, other replicas add or
     remove pods. With --devices containers that ask for devices are given those that are free,
     in the inventory's order, and are placed beside them. With --cluster they are judged on its
-    nodes as they are: which fit, why not the others, and which pods would have to move where none
-    does.
+    nodes as they are: which fit, and why not the others.
     """
     if cluster is not None:
         if machine or sysfs_root or inventory or compare or live_memory or verbose:

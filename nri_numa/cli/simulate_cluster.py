@@ -1,30 +1,26 @@
-"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, where, and what would move.
+"""``nri-numa simulate --cluster FILE``: would pods fit in a cluster, and where.
 
 The file is what ``kubectl get noderesourcetopologies,nodes,pods -A -o json`` prints. It is read as
-the scheduler's watches would bring it (`nri_numa.cluster`); what runs is what a node could get
-back. Where a pod fits on no node, the fewest pods of one node are searched that would have to move,
-by trying.
+the scheduler's watches would bring it (`nri_numa.cluster`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache, partial
-from itertools import combinations, groupby, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import groupby
 from typing import Any, Final
 
 import yaml
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_numa import safe_yaml
 from nri_numa.cli.common import InputError, Unreachable, show_progress
 from nri_numa.cli.output import terminal_width, wrap_text, write_document_or_lines
 from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.manifests import ManifestError, value_text
-from nri_numa.cluster.node_facts import NODE_CONSTRAINTS, Exclusion, node_admits
-from nri_numa.cluster.node_resources import NodeResources, ResourceCounts
+from nri_numa.cluster.node_facts import Exclusion, node_admits
+from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import (
@@ -32,19 +28,15 @@ from nri_numa.cluster.pods import (
     Workload,
     ineffective_annotation_sentences,
     is_finished,
-    is_recreated,
 )
 from nri_numa.config import AgentConfig
-from nri_numa.engine.rebalance import MAX_MOVES
 from nri_numa.errors import AgentError
-from nri_numa.kube.requests import annotations_of, mapping_or_empty, text_in_section
-from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.kube.requests import text_in_section
 from nri_numa.model.machine import count_text
-from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import VerdictCache
-from nri_numa.scheduler.fit import Fit, Verdict, evaluate_fit
+from nri_numa.scheduler.fit import Fit
 from nri_numa.simulate.manifests import load_yaml_documents, read_input_text
-from nri_numa.text import escape_unprintable, human_bytes
+from nri_numa.text import escape_unprintable
 
 MAX_CAPTURE_BYTES: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
@@ -52,12 +44,6 @@ MAX_YAML_CHARS: Final = 16 << 20
 """Characters: YAML is read a hundred times slower than JSON."""
 MAX_NAMED_NODES: Final = 5
 """Nodes that a line names."""
-MAX_MOVED_PODS: Final = 4
-"""Pods of a set; moving more of them is another question."""
-MAX_MOVE_SETS: Final = 20_000
-"""Sets that are judged, some seconds of work."""
-_MAX_COMPARED_SETS: Final = 20
-"""Sets of the smallest size that are compared by where their pods could go."""
 CAPTURE_COMMAND: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _CAPTURED_KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
 NOT_JUDGED_NOTE: Final = (
@@ -75,27 +61,10 @@ _EXCLUSION_TEXTS: Final = {
 }
 
 Document = Mapping[str, Any]
-Judge = Callable[[NodeResources, PodRequest], Verdict]
 
 
 class CaptureError(AgentError):
     """What was given is no capture of a cluster; the text says what was expected."""
-
-
-class ChargedPod(Struct, frozen=True):
-    """A pod that has NUMA nodes of its node, and is charged for them there.
-
-    Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted:
-    ``spec`` says on which nodes.
-    """
-
-    name: str
-    node: str
-    charge: ResourceCounts
-    request: PodRequest
-    placed: Mapping[str, NUMASet]
-    movable: bool
-    spec: Document
 
 
 class CapturedCluster(Struct, frozen=True):
@@ -107,7 +76,6 @@ class CapturedCluster(Struct, frozen=True):
 
     state: ClusterState
     names: tuple[str, ...]
-    running: tuple[ChargedPod, ...]
     pods: int
     notes: tuple[str, ...]
 
@@ -115,19 +83,6 @@ class CapturedCluster(Struct, frozen=True):
         """Why a node takes no pod with this spec; None where it does, or no Node is known."""
         facts = self.state.facts(name)
         return None if facts is None else node_admits(facts, spec)
-
-    def rooms(self) -> dict[str, NodeResources]:
-        """What nodes whose agents place containers have left for others."""
-        found = ((name, self.state.free_resources(name)) for name in self.names)
-        return {
-            name: room
-            for name, room in found
-            if isinstance(room, NodeResources) and not room.agent_not_ready
-        }
-
-
-_MoveSet = tuple[tuple[ChargedPod, ...], Fit]
-"""Pods of one node, and how a pod fits there without them."""
 
 
 def simulate_cluster(
@@ -167,8 +122,7 @@ def simulate_cluster(
             "onTheirWay": len(state.assumed_pods),
         }
         judged = [
-            _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates, config.strategy)
-            for pod in pods
+            _evaluate_pod(pod, reader.build_pod_request(pod), cluster, candidates) for pod in pods
         ]
     notes = [*mistaken, *cluster.notes, *([CLAIMS_NOT_JUDGED_TEXT] if claimed else [])]
     document = {"cluster": about, "pods": judged, "notes": [*notes, NOT_JUDGED_NOTE]}
@@ -211,11 +165,9 @@ def parse_capture(documents: Iterable[object], reader: PodReader) -> CapturedClu
     state = ClusterState.from_documents(
         [*topologies.values(), *nodes.values(), *pods.values()], reader
     )
-    running = (_charged_pod(name, one, state, reader) for name, one in pods.items())
     return CapturedCluster(
         state=state,
         names=tuple(sorted(nodes or topologies)),
-        running=tuple(filter(None, running)),
         pods=len(pods),
         notes=tuple(_capture_notes(others, topologies.keys(), nodes.keys(), pods.keys())),
     )
@@ -232,7 +184,7 @@ def _capture_notes(
             "taints."
         )
     if not pods:
-        yield "It has no pods: what would have to move is not known."
+        yield "It has no pods: those on their way to a node are not known."
     if nodes and (lost := topologies - nodes):
         yield f"NodeResourceTopology without a Node, passed over: {_names_text(sorted(lost))}."
 
@@ -284,41 +236,6 @@ def _flatten_objects(documents: Iterable[object]) -> Iterator[Document]:
             yield one
 
 
-def _charged_pod(
-    name: str, document: Document, state: ClusterState, reader: PodReader
-) -> ChargedPod | None:
-    """What a pod that left the phase Pending takes of its node; None for nothing that is known."""
-    node = text_in_section(document, "spec", "nodeName")
-    room = state.published_resources(node)
-    pending = text_in_section(document, "status", "phase") == "Pending"
-    if pending or not isinstance(room, NodeResources):
-        return None
-    request = reader.read_pod_request(document)
-    placed = _assigned_numa_nodes(document, reader.prefix) or reader.scheduled_numa_nodes(document)
-    charge = room.charge_of_placed_pod(request, placed)
-    if charge is None:
-        return None
-    spec = mapping_or_empty(document.get("spec"))
-    return ChargedPod(
-        name,
-        node,
-        charge,
-        request,
-        placed,
-        movable=is_recreated(document),
-        spec={key: spec.get(key) for key in NODE_CONSTRAINTS},
-    )
-
-
-def _assigned_numa_nodes(document: Document, prefix: str) -> dict[str, NUMASet]:
-    """NUMA nodes by container, as the node says in the annotation ``assigned``."""
-    try:
-        said = json.loads(annotations_of(document).get(f"{prefix}/assigned", "{}"))
-        return {name: NUMASet.parse(one["mems"]) for name, one in said.items() if one["mems"]}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ListFormatError):
-        return {}
-
-
 # --- one pod --------------------------------------------------------------------------------------
 
 
@@ -327,9 +244,8 @@ def _evaluate_pod(
     request: PodRequest,
     cluster: CapturedCluster,
     candidates: VerdictCache,
-    strategy: Strategy,
 ) -> dict[str, Any]:
-    """Where a pod fits, which it then takes; why not elsewhere; and what would have to move."""
+    """Where a pod fits, which it then takes, and why not elsewhere."""
     excluded = {
         name: reason
         for name in cluster.names
@@ -361,14 +277,10 @@ def _evaluate_pod(
                 "score": s,
                 "numaNodes": nodes_by_container(v),
                 "afterMoving": v.requires_moves,
-                "movers": find_moving_containers(v, n, cluster.running, strategy)
-                if v.requires_moves and i < MAX_NAMED_NODES
-                else [],
             }
-            for i, (s, n, v) in enumerate(fits)
+            for s, n, v in fits
         ],
         "refused": _group_by_reason(reasons, hopeless | filtered.unresolvable.keys()),
-        "wouldHaveToMove": None,
     }
     if fits:
         _, node, verdict = fits[0]
@@ -381,8 +293,6 @@ def _evaluate_pod(
                 assumed_at=0,
             )
         )
-    elif not filtered.feasible and not request.invalid_reason:
-        document["wouldHaveToMove"] = find_blocking_pods(request, names, cluster, strategy)
     return document
 
 
@@ -400,148 +310,6 @@ def _group_by_reason(reasons: Mapping[str, str], hopeless: Set[str]) -> list[dic
 def nodes_by_container(verdict: Fit) -> dict[str, str]:
     """NUMA nodes by container."""
     return {name: str(numa_nodes) for name, numa_nodes in verdict.numa_nodes}
-
-
-# --- what would have to move ----------------------------------------------------------------------
-
-
-def find_blocking_pods(
-    request: PodRequest, names: Iterable[str], cluster: CapturedCluster, strategy: Strategy
-) -> dict[str, Any]:
-    """Find the fewest pods of one node without which a pod fits there, in `MAX_MOVE_SETS` tries.
-
-    Names are of nodes that may get it; pods that no workload makes again stay. The answer, a part
-    of the document, has the pod's node and NUMA nodes then, and where each of the pods that move
-    fits, empty for nowhere. The search was ``cut`` when not all sets of up to `MAX_MOVED_PODS` pods
-    were judged.
-    """
-    rooms, tried = cluster.rooms(), 0
-    judge: Judge = lru_cache(maxsize=None)(partial(evaluate_fit, strategy=strategy))
-
-    def fitting_sets(size: int, groups: Iterable[Sequence[ChargedPod]]) -> Iterator[_MoveSet]:
-        """Sets of so many pods of one node without which it fits there."""
-        nonlocal tried
-        for pods in groups:
-            for chosen in combinations(pods, min(size, len(pods))):
-                if tried >= MAX_MOVE_SETS:
-                    return
-                tried += 1
-                room = rooms[pods[0].node].plus_pods([pod.charge for pod in chosen])
-                if isinstance(fit := judge(room, request), Fit):
-                    yield chosen, fit
-
-    asked = rooms.keys() & set(names)
-    movable = [pod for pod in cluster.running if pod.movable and pod.node in asked]
-    movable.sort(key=lambda pod: (pod.node, pod.name))
-    groups = [tuple(pods) for _, pods in groupby(movable, key=lambda pod: pod.node)]
-    # A node that all of its pods leave without effect is not looked at again.
-    groups = [pods for pods, _ in fitting_sets(len(movable), groups)]
-    found: list[_MoveSet] = []
-    for size in range(1, MAX_MOVED_PODS + 1):
-        large = [pods for pods in groups if len(pods) >= size]
-        if found := list(islice(fitting_sets(size, large), _MAX_COMPARED_SETS)):
-            break
-    moves: list[dict[str, Any]] = [
-        {
-            "node": pods[0].node,
-            "numaNodes": nodes_by_container(fit),
-            "pods": _find_targets(pods, rooms, cluster, judge),
-        }
-        for pods, fit in found
-    ]
-    # Those first whose pods have somewhere to go; then by names, which are total.
-    best = min(
-        moves,
-        key=lambda move: (
-            sum(not pod["fitsOn"] for pod in move["pods"]),
-            move["node"],
-            [pod["pod"] for pod in move["pods"]],
-        ),
-        default={"node": "", "numaNodes": {}, "pods": []},
-    )
-    many = not found and any(len(pods) > MAX_MOVED_PODS for pods in groups)
-    return {**best, "setsTried": tried, "cut": tried >= MAX_MOVE_SETS or many}
-
-
-def _find_targets(
-    pods: Sequence[ChargedPod],
-    rooms: Mapping[str, NodeResources],
-    cluster: CapturedCluster,
-    judge: Judge,
-) -> list[dict[str, str]]:
-    """Where each pod of a node fits beside those before it; empty for nowhere."""
-    left = {name: room for name, room in sorted(rooms.items()) if name != pods[0].node}
-    targets = []
-    for pod in pods:
-        target = ""
-        for name, room in left.items():
-            if cluster.exclusion(name, pod.spec) is not None:
-                continue
-            if isinstance(fit := judge(room, pod.request), Fit):
-                target = name
-                if fit.pod_charge is not None:
-                    left[name] = room.minus_pods([fit.pod_charge])
-                break
-        targets.append({"pod": pod.name, "fitsOn": target})
-    return targets
-
-
-def _movers(pod: ChargedPod, room: NodeResources) -> Iterator[ChargedPod]:
-    """Containers that may change their one NUMA node while they run, each as a pod."""
-    for one in pod.request.containers if pod.request.pod_scope_request is None else ():
-        its = pod.placed.get(one.container, ())
-        if one.container not in pod.request.movable or one.is_init or len(its) != 1:
-            continue
-        alone = replace(pod.request, containers=(one,))
-        charge = room.charge_of_placed_pod(alone, pod.placed)
-        if charge is not None:
-            yield replace(pod, name=f"{pod.name}/{one.container}", charge=charge, request=alone)
-
-
-def find_moving_containers(
-    verdict: Fit, node: str, running: Iterable[ChargedPod], strategy: Strategy
-) -> list[dict[str, Any]]:
-    """Movable containers of one node that make room there by sums, and where each goes.
-
-    The fewest bytes first, then the fewest containers, as the node chooses.
-    """
-    pods = [pod for pod in running if pod.node == node]
-    movers = [one for pod in pods for one in _movers(pod, verdict.room)]
-    sets = [
-        (sum(map(_memory_bytes, chosen)), n, [one.name for one in chosen], chosen)
-        for n in range(1, MAX_MOVES + 1)
-        for chosen in islice(combinations(movers, n), MAX_MOVE_SETS)
-    ]
-    for *_, chosen in sorted(sets, key=lambda one: one[:3])[:MAX_MOVE_SETS]:
-        if to := _places_of_movers(verdict, chosen, strategy):
-            return to
-    return []
-
-
-def _memory_bytes(pod: ChargedPod) -> int:
-    return sum(pod.charge.other_resources.get("memory", ()))
-
-
-def _places_of_movers(
-    verdict: Fit, chosen: Sequence[ChargedPod], strategy: Strategy
-) -> list[dict[str, Any]]:
-    """Where containers go so that a pod is as its verdict says; none where that is not so."""
-    # Their memory is on both sides until it has moved.
-    given = verdict.room.plus_pods([replace(one.charge, other_resources={}) for one in chosen])
-    new = evaluate_fit(given, verdict.request, strategy)
-    if not isinstance(new, Fit) or new.numa_nodes != verdict.numa_nodes or new.pod_charge is None:
-        return []
-    rest, to = given.minus_pods([new.pod_charge]), []
-    for one in chosen:
-        there = evaluate_fit(rest, one.request, strategy)
-        if not isinstance(there, Fit) or there.pod_charge is None:
-            return []
-        where = next(iter(nodes_by_container(there).values()), "")
-        if not where.isdigit():
-            return []
-        rest = rest.minus_pods([there.pod_charge])
-        to.append({"container": one.name, "bytes": _memory_bytes(one), "numaNode": where})
-    return to
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -582,11 +350,6 @@ def _verdict_lines(one: Mapping[str, Any], name: str) -> Iterator[str]:
         )
         for node in one["nodes"][:MAX_NAMED_NODES]:
             after = ", after movable containers of it moved" if node["afterMoving"] else ""
-            if movers := [
-                f"{one['container']} ({human_bytes(one['bytes'])}) to {one['numaNode']}"
-                for one in node["movers"]
-            ]:
-                after = f", fits after moving {' and '.join(movers)}"
             yield (
                 f"  {node['name']}: {_numa_nodes_text(node['numaNodes'])}, score "
                 f"{node['score']}{after}"
@@ -598,23 +361,6 @@ def _verdict_lines(one: Mapping[str, Any], name: str) -> Iterator[str]:
     for refused in one["refused"]:
         never = ", and waiting does not help" if refused["hopeless"] else ""
         yield f"  refused by {_names_text(refused['nodes'])}: {refused['reason']}{never}"
-    if one["wouldHaveToMove"] is not None:
-        yield from _moves_lines(one["wouldHaveToMove"])
-
-
-def _moves_lines(moving: Mapping[str, Any]) -> Iterator[str]:
-    if moving["pods"]:
-        yield (
-            f"  It would fit on {moving['node']}, {_numa_nodes_text(moving['numaNodes'])}, without "
-            f"{count_text(len(moving['pods']), 'pod')}:"
-        )
-        for pod in moving["pods"]:
-            to = f"fits on {pod['fitsOn']}" if pod["fitsOn"] else "fits nowhere else"
-            yield f"    {pod['pod']}, which {to}"
-    else:
-        yield f"  Moving up to {MAX_MOVED_PODS} pods away from one node would not make room."
-    if moving["cut"]:
-        yield f"  The search was cut after {moving['setsTried']} sets: there may be a smaller one."
 
 
 def _numa_nodes_text(numa_nodes: Mapping[str, str]) -> str:

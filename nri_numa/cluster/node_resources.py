@@ -6,7 +6,7 @@ order of `NodeResources.ids`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Self
 
@@ -212,7 +212,7 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
         """What pods leave of it; nothing goes below zero."""
         if not (charges := list(charges)):
             return self
-        found = self._with_charges_applied(charges, -1, lambda capacity, n: max(0, n))
+        found = self._without_charges(charges)
         if self.exclusive_limit is None:
             return found
         together = max(0, self.exclusive_limit - _sum_exclusive_cpus(charges))
@@ -222,33 +222,22 @@ class NodeResources(Struct, frozen=True, kw_only=True, dict=True, cache_hash=Tru
             found, exclusive_limit=together, exclusive=replace(found.exclusive, free=column)
         )
 
-    def plus_pods(self, charges: Sequence[ResourceCounts]) -> Self:
-        """The same with what pods take given back; nothing goes above what there is."""
-        found = self._with_charges_applied(charges, 1, min)
-        if self.exclusive_limit is None:
-            return found
-        return replace(found, exclusive_limit=self.exclusive_limit + _sum_exclusive_cpus(charges))
-
-    def _with_charges_applied(
-        self, charges: Sequence[ResourceCounts], sign: int, limit: Callable[[int, int], int]
-    ) -> Self:
-        def adjust_free(
-            resource: NodeResource, columns: Iterable[AmountByPosition]
-        ) -> NodeResource:
+    def _without_charges(self, charges: Sequence[ResourceCounts]) -> Self:
+        def take(resource: NodeResource, columns: Iterable[AmountByPosition]) -> NodeResource:
             free = list(resource.free)
             for column in columns:
                 # The node's NUMA nodes may have changed since: then it is of another machine.
                 if len(column) == len(free):
-                    free = [n + sign * amount for n, amount in zip(free, column, strict=True)]
-            return replace(resource, free=tuple(map(limit, resource.capacity, free)))
+                    free = [n - amount for n, amount in zip(free, column, strict=True)]
+            return replace(resource, free=tuple([max(0, n) for n in free]))
 
         return replace(
             self,
             exclusive_after_moves=(),
-            cpu=adjust_free(self.cpu, (one.milli for one in charges)),
-            exclusive=adjust_free(self.exclusive, (one.exclusive for one in charges)),
+            cpu=take(self.cpu, (one.milli for one in charges)),
+            exclusive=take(self.exclusive, (one.exclusive for one in charges)),
             other_resources=tuple(
-                adjust_free(
+                take(
                     stock,
                     (
                         one.other_resources[stock.name]

@@ -166,7 +166,6 @@ class PodReader:
         containers: list[ContainerRequest] = []
         kubelets: list[ContainerRequest] = []
         scopes: set[Scope] = set()
-        movable: list[str] = []
         allocated, whole_milli = NO_CHARGE, NO_CHARGE  # of the containers that stay
         for one in pod.containers[:MAX_EXPECTED_CONTAINERS]:
             if self._claims and one.claims:
@@ -204,8 +203,6 @@ class PodReader:
                     charged_amounts=asks.charged_amounts + devices,
                 )
             containers.append(asks)
-            if requested.movable and not one.devices:
-                movable.append(one.name)
             if not ends:
                 milli = 1000 * asks.exclusive_cpus or min(asks.shared_milli, asks.charged_milli)
                 allocated = allocated.add(
@@ -219,7 +216,6 @@ class PodReader:
             else None,
             kubelet_aligned=tuple(kubelets),
             has_placement_request=bool(containers),
-            movable=tuple(movable),
         )
 
 

@@ -52,7 +52,6 @@ class PodRequest(Struct, frozen=True, kw_only=True):
             pod's containers, by itself.
         invalid_reason: why every node of ours would refuse it.
         has_placement_request: an annotation, a rule or a default asks for something.
-        movable: containers that may be elsewhere while they run.
     """
 
     uid: str
@@ -63,7 +62,6 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     kubelet_aligned: tuple[ContainerRequest, ...] = ()
     invalid_reason: str = ""
     has_placement_request: bool = False
-    movable: tuple[str, ...] = ()
 
     @property
     def plugin_aligned_requests(self) -> tuple[ContainerRequest, ...]:

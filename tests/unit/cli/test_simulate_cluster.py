@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli, simulate_cluster
 from tests.unit.cli.conftest import invoke
-from tests.unit.scheduler.objects import PREFIX, container, named, pod, single, topology
+from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +33,9 @@ def manifest(cpus: int, name: str = "new") -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"], "spec": made["spec"]}
 
 
-def runs(
-    name: str, on: str, cpus: int, *, zone: str = "0", owner: str = "ReplicaSet", **asks: str
-) -> dict[str, Any]:
+def runs(name: str, on: str, cpus: int) -> dict[str, Any]:
     """A pod that has its CPUs."""
-    assigned = {"main": {"cpus": "", "mems": zone}}
-    made = single(cpus, name=name, node=on, phase="Running", assigned=json.dumps(assigned), **asks)
-    if owner:
-        made["metadata"]["ownerReferences"] = [{"kind": owner, "controller": True}]
+    made = single(cpus, name=name, node=on, phase="Running")
     return {"apiVersion": "v1", "kind": "Pod", **made}
 
 
@@ -111,34 +106,6 @@ def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
     assert found["pods"][0]["fits"] is False
 
 
-def test_who_moves_for_a_pod_is_named_and_where_it_goes_is_kept_for_it() -> None:
-    moving = nrt(4, 6, name="a")
-    moving["zones"][0]["attributes"] = named({f"{PREFIX}/exclusive-cpus-after-moving": "8"})
-    cluster = listed(
-        moving,
-        nrt(2, 2, name="b"),
-        runs("large", "a", 4, memory="8Gi", movable="true"),
-        runs("db", "a", 4, memory="2Gi", movable="true"),
-        runs("fixed", "a", 4, memory="1Gi"),
-        runs("wide", "a", 8, zone="0-1", movable="true"),
-        runs("late", "a", 2, zone="1", memory="1Gi", movable="true"),
-    )
-    done = simulate(cluster, manifest(8))
-    assert "  a: main on NUMA node 0, score 0, fits after moving default/db/main (2 GiB) to 1" in (
-        done.stdout.splitlines()
-    )
-    found = document(cluster, manifest(8), manifest(4, "next"), manifest(2, "small"))
-    assert [one["node"] for one in found["pods"]] == ["a", "", "a"]
-    (node,) = found["pods"][0]["nodes"]
-    assert node["movers"] == [{"container": "default/db/main", "bytes": 2 << 30, "numaNode": "1"}]
-    # Sums that nothing here explains, and one that would be nowhere else.
-    moving["zones"][0]["attributes"][0]["value"] = "13"
-    (node,) = document(cluster, manifest(13))["pods"][0]["nodes"]
-    assert (node["afterMoving"], node["movers"]) == (True, [])
-    done = simulate(listed(moving, runs("huge", "a", 12, movable="true")), manifest(13))
-    assert "score 0, after movable containers of it moved" in done.stdout
-
-
 def test_pods_with_one_verdict_have_it_once_and_the_sum_is_last() -> None:
     done = simulate(listed(nrt(4, 0, name="a")), *(manifest(9, f"web-{i}") for i in range(5)))
     lines = done.stdout.splitlines()
@@ -203,24 +170,12 @@ def test_nodes_that_kube_scheduler_leaves_out_are_left_out(
         assert ("every other node fits" if fits else "no node takes it") in text
 
 
-def test_who_moves_goes_only_where_its_own_spec_allows() -> None:
-    moves = runs("moves", "a", 4)
-    moves["spec"]["nodeSelector"] = {"disk": "ssd"}
-    cluster = listed(nrt(4, name="a"), nrt(6, name="b"), node("a"), node("b"), moves)
-    (found,) = document(cluster, manifest(8))["pods"]
-    assert found["wouldHaveToMove"]["pods"] == [{"pod": "default/moves", "fitsOn": ""}]
-    cluster["items"][3]["metadata"]["labels"] = {"disk": "ssd"}
-    (found,) = document(cluster, manifest(8))["pods"]
-    assert found["wouldHaveToMove"]["pods"] == [{"pod": "default/moves", "fitsOn": "b"}]
-
-
 def test_pods_that_have_ended_count_nothing() -> None:
     ended = [runs(f"p{n}", "a", 4) for n in range(2)]
     for one, phase in zip(ended, ("Succeeded", "Failed"), strict=True):
         one["status"]["phase"] = phase
     found = document(listed(nrt(4, name="a"), node("a"), *ended), manifest(8))
     assert found["cluster"]["pods"] == 0
-    assert found["pods"][0]["wouldHaveToMove"]["pods"] == []
 
 
 def test_a_pod_without_a_wish_fits_everywhere() -> None:
@@ -228,65 +183,6 @@ def test_a_pod_without_a_wish_fits_everywhere() -> None:
     plain = {"apiVersion": "v1", "kind": "Pod", **plain}
     done = simulate(listed(nrt(0, name="a")), plain)
     assert (done.exit_code, "every node fits" in done.stdout) == (0, True)
-
-
-# --- what would have to move ----------------------------------------------------------------------
-
-
-def test_the_fewest_pods_that_would_have_to_move() -> None:
-    """On ``a`` two must go; on ``b`` one, for which there is room on ``a``."""
-    cluster = listed(
-        nrt(4, 0, name="a"),
-        nrt(6, 0, name="b"),
-        runs("a1", "a", 4),
-        runs("a2", "a", 4),
-        runs("b1", "b", 2),
-        runs("b2", "b", 4),
-        runs("b3", "b", 4, owner="DaemonSet"),
-        runs("b4", "b", 4, owner=""),
-    )
-    done = simulate(cluster, manifest(10))
-    assert done.exit_code == 1, done.output
-    lines = done.stdout.splitlines()
-    assert "  It would fit on b, main on NUMA node 0, without 1 pod:" in lines
-    assert "    default/b2, which fits on a" in lines
-    assert "The search was cut" not in done.stdout
-    found = document(cluster, manifest(12))["pods"][0]["wouldHaveToMove"]
-    assert [one["pod"] for one in found["pods"]] == ["default/a1", "default/a2"]
-    # Both cannot go to b, which has six.
-    assert [one["fitsOn"] for one in found["pods"]] == ["b", ""]
-
-
-def test_nobody_moves_who_would_not_come_back_or_leaves_too_little() -> None:
-    cluster = listed(nrt(0, 4, name="a"), runs("single", "a", 8, owner=""))
-    done = simulate(cluster, manifest(8))
-    assert (done.exit_code, "Moving up to 4 pods away" in done.stdout) == (1, True)
-    found = document(cluster, manifest(8))["pods"][0]["wouldHaveToMove"]
-    assert (found["pods"], found["cut"]) == ([], False)
-
-
-def test_what_the_whole_node_must_keep_counts_there_too() -> None:
-    """Four are free on a NUMA node, three in all; two that move are two more in all."""
-    most = {f"{PREFIX}/free-exclusive-cpus": "3"}
-    cluster = listed(nrt(4, 4, name="a", attributes=most), node("a"), runs("moves", "a", 2))
-    (found,) = document(cluster, manifest(5))["pods"]
-    assert not found["fits"]
-    assert [one["pod"] for one in found["wouldHaveToMove"]["pods"]] == ["default/moves"]
-    (found,) = document(cluster, manifest(6))["pods"]
-    assert not found["wouldHaveToMove"]["pods"]
-
-
-def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [runs(f"p{n:02}", "a", 1) for n in range(12)]
-    cluster = listed(nrt(0, of=12, name="a"), *many)
-    found = document(cluster, manifest(3))["pods"][0]["wouldHaveToMove"]
-    assert len(found["pods"]) == 3
-    # Six are more than are tried together.
-    found = document(cluster, manifest(6))["pods"][0]["wouldHaveToMove"]
-    assert (found["pods"], found["cut"]) == ([], True)
-    monkeypatch.setattr(simulate_cluster, "MAX_MOVE_SETS", 5)
-    done = simulate(cluster, manifest(3))
-    assert "The search was cut after 5 sets" in done.stdout
 
 
 # --- what kubectl prints --------------------------------------------------------------------------

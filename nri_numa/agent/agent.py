@@ -127,7 +127,6 @@ class Agent:
         if isinstance(decision, Rejected):
             decision = self._admit_by_releasing(decision)
             if isinstance(decision, Rejected):
-                self.containers.count_creation()
                 self.history.record_rejected(decision)
                 if self.current.observe:
                     return None
@@ -319,7 +318,6 @@ class Agent:
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
-        self.containers.count_creation()
         kept = pod_admission.reserve_for_sandbox(self.current.snapshot(), pod)
         if kept.state is not self.current.state or self.current.state.may_reserve_for_pod(pod.uid):
             self._replace_state(

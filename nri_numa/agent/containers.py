@@ -61,11 +61,6 @@ class LiveContainers:
         self.widening: dict[str, None] = {}
         self.migrating: dict[str, tuple[NUMASet, int, int]] = {}
         self.moves_memory = moves_memory
-        self.creations = 0
-
-    def count_creation(self) -> None:
-        """A pod is created, or a container that is rejected."""
-        self.creations += 1
 
     def cgroup_of(self, container_id: str) -> CgroupPlace:
         """Where its cgroup is; a place without a path if that is not known."""
@@ -86,7 +81,6 @@ class LiveContainers:
 
     def on_created(self, container: Container, cpus: str, mems: str) -> None:
         """Its cgroup will be made with these lists."""
-        self.creations += 1
         self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if container.id in self.ended:
             del self.ended[container.id]

@@ -392,8 +392,6 @@ class Daemon(LinkObserver):
             loops["interrupts"] = interrupts.run_steering(
                 agent.current, self.clock, wanted=keep_off
             )
-        if config.room.max_remote_memory_fraction < 1:
-            loops["far memory"] = self._mover.watch_remote_memory(config)
         if config.offline_capacity.file:
             loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
@@ -430,8 +428,6 @@ class Daemon(LinkObserver):
                 await self._rereading.read_memory()
                 await self._rereading.read_machine(agent)
                 agent.reservations.release_expired()
-            if number % ROUNDS_BETWEEN_MEMORY_READS == 0:
-                self._mover.request_proactive_check()
             agent.apply_grants(self._beside.refresh_kubelet_grants())
             self._beside.check_conflicts()
             self.store.retry_or_compact()

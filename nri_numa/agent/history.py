@@ -220,7 +220,7 @@ class DecisionHistory:
 
     def record_moves(self, moves: Sequence[ContainerMove]) -> None:
         """Count the moves that make room, and have them logged."""
-        self._metrics.moves.labels("room").inc(len(moves))
+        self._metrics.moves.inc(len(moves))
         for move in moves:
             for_whom = move_purpose_text(move.after)
             self._tasks.add(partial(self.reporter.log_moved, move, move_text(move), for_whom))

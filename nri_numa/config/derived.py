@@ -100,10 +100,6 @@ def derive_settings(config: AgentConfig) -> Settings:
         "disable_cfs_quota": config.lift_quota,
         "kubelet_override": config.kubelet.override,
         "rebalance_moves": config.room.max_moves,
-        "room_budget": (
-            parse_memory_bytes(config.room.budget.bytes),
-            config.room.budget.moves_per_hour,
-        ),
     }
     # What has the same name in both is the same.
     same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)

@@ -10,5 +10,12 @@ OLD_KEYS: Final[Mapping[str, str]] = {
         "is gone: nothing moves before a pod waits for it; expected the key to be left out "
         "(room.moves makes room for a pod that waits)"
     ),
+    "room.farPages": (
+        "is gone: memory moves with its container only; expected the key to be left out "
+        "(memoryLocality.enabled shows whose memory is far)"
+    ),
+    "room.budget": (
+        "is gone with room.keep and room.farPages, of which it was; expected the key to be left out"
+    ),
 }
 """Dotted path of a key or section to the sentence about it."""

@@ -597,28 +597,11 @@ class Reconcile(Section, frozen=True):
     wait until it is back. CPU limits wait in any case."""
 
 
-class RebalanceBudget(Section, frozen=True):
-    """What may move ahead of need: for room.farPages, never for a waiting pod."""
-
-    bytes: Annotated[Quantity, with_parser(values.parse_memory_bytes)] = "1Gi"
-    """Memory that moves in a minute at most; 0: none ever."""
-    moves_per_hour: Annotated[int, Meta(ge=0)] = msgspec.field(name="moves", default=12)
-    """Containers that move in an hour at most; 0: none ever."""
-
-
 class Rebalance(Section, frozen=True):
-    """Moving containers that are movable, so that another one is not refused; and far memory."""
+    """Moving containers that are movable, so that another one is not refused."""
 
     max_moves: Annotated[int, Meta(ge=0, le=3)] = msgspec.field(name="moves", default=2)
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
-    max_remote_memory_fraction: Annotated[float, Meta(ge=0, le=1), RESTART_REQUIRED] = (
-        msgspec.field(name="farPages", default=1.0)
-    )
-    """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
-    not its own. Where it is more, or memory runs short there that others were given, and more than
-    64 MiB, it is moved home while no pod starts, movable or not. 1 is off."""
-    budget: RebalanceBudget = RebalanceBudget()
-    """What may move ahead of need."""
 
 
 class MemoryLocalityRounds(Section, frozen=True):

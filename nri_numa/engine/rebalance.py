@@ -278,19 +278,6 @@ def state_after_migration(decision: Admitted) -> NodeState:
     return state
 
 
-def nodes_short_of_memory(node: NodeSnapshot, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
-    """NUMA nodes with less free memory than containers there have allocated and not used yet.
-
-    ``used`` has bytes by container and NUMA node; one that is not in it uses nothing.
-    """
-    free_bytes = {} if node.reading is None else node.reading.memory
-    unused_bytes = dict.fromkeys(free_bytes, 0)
-    for container_id, a in node.state.allocations.items():
-        for i in unused_bytes.keys() & a.charges.keys():
-            unused_bytes[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
-    return NUMASet(i for i, n in free_bytes.items() if n < unused_bytes[i])
-
-
 def move_purpose_text(allocation: Allocation) -> str:
     """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
     return f" to {allocation.moved_for}" if allocation.moved_for else ""

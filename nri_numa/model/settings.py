@@ -198,7 +198,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
         rebalance_moves: movable containers that move at most to make room for one.
-        room_budget: bytes of far memory in a minute, and containers in an hour, that move home.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -234,5 +233,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_override: KubeletGrantOverriders = KubeletGrantOverriders.NEVER
     reservation_seconds: float = 0.0
     rebalance_moves: int = 0
-    room_budget: tuple[int, int] = (1 << 30, 12)
     kubelet_reserved: CPUSet = NO_CPUS

@@ -252,12 +252,8 @@ class Metrics(Registry):
             "Containers that were admitted and ended without a start: undone by the runtime.",
         )
         self.moves = self.new_counter(
-            "moves_total",
-            "Running containers that moved, by what for: room or far_pages.",
-            "reason",
+            "moves_total", "Running movable containers that made room for another."
         )
-        for reason in ("room", "far_pages"):
-            self.moves.labels(reason)  # 0 is shown, too
         self.migrated_bytes = self.new_counter(
             "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import example, given
@@ -15,19 +14,17 @@ from msgspec.structs import replace
 
 from nri_numa.agent.containers import StartingCpuset
 from nri_numa.agent.memory_migration import MemoryMigrator
-from nri_numa.agent.view import StateSnapshot, zones_document
+from nri_numa.agent.view import zones_document
 from nri_numa.cluster.cluster_state import AssumedPod, ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Rebalance
 from nri_numa.engine.assigned import ASSIGNED_KEY, encode_assignment, sign_document
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.desired import NodeSnapshot
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.rebalance import MAX_MOVES, StepwiseSearch, plan_moves
 from nri_numa.engine.state import ContainerKind, NodeState, state_invariant_violations
-from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
@@ -37,7 +34,6 @@ from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.publisher.topology import build_topology_contents
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Fit
-from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
 from tests.unit.scheduler.objects import container as container_object
@@ -545,22 +541,18 @@ def moving(
     world: World,
     clock: Ticking,
     migrate: Callable[..., Iterator[MigrationStep]],
-    config: AgentConfig,
 ) -> list[str]:
     """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 
     async def live() -> None:
         mover = MemoryMigrator(world.agent, world.metrics, clock)
         world.agent.containers.moves_memory = True
-        work = [
-            asyncio.create_task(one) for one in (mover.watch_remote_memory(config), mover.run())
-        ]
+        work = asyncio.create_task(mover.run())
         for _ in range(100):
-            mover.request_proactive_check()
+            world.agent.current.notify()
             await asyncio.sleep(0.002)
             clock.passed += 2.0
-        for one in work:
-            one.cancel()
+        work.cancel()
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nri_numa.agent.memory_migration.migrate_pages", migrate)
@@ -568,24 +560,6 @@ def moving(
     messages = [n.message for n in world.history.notices.notices_after()]
     assert all(float(s) < BOOTED for text in messages for s in re.findall(r" in (\S+) s", text))
     return [text.rpartition(" in ")[0] for text in messages]
-
-
-def far(
-    directory: Path, gib: float, used: Mapping[str, tuple[int, int]], settings: Settings,
-    reading: MeasuredFree | None = None,
-) -> World:  # fmt: skip
-    """Containers of two CPUs, on NUMA node 0 and so on, with so many bytes on both."""
-    topology = machine(2, 8)
-    tree = CgroupTree(directory, 2, topology.online, NUMASet([0, 1]))
-    world = World(topology, settings, reading=reading, cgroups=CgroupReader(str(directory)))
-    for name, (zero, one) in used.items():
-        tree.write(f"/{name}")
-        stat = tree.directory(f"/{name}") / "memory.numa_stat"
-        stat.write_text(f"anon N0={zero} N1={one}\n")
-        of = pod(name, SINGLE)
-        world.place(of, replace(container(of, wants=resources(2, gib)), cgroups_path=f"/{name}"))
-    world.synchronize()
-    return world
 
 
 def test_each_move_is_timed_by_itself() -> None:
@@ -624,66 +598,6 @@ def test_each_move_is_timed_by_itself() -> None:
             lambda *_: iter([MigrationStep(MIB, 0)]),
         )
         asyncio.run(live())
-
-
-@pytest.mark.parametrize(
-    ("budget", "part", "starts_at", "said"),
-    [
-        ((60 * MIB, 2), 0.4, 0, "128 MiB of far memory moved from NUMA node 1 to 0"),
-        ((60 * MIB, 2), 0.4, 3, "24 MiB of far memory moved from NUMA node 1 to 0"),
-        ((60 * MIB, 2), 0.6, 0, ""),
-        ((0, 2), 0.4, 0, ""),
-        ((60 * MIB, 0), 0.4, 0, ""),
-    ],
-)
-def test_far_memory_comes_home_while_no_pod_starts(
-    tmp_path: Path, budget: tuple[int, int], part: float, starts_at: int, said: str
-) -> None:
-    """Whether it is movable or not; by the minute no more than the budget has."""
-    world = far(tmp_path / "cgroup", 1, {"a": (128 * MIB, 128 * MIB)}, Settings(room_budget=budget))
-    steps = iter(range(1, 17))
-
-    def migrate(*of_what: object) -> Iterator[MigrationStep]:
-        assert of_what[2:] == (NUMASet([1]), 0)
-        for step in steps:
-            if step == starts_at:
-                world.agent.run_pod(pod("new", SINGLE))
-            elif step == 3:
-                state, moving = world.agent.current.state, world.agent.containers.migrating
-                (a,) = state.allocations.values()
-                shown = StateSnapshot(
-                    world.agent.current.machine, state, {}, moving=moving
-                ).assignment_document(a)
-                assert shown.migration == "from NUMA node 1 to 0, 16 MiB so far"
-            yield MigrationStep(8 * MIB, 0)
-
-    config = AgentConfig(
-        cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=part)
-    )
-    assert moving(world, Ticking(), migrate, config) == [said] * bool(said)
-    assert world.agent.containers.migrating == {}
-
-
-@pytest.mark.parametrize(("free", "says"), [(GIB, 0), (GIB - 1, 1)])
-def test_far_memory_comes_home_before_a_neighbour_has_too_little(
-    tmp_path: Path, free: int, says: int
-) -> None:
-    """Of two GiB that are the neighbour's one is not used yet, and has to be free."""
-    settings = Settings(strategy=Strategy.SPREAD, room_budget=(GIB, 9))
-    reading = MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB})
-    used = {"a": (GIB, 128 * MIB), "b": (256 * MIB, GIB)}
-    world = far(tmp_path / "cgroup", 2, used, settings, reading)
-    world.reading = replace(reading, memory={0: 8 * GIB, 1: free})
-
-    def migrate(*of_what: object) -> Iterator[MigrationStep]:
-        if of_what[2:] == (NUMASet([1]), 0):
-            yield MigrationStep(128 * MIB, 0)
-
-    config = AgentConfig(
-        cgroup_root=str(tmp_path / "cgroup"), room=Rebalance(max_remote_memory_fraction=0.5)
-    )
-    found = moving(world, Ticking(), migrate, config)
-    assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]
 
 
 # --- what goes on after the answer ----------------------------------------------------------------

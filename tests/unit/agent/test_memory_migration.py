@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nri_numa.agent.memory_migration import MAX_MIGRATION_PASSES
-from nri_numa.config import AgentConfig
+from nri_numa.agent.view import StateSnapshot
 from nri_numa.machine.migration import MigrationStep
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.observe import logs
@@ -39,7 +39,7 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
             raise error
         yield MigrationStep(MIB, 65 * MIB, "busy")
 
-    moving(world, clock, migrate, AgentConfig())
+    moving(world, clock, migrate)
     tries = at[::passes]
     assert len(tries) > 1
     assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
@@ -55,6 +55,25 @@ def test_what_rounds_to_nothing_is_not_left(left: int, said: str) -> None:
     logs.setup_logging("info", stream=output)
     new(world)
     world.synchronize()
-    moving(world, Ticking(), lambda *of: iter([MigrationStep(MIB, left, "busy")]), AgentConfig())
+    moving(world, Ticking(), lambda *of: iter([MigrationStep(MIB, left, "busy")]))
     (line,) = (one for one in output.getvalue().splitlines() if "memory moved" in one)
     assert re.sub(r".* seconds=\S+", "", line) == said
+
+
+def test_the_memory_of_a_container_that_ends_moves_no_further() -> None:
+    """What has moved until then is shown meanwhile, and no longer."""
+    world, shown = movable(*A_AND_B), list[str]()
+    new(world)
+    world.synchronize()
+    current, migrating = world.agent.current, world.agent.containers.migrating
+
+    def migrate(*of_what: object) -> Iterator[MigrationStep]:
+        yield MigrationStep(8 * MIB, 0)
+        state = StateSnapshot(current.machine, current.state, {}, moving=migrating)
+        shown.append(state.assignment_document(world.allocation("b-app")).migration)
+        world.stop("b-app")
+        yield MigrationStep(8 * MIB, 0)
+        raise AssertionError("its pages are looked at no more")
+
+    assert moving(world, Ticking(), migrate) == []
+    assert (shown, migrating) == (["from NUMA node 1 to 0, 8 MiB so far"], {})

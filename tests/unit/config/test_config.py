@@ -430,14 +430,13 @@ reservedMemory: {0: 1Gi}
 cpuOrder: kubelet
 memoryOnlyNodes: 2
 environment: false
-room: {budget: {bytes: 2Gi, moves: 3}}
+room: {moves: 3}
 """
         )
     )
     assert made == Settings(
         reservation_seconds=90.0,
-        rebalance_moves=2,
-        room_budget=(2 << 30, 3),
+        rebalance_moves=3,
         prefix="numa.example.org",
         defaults={"policy": "restricted"},
         rules=(

@@ -89,9 +89,7 @@ from nri_numa.errors import ConfigError
         ("measuredCapacity: {mode: maybe}", "measuredCapacity.mode"),
         ("measuredCapacity: {halfLife: 0.5}", "measuredCapacity.halfLife: 0.5, expected 1s"),
         ("measuredCapacity: {floor: 2}", "measuredCapacity.floor: 2, expected at most 1"),
-        ("room: {farPages: 10%}", 'room.farPages: "10%", expected a number'),
-        ("room: {farPages: 2}", "room.farPages: 2, expected at most 1"),
-        ("room: {budget: {bytes: -1}}", "room.budget.bytes: -1 is negative, expected bytes"),
+        ("room: {moves: 4}", "room.moves: 4, expected at most 3"),
         # devices
         ("devices: {cdiDirectories: [cdi]}", "devices.cdiDirectories: 'cdi', expected an absolute"),
         (f"devices: {{cdiDirectories: [{'/a,' * 9}]}}", "9 directories, expected at most 8"),

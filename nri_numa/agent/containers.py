@@ -81,7 +81,7 @@ class LiveContainers:
 
     def on_created(self, container: Container, cpus: str, mems: str) -> None:
         """Its cgroup will be made with these lists."""
-        self.cgroup_places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self.record_place(container)
         if container.id in self.ended:
             del self.ended[container.id]
         self.starting[container.id] = StartingCpuset(cpus, mems)

@@ -20,7 +20,6 @@ class SystemdNotifier:
         address = environ.get("NOTIFY_SOCKET", "")
         # "@name" is an abstract socket: its real address begins with a zero byte (unix(7)).
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self.watchdog_seconds = _watchdog_interval_s(environ) if address else None
 
     @property
     def is_enabled(self) -> bool:
@@ -46,7 +45,7 @@ class SystemdNotifier:
         self._send_message("", text)
 
     def notify_watchdog(self) -> None:
-        """Still alive; due at least every `watchdog_seconds`."""
+        """Still alive; due within half of the unit's ``WatchdogSec``."""
         self._send_message("WATCHDOG=1")
 
     def _send_message(self, message: str, status: str = "") -> None:
@@ -63,13 +62,3 @@ class SystemdNotifier:
             ) as sock,
         ):
             sock.sendto(message.encode(), self._address)
-
-
-def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
-    """Half of the manager's watchdog time, or None when it does not watch this process."""
-    text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not (text.isascii() and text.isdigit()) or int(text) == 0:
-        return None
-    if pid and pid != str(os.getpid()):
-        return None
-    return int(text) / 2_000_000

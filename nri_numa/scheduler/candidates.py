@@ -50,7 +50,6 @@ ANSWER_STEP_WORK: Final = 100
 """Work after which others have their turn: a millisecond, so that a binding waits no longer."""
 
 T = TypeVar("T")
-Scores = list[tuple[str, int]]
 Cooperative = Generator[None, None, T]
 """An answer in steps, between which other things may be done."""
 
@@ -169,14 +168,13 @@ class VerdictCache:
         verdicts = zip(others, found, strict=True)
         return next((name for name, one in verdicts if isinstance(one, Fit)), "")
 
-    def prioritize_nodes(self, request: PodRequest, names: Sequence[str]) -> Scores:
-        """A score for each node, the larger the better; nothing for a pod that asks for nothing."""
-        return run_to_end(self.prioritize_steps(request, names))
-
     def prioritize_steps(
         self, request: PodRequest, names: Sequence[str]
     ) -> Cooperative[list[tuple[str, int]]]:
-        """The same in steps. Nodes that are not judged have 0 as those that do not fit."""
+        """A score for each node, the larger the better, in steps; nothing for a pod without wishes.
+
+        Nodes that are not judged have 0 as those that do not fit.
+        """
         if request.is_unconstrained or request.invalid_reason:
             return []
         found = yield from self._evaluate_nodes(

@@ -25,7 +25,7 @@ from nri_numa.model.offline_capacity import (
 )
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
-from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import MAX_SCORE
 from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
@@ -91,7 +91,7 @@ class Extender(Target):
             short(why)
             assert "\n" not in why
         protocol.encode_filter_result(found.feasible, found.failed, found.unresolvable)
-        scores = candidates.prioritize_nodes(request, found.feasible)
+        scores = run_to_end(candidates.prioritize_steps(request, found.feasible))
         assert all(0 <= score <= MAX_SCORE for _, score in scores)
         return (
             f"{request.is_unconstrained} {bool(request.invalid_reason)} {len(found.feasible) > 0}"

@@ -32,7 +32,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from nri_numa.publisher.topology import build_topology_contents
-from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import Fit
 from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
@@ -424,7 +424,7 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(
     asked = request(single(6))
     assert judges.filter_nodes(asked, ["n"]).feasible == fits
     assert judges.filter_nodes(asked, ["n", "empty"]).feasible == ["empty"]
-    assert dict(judges.prioritize_nodes(asked, ["n"]))["n"] == 0
+    assert dict(run_to_end(judges.prioritize_steps(asked, ["n"])))["n"] == 0
     two = pod_object(container_object("a", "6"), container_object("b", "2"), **SINGLE)
     assert judges.filter_nodes(request(two), ["n"]).feasible == []
     if fits:

@@ -56,27 +56,9 @@ def test_every_state_is_told(manager: tuple[str, socket.socket]) -> None:
 def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
     notifier = SystemdNotifier(environ)
     assert not notifier.is_enabled
-    assert notifier.watchdog_seconds is None
     notifier.notify_ready("x")
     notifier.notify_stopping()
 
 
 def test_a_manager_that_went_away_is_no_reason_to_fail(tmp_path: Path) -> None:
     SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify_ready()
-
-
-@pytest.mark.parametrize(
-    ("environ", "seconds"),
-    [
-        ({"WATCHDOG_USEC": "30000000"}, 15.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({}, None),
-    ],
-)
-def test_the_watchdog_is_served_twice_as_often_as_asked(
-    environ: dict[str, str], seconds: float | None
-) -> None:
-    assert SystemdNotifier({"NOTIFY_SOCKET": "/x", **environ}).watchdog_seconds == seconds

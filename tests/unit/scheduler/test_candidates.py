@@ -11,7 +11,7 @@ from nri_numa.cluster.node_resources import NodeResources, UnreadableTopology
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.candidates import VerdictCache
+from nri_numa.scheduler.candidates import VerdictCache, run_to_end
 from nri_numa.scheduler.fit import compute_score_key
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 
@@ -56,7 +56,7 @@ def test_ordinary_pods_pass() -> None:
     judges = index()
     ordinary = READER.read_pod_request(pod(container(cpu="250m", memory="1Gi")))
     assert judges.filter_nodes(ordinary, NAMES).feasible == NAMES
-    assert judges.prioritize_nodes(ordinary, NAMES) == []
+    assert run_to_end(judges.prioritize_steps(ordinary, NAMES)) == []
     guaranteed = READER.read_pod_request(pod(container(cpu="2", memory="1Gi"), name="g"))
     assert judges.filter_nodes(guaranteed, NAMES).feasible == NAMES
 
@@ -65,7 +65,7 @@ def test_unknown_nodes_may_be_allowed() -> None:
     judges = index(unknown_fits=True)
     wish = READER.read_pod_request(single(7))
     assert judges.filter_nodes(wish, NAMES).feasible == ["c", "odd", "none"]
-    assert dict(judges.prioritize_nodes(wish, ["c", "odd"]))["odd"] == 0
+    assert dict(run_to_end(judges.prioritize_steps(wish, ["c", "odd"])))["odd"] == 0
     assert judges.unreadable_reason("odd") == "zones is 3"
     assert judges.unreadable_reason("a") == ""
 
@@ -82,9 +82,9 @@ def test_a_pod_that_is_wrong_fits_nowhere() -> None:
 
 def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
     wish = READER.read_pod_request(single(4, policy="best-effort"))
-    scores = dict(index().prioritize_nodes(wish, ["a", "b", "c"]))
+    scores = dict(run_to_end(index().prioritize_steps(wish, ["a", "b", "c"])))
     assert scores["c"] > scores["b"] > scores["a"]
-    packed = dict(index(Strategy.PACK).prioritize_nodes(wish, ["a", "b", "c"]))
+    packed = dict(run_to_end(index(Strategy.PACK).prioritize_steps(wish, ["a", "b", "c"])))
     assert packed["b"] > packed["c"] > packed["a"]
     assert compute_score_key(1, False, 500, 500, Strategy.SPREAD) & 15 == 8
     assert compute_score_key(1, False, 1000, 1000, Strategy.SPREAD) & 15 == 10
@@ -94,7 +94,9 @@ def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
 def test_capacity_that_is_lent_away_scores_less() -> None:
     lent = table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"})
     judges = judging({"whole": table(8, 8), "half": lent})
-    scores = dict(judges.prioritize_nodes(READER.read_pod_request(single(4)), ["whole", "half"]))
+    scores = dict(
+        run_to_end(judges.prioritize_steps(READER.read_pod_request(single(4)), ["whole", "half"]))
+    )
     assert scores["whole"] > scores["half"]
 
 
@@ -171,7 +173,9 @@ def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
     for strategy, fits in wanted.items():
         judges = judging(rooms, strategy, narrow=True)
         assert fits_of(judges, single(2), names) == fits
-        scores = dict(judges.prioritize_nodes(READER.read_pod_request(single(2)), names))
+        scores = dict(
+            run_to_end(judges.prioritize_steps(READER.read_pod_request(single(2)), names))
+        )
         best = max(scores.values())
         slack = 0 if strategy is Strategy.PACK else 2
         assert [name for name in names if scores[name] >= best - slack] == fits

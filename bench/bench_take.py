@@ -24,7 +24,7 @@ from nri_numa.engine.request.annotations import parse_load
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT
 
 ROUNDS = 31
@@ -45,10 +45,10 @@ MACHINES: dict[str, Callable[[], Topology]] = {
 }
 ORDERS = {
     "default": Settings(),
-    "default, distributed": Settings(distribute_across_numa=True),
-    "kubelet": Settings(cpu_order=CPUOrder.KUBELET, align_l3=False),
+    "default, distributed": Settings(kubelet=KubeletRules(distribute_cpus_across_numa=True)),
+    "kubelet": Settings(kubelet=KubeletRules(cpu_order=True), align_l3=False),
     "kubelet, distributed": Settings(
-        cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=True
+        kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_numa=True), align_l3=False
     ),
 }
 

@@ -24,7 +24,7 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
 
 GIB = 1 << 30
@@ -42,7 +42,7 @@ SETTINGS = {
     "spread (default)": Settings(strategy=Strategy.SPREAD),
     "pack": Settings(strategy=Strategy.PACK),
     "kubelet's order and ties": Settings(
-        cpu_order=CPUOrder.KUBELET, kubelet_ties=True, align_l3=False
+        kubelet=KubeletRules(cpu_order=True, ties=True), align_l3=False
     ),
 }
 

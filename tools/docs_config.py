@@ -130,7 +130,8 @@ def _kind(item: Mapping[str, Any]) -> str:
     if "enum" in found:
         return ", ".join(code(str(value)) for value in found["enum"])
     if "anyOf" in found:
-        return " or ".join(dict.fromkeys(_kind(one) for one in found["anyOf"]))
+        kinds = [one for one in found["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(map(_kind, kinds)))
     if found.get("type") == "array":
         inner = _definition(found["items"])
         return "list" if "properties" in inner else f"list of {_kind(found['items'])}"

@@ -68,7 +68,12 @@ WAYS = {
     "blind": Way("(a) blind: pinned, every NUMA node taken for whole"),
     "kubelet": Way(
         "(b) the kubelet's rules: static CPU manager, its order",
-        config={"staticCPUs": True, "cpuOrder": "kubelet", "kubeletTies": True, "alignL3": False},
+        config={
+            "kubeletCompatibility": {
+                "except": {"staticCPUs": True, "cpuOrder": True, "ties": True}
+            },
+            "alignL3": False,
+        },
     ),
     "measured": Way("(c) pinned, capacity factor measured", measured=True),
 }

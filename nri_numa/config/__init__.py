@@ -6,7 +6,12 @@
 
 from __future__ import annotations
 
-from nri_numa.config.derived import derive_settings, driver_sockets, slots_resource
+from nri_numa.config.derived import (
+    derive_kubelet_rules,
+    derive_settings,
+    driver_sockets,
+    slots_resource,
+)
 from nri_numa.config.layers import changed_paths, effective_document, load_config, merge_reloadable
 from nri_numa.config.problems import validate_config
 from nri_numa.config.sections import (
@@ -25,6 +30,7 @@ __all__ = [
     "InternalErrorAnswer",
     "RuntimeLinkKind",
     "changed_paths",
+    "derive_kubelet_rules",
     "derive_settings",
     "driver_sockets",
     "effective_document",

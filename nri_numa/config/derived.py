@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from nri_numa.config.sections import (
+    KUBELET_RULE_NAMES,
     AgentConfig,
     CPUWithholdingLimits,
+    KubeletCompatibilityMode,
     NamespaceQuotaDocument,
     Quantity,
 )
 from nri_numa.config.values import (
+    AUTO,
     page_bytes_of_type,
     parse_cpu_count_or_percent,
     parse_cpus,
@@ -24,6 +28,7 @@ from nri_numa.config.values import (
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUWithholdingQuota,
+    KubeletRules,
     NamespacePatternQuota,
     QuotasAndPoolFloor,
     Rule,
@@ -56,6 +61,31 @@ def reserved_memory_by_type(value: Quantity | Mapping[str, Quantity]) -> Mapping
     return value if isinstance(value, Mapping) else {"memory": value}
 
 
+_POLICY_RULES: Final = KubeletRules(ties=True, cpus=True, memory=True)
+_RULES_BY_MODE: Final = {
+    KubeletCompatibilityMode.OFF: KubeletRules(),
+    KubeletCompatibilityMode.POLICIES: _POLICY_RULES,
+    KubeletCompatibilityMode.FULL: replace(_POLICY_RULES, static_cpus=True, cpu_order=True),
+}
+
+
+def derive_kubelet_rules(config: AgentConfig) -> KubeletRules:
+    """The rules of the mode, changed by what ``except`` says."""
+    section = config.kubelet_compatibility
+    names = {KUBELET_RULE_NAMES.get(key): value for key, value in section.exceptions.items()}
+    return replace(_RULES_BY_MODE[section.mode], **{n: v for n, v in names.items() if n})
+
+
+def has_full_compatibility(config: AgentConfig) -> bool:
+    """True if keys that say nothing have the kubelet's defaults."""
+    return config.kubelet_compatibility.mode is KubeletCompatibilityMode.FULL
+
+
+def is_aligned_to_l3(config: AgentConfig) -> bool:
+    """What ``alignL3`` is, where it says nothing too."""
+    return not has_full_compatibility(config) if config.align_l3 is None else config.align_l3
+
+
 def derive_settings(config: AgentConfig) -> Settings:
     """What the engine sees of a configuration."""
     reserved = {i: reserved_memory_by_type(value) for i, value in config.reserved_memory.items()}
@@ -77,6 +107,11 @@ def derive_settings(config: AgentConfig) -> Settings:
             for i, types in reserved.items()
             if types.keys() - {"memory"}
         },
+        "kubelet": derive_kubelet_rules(config),
+        "prefer_closest": not has_full_compatibility(config)
+        if config.prefer_closest is None
+        else config.prefer_closest,
+        "align_l3": is_aligned_to_l3(config),
         "isolated": config.isolated_cpus,
         "nohz_full": config.nohz_full_cpus,
         "memory_only_nodes": parse_numa_nodes(config.memory_only_nodes),
@@ -124,7 +159,9 @@ def _derive_quota_and_pool_limits(config: AgentConfig) -> QuotasAndPoolFloor:
             )
             for number, one in enumerate(quotas.namespaces)
         ),
-        pool=parse_pool_floor(pool.cpus),
+        pool=parse_pool_floor(
+            1 if has_full_compatibility(config) and pool.cpus == AUTO else pool.cpus
+        ),
         numa_pool=parse_cpu_count_or_percent(pool.numa_node_cpus),
     )
 

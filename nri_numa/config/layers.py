@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.old_keys import OLD_KEYS
+from nri_numa.config.old_keys import OLD_KEYS, old_key_problems
 from nri_numa.config.problems import validate_config
-from nri_numa.config.sections import AgentConfig, config_keys
+from nri_numa.config.sections import KUBELET_RULE_NAMES, AgentConfig, config_keys
 from nri_numa.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
@@ -53,19 +53,22 @@ Document = dict[str, Any]
 def config_path_by_environment_name() -> dict[str, str]:
     """Environment name to dotted path: ``NRI_NUMA_HTTP_ADDRESS`` to ``http.address``."""
     return {
-        _environment_name(path): path for path in config_keys() if path not in _DOCUMENT_TYPE_KEYS
+        build_environment_name(path): path
+        for path in config_keys()
+        if path not in _DOCUMENT_TYPE_KEYS
     } | _CONFIG_PATH_BY_FLAG_VARIABLE
 
 
-def _environment_name(path: str) -> str:
-    # reservedCPUs -> reserved_cpus, distributeAcrossNUMA -> distribute_across_numa
+def build_environment_name(path: str) -> str:
+    """Environment name of a dotted path."""
+    # reservedCPUs -> reserved_cpus, podCIDR -> pod_cidr
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.replace("CPUs", "Cpus"))
     return ENVIRONMENT_PREFIX + words.replace(".", "_").upper()
 
 
 def _is_name_of(path: str, name: str) -> bool:
     """True if an environment name is of this key, or of one below it."""
-    return f"{name}_".startswith(f"{_environment_name(path)}_")
+    return f"{name}_".startswith(f"{build_environment_name(path)}_")
 
 
 @dataclass(slots=True)
@@ -312,6 +315,9 @@ def config_json_schema() -> dict[str, Any]:
         definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
             "pattern": "^[0-9]{1,4}$"
         }
+    definitions["KubeletCompatibilitySection"]["properties"]["except"]["propertyNames"] = {
+        "enum": list(KUBELET_RULE_NAMES)
+    }
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:nri-numa:v1:AgentConfig",
@@ -364,8 +370,9 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
         known = error.schema["properties"]
         for key in (key for key in value if key not in known):
-            if old := OLD_KEYS.get(dotted_path([*path, key])):
-                yield [*path, key], old
+            where = [*path, key]
+            if replaced := list(old_key_problems(dotted_path(where), value[key])):
+                yield from ((where, problem) for problem in replaced)
                 continue
             near = (
                 [name for name in known if name.lower() == key.lower()]
@@ -377,8 +384,8 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
                 if near
                 else f", expected one of {', '.join(known)}"
             )
-            yield [*path, key], f"unknown key{hint}"
-    elif "propertyNames" in error.absolute_schema_path:
+            yield where, f"unknown key{hint}"
+    elif rule == "pattern" and "propertyNames" in error.absolute_schema_path:
         yield [*path, value], "expected the number of a NUMA node as key"
     elif rule in ("enum", "const"):
         allowed = error.validator_value if rule == "enum" else [error.validator_value]

@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from nri_numa.config.derived import (
     annotation_values_as_text,
+    derive_kubelet_rules,
     driver_sockets,
+    is_aligned_to_l3,
     reserved_memory_by_type,
 )
 from nri_numa.config.sections import AgentConfig, PodMatch, RuntimeLinkKind, config_keys
@@ -32,7 +34,7 @@ from nri_numa.config.values import (
 from nri_numa.engine.request.annotations import OPTION_KEYS, check_option_level, check_value
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
-from nri_numa.model.settings import ANY_ANNOTATION_KEY, CPUOrder
+from nri_numa.model.settings import ANY_ANNOTATION_KEY
 from nri_numa.text import whole_pages_text
 
 _T = TypeVar("_T")
@@ -287,23 +289,25 @@ def _reserved_memory_entries(config: AgentConfig) -> Iterator[tuple[str, int, st
 
 
 def _check_kubelet_forbidden_combinations(config: AgentConfig) -> Iterator[str]:
-    if config.align_by_socket:
+    rules, path_of_rules = derive_kubelet_rules(config), "kubeletCompatibility.except"
+    if rules.align_by_socket:
         for path in _annotation_paths_with_value(config, "policy", "single-numa-node"):
             yield (
-                f"alignBySocket: true takes CPUs from all NUMA nodes of a socket, and {path} is "
-                "single-numa-node; expected only one of them, as the kubelet does"
+                f"{path_of_rules}.alignBySocket: true takes CPUs from all NUMA nodes of a "
+                f"socket, and {path} is single-numa-node; expected only one of them, as the "
+                "kubelet does"
             )
-    if not config.distribute_across_cores:
+    if not rules.distribute_cpus_across_cores:
         return
-    key = "distributeAcrossCores"
-    if config.cpu_order is not CPUOrder.KUBELET:
+    key = f"{path_of_rules}.distributeCPUsAcrossCores"
+    if not rules.cpu_order:
         yield (
-            f"{key}: true is of the kubelet's order, expected cpuOrder: kubelet beside it; with "
-            "cpuOrder: default, smt: spread takes one thread of each core"
+            f"{key}: true is of the kubelet's order, expected cpuOrder: true beside it; without it "
+            "smt: spread takes one thread of each core"
         )
     for other, is_set in (
-        ("distributeAcrossNUMA", config.distribute_across_numa),
-        ("alignL3", config.align_l3),
+        ("distributeCPUsAcrossNUMA", rules.distribute_cpus_across_numa),
+        ("alignL3", is_aligned_to_l3(config)),
     ):
         if is_set:
             yield f"{key}: true, expected {other}: false beside it, as the kubelet does"
@@ -341,10 +345,10 @@ def _check_against_machine(config: AgentConfig, topology: Topology) -> Iterator[
                 yield f"{section}.{numa_node}: there is no NUMA node {numa_node}; {numa_ids}"
     yield from _check_reserved_memory(config, topology)
     sockets, numa_nodes = len(topology.sockets), len(topology.cpu_nodes)
-    if config.align_by_socket and sockets > numa_nodes:
+    if derive_kubelet_rules(config).align_by_socket and sockets > numa_nodes:
         yield (
-            f"alignBySocket: this machine has {sockets} sockets and {numa_nodes} NUMA nodes with "
-            "CPUs, expected no more sockets than NUMA nodes"
+            f"kubeletCompatibility.except.alignBySocket: this machine has {sockets} sockets and "
+            f"{numa_nodes} NUMA nodes with CPUs, expected no more sockets than NUMA nodes"
         )
     yield from _check_cpuless_nodes_and_tiers(config, topology)
 

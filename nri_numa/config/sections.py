@@ -30,8 +30,8 @@ from nri_numa.config.values import (
 )
 from nri_numa.model.settings import (
     ANY_ANNOTATION_KEY,
-    CPUOrder,
     IsolatedCPUs,
+    KubeletRules,
     NohzFullCPUs,
     OnDenied,
     PreferredCores,
@@ -204,6 +204,48 @@ class KubeletSection(Section, frozen=True):
     strictReserved and reservedMemory are not set."""
     config_dir: str = ""
     """Directory of drop-ins for it (--config-dir); with config: auto the command line says."""
+
+
+class KubeletCompatibilityMode(StrEnum):
+    """Which of the kubelet's rules are kept."""
+
+    OFF = "off"
+    POLICIES = "policies"
+    FULL = "full"
+
+
+KUBELET_RULE_NAMES: Final = {camel_case(name): name for name in KubeletRules.__struct_fields__}
+"""Fields of `KubeletRules` by their names in the file."""
+
+
+def _check_kubelet_rule_names(exceptions: Mapping[str, bool]) -> None:
+    for name in exceptions.keys() - KUBELET_RULE_NAMES.keys():
+        raise ValueError(f"{name[:80]!r}, expected one of {', '.join(KUBELET_RULE_NAMES)}")
+
+
+class KubeletCompatibilitySection(Section, frozen=True):
+    """Rules of the kubelet that are kept instead of the agent's own."""
+
+    mode: KubeletCompatibilityMode = KubeletCompatibilityMode.OFF
+    """off: none. policies: ties, cpus and memory, by which the kubelet's managers align. full:
+    staticCPUs and cpuOrder too; and preferClosest, alignL3 and sharedPool.cpus are false, false and
+    1 where nothing is said of them."""
+    exceptions: Annotated[dict[str, bool], with_parser(_check_kubelet_rule_names)] = msgspec.field(
+        name="except", default_factory=dict
+    )
+    """By rule, true to keep it whatever the mode, false not to. ties: equally good sets of NUMA
+    nodes go by the lowest ids instead of by strategy. cpus: only exclusive CPUs are aligned and
+    counted; all other containers run on all shared CPUs, also where a policy asks for a NUMA node
+    (unless the pod says cpus: shared). memory: only Guaranteed pods are counted and get memory
+    nodes, groups of NUMA nodes never overlap, and what the kernel says is free does not count.
+    staticCPUs: exclusive CPUs for each container of a Guaranteed pod with a whole number of CPUs,
+    also without a policy; they are not aligned then, and memory is left alone. cpuOrder: which CPUs
+    first; without it whole nodes, L3 groups and cores are kept free. Only here, in no mode:
+    distributeCPUsAcrossNUMA spreads an exclusive request evenly over the NUMA nodes it needs, or
+    over those of its hint where devices or memory make that wider; distributeCPUsAcrossCores, with
+    cpuOrder and alignL3: false, takes single CPUs by number instead of whole cores; alignBySocket
+    prefers NUMA nodes of one socket, and takes CPUs from all of it, not together with
+    single-numa-node."""
 
 
 class HTTP(Section, frozen=True):
@@ -744,37 +786,14 @@ class AgentConfig(Section, frozen=True):
     reserved_memory: dict[int, Quantity | dict[str, Quantity]] = field(default_factory=dict)
     """By NUMA node, memory that is never allocated to containers, such as 1Gi; or a mapping of
     memory and huge pages of each size (hugepages-1Gi) to amounts."""
-    prefer_closest: bool = True
-    """Of equally narrow sets of NUMA nodes take the closest ones."""
-    kubelet_ties: bool = False
-    """Break ties between equally good sets of NUMA nodes as the kubelet does (lowest ids) instead
-    of by strategy."""
-    kubelet_memory: bool = False
-    """Keep the rules of the kubelet's Memory Manager: only Guaranteed pods are counted and get
-    memory nodes, groups of NUMA nodes never overlap, and what the kernel says is free does not
-    count."""
-    kubelet_cpus: bool = False
-    """Keep the rules of the kubelet's static CPU Manager: only exclusive CPUs are aligned and
-    counted; all other containers run on all shared CPUs, also where a policy asks for a NUMA node
-    (unless the pod says cpus: shared)."""
-    static_cpus: bool = False
-    """Give exclusive CPUs to each container of a Guaranteed pod with a whole number of CPUs, as the
-    kubelet's static CPU Manager does, also without a policy; they are not aligned then, and memory
-    is left alone."""
-    cpu_order: CPUOrder = CPUOrder.DEFAULT
-    """Which CPUs first: default keeps whole nodes, L3 groups and cores free; kubelet reproduces the
-    kubelet's order."""
-    distribute_across_numa: bool = False
-    """Spread an exclusive request evenly over the NUMA nodes it needs, or over those of its hint
-    where devices or memory make that wider."""
-    distribute_across_cores: bool = False
-    """With cpuOrder: kubelet, take single CPUs by number instead of whole cores (the kubelet's
-    distribute-cpus-across-cores). Needs alignL3: false."""
-    align_l3: bool = True
-    """Keep an exclusive request inside few last-level caches."""
-    align_by_socket: bool = False
-    """Prefer NUMA nodes of one socket, and take CPUs from all of it. Not together with
-    single-numa-node, whose pods stay on their NUMA node."""
+    prefer_closest: bool | None = None
+    """Of equally narrow sets of NUMA nodes take the closest ones. Where nothing is said true, and
+    false with kubeletCompatibility.mode: full."""
+    kubelet_compatibility: KubeletCompatibilitySection = KubeletCompatibilitySection()
+    """Rules of the kubelet that are kept instead of the agent's own."""
+    align_l3: bool | None = None
+    """Keep an exclusive request inside few last-level caches. Where nothing is said true, and false
+    with kubeletCompatibility.mode: full."""
     isolated_cpus: IsolatedCPUs = IsolatedCPUs.AVOID
     """What exclusive assignments do with the CPUs of the kernel's isolcpus list. Containers that
     share run on none of them, unless this is any or no others are left; with only, exclusive

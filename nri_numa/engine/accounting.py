@@ -51,7 +51,6 @@ from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import (
     ALL_CPUS_AMOUNT,
     CPUAmount,
-    CPUOrder,
     IsolatedCPUs,
     NamespacePatternQuota,
 )
@@ -156,7 +155,7 @@ def take_avoiding_contended(
         or not (chosen_cpus.cpus - request.current_cpus) & request.listed
         or request.prefer
         or request.smt is SMT.PAIR
-        or request.settings.cpu_order is CPUOrder.KUBELET
+        or request.settings.kubelet.cpu_order
     ):
         return chosen_cpus
     unlisted = replace(request, free_cpus=request.free_cpus - request.listed)

@@ -332,7 +332,7 @@ def _allocation_from(
             machine.memory_capacity,
             hugepages,
             {size: machine.hugepages_capacity(size) for size in hugepages},
-            kubelet_memory=machine.settings.kubelet_memory,
+            kubelet_memory=machine.settings.kubelet.memory,
         ),
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,

@@ -21,7 +21,6 @@ from nri_numa.engine.state import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.reasons import Rejection, RejectionReason
-from nri_numa.model.settings import CPUOrder
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     NO_CHANGED_IDS,
@@ -273,8 +272,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, dict=True):
         """The rule for siblings; with the kubelet's order none, unless asked for."""
         requested = self.requested
         if requested.smt is SMT.SPREAD and "smt" not in requested.explicit_keys:
-            kubelet = self.node.machine.settings.cpu_order is CPUOrder.KUBELET
-            return SMT.ANY if kubelet else SMT.SPREAD
+            return SMT.ANY if self.node.machine.settings.kubelet.cpu_order else SMT.SPREAD
         return requested.smt
 
     @cached_property

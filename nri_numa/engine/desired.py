@@ -100,7 +100,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         The kubelet's rules look neither at what the kernel has nor at what is not pinned.
         """
         machine, state, reading = self.machine, self.state, self.reading
-        kubelet_memory = machine.settings.kubelet_memory
+        kubelet_memory = machine.settings.kubelet.memory
         free = {} if reading is None or kubelet_memory else reading.memory
         charges = {i: charge.memory for i, charge in state.charges.items()}
         if state.unpinned_memory and not kubelet_memory:
@@ -127,7 +127,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, dict=True):
         """By NUMA node, bytes of huge pages of one size left; as with `free_memory`."""
         machine, state, reading = self.machine, self.state, self.reading
         free: dict[int, int] = {}
-        if reading is not None and not machine.settings.kubelet_memory:
+        if reading is not None and not machine.settings.kubelet.memory:
             free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
         charges = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
         granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}

@@ -180,7 +180,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def assignable_numa_nodes(self) -> NUMASet:
         """NUMA nodes that computed assignments may use: with CPUs, or memory tiers let in."""
-        if self.settings.kubelet_memory:
+        if self.settings.kubelet.memory:
             tiers = self.settings.memory_only_nodes & self.topology.memory_nodes
             return self.topology.cpu_nodes | tiers
         return self.topology.cpu_nodes | NUMASet(self.memory_only_nodes.attached)
@@ -189,7 +189,7 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def memory_only_nodes(self) -> MemoryOnlyNodes:
         """NUMA nodes without CPUs. The kubelet knows no such: by its rules all are alike."""
         settings = self.settings
-        if settings.kubelet_memory:
+        if settings.kubelet.memory:
             return MemoryOnlyNodes()
         return classify_memory_nodes(
             self.topology, settings.memory_only_nodes, settings.memory_tiers
@@ -354,4 +354,4 @@ def uses_kubelet_rules(machine: NodeModel, requested: PlacementOptions) -> bool:
     A container that asks to share the CPUs of its NUMA nodes gets that all the same.
     """
     is_sharing = requested.cpus is CPUMode.SHARED and "cpus" in requested.explicit_keys
-    return machine.settings.kubelet_cpus and not is_sharing
+    return machine.settings.kubelet.cpus and not is_sharing

@@ -330,7 +330,7 @@ class _Resize:
                 smt=self._effective_smt(),
                 load=case.requested.load if self.prior.load is None else self.prior.load,
                 # The rest of its sockets are not the NUMA nodes it is on.
-                settings=replace(case.node.machine.settings, align_by_socket=False),
+                settings=case.node.machine.settings.without_socket_alignment,
             ),
             limits,
         )
@@ -368,7 +368,7 @@ class _Resize:
         charges = cpu_and_memory_charges(
             numa_nodes, milli, prior.mems,
             case.demand.memory_requested, case.node.free_memory, case.demand.hugepages, pages_left,
-            kubelet_memory=case.node.machine.settings.kubelet_memory,
+            kubelet_memory=case.node.machine.settings.kubelet.memory,
         )  # fmt: skip
         return replace(
             case.initial_placement,

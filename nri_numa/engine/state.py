@@ -29,7 +29,7 @@ from nri_numa.engine.captions import RESERVATION_CAPTION
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, cpus_text
 from nri_numa.model.reasons import RejectionReason
-from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.model.settings import IsolatedCPUs, Settings
 from nri_numa.model.workload import (
     NO_GRANTS,
     SMT,
@@ -598,7 +598,7 @@ def withheld_isolated_bits(topology: Topology, settings: Settings) -> int:
     The kernel moves no process between them, so that all processes of a container that shares such
     CPUs would run on one. Where the pool could have no others, they are CPUs as any.
     """
-    if settings.isolated is IsolatedCPUs.ANY or settings.cpu_order is CPUOrder.KUBELET:
+    if settings.isolated is IsolatedCPUs.ANY or settings.kubelet.cpu_order:
         return 0  # the kubelet knows none
     bits = topology.allowed.bits
     if settings.strict_reserved:

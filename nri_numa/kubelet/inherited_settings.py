@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.config import AgentConfig
+from nri_numa.config import AgentConfig, derive_kubelet_rules
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.cpus.orders import take_packed
 from nri_numa.engine.place.memory import hugepages_resource_name
@@ -183,15 +183,16 @@ def _kubelet_reserved_cpus(
 def _double_pinning_problems(config: AgentConfig, facts: KubeletFacts) -> list[str]:
     """Two managers that do the same thing."""
     found: list[str] = []
-    if facts.cpu_policy == "static" and config.static_cpus:
+    rules = derive_kubelet_rules(config)
+    if facts.cpu_policy == "static" and rules.static_cpus:
         found.append(
-            "staticCPUs: true beside the kubelet's cpuManagerPolicy static: both give exclusive "
-            "CPUs to Guaranteed pods; expected one of them"
+            "kubeletCompatibility has staticCPUs beside the kubelet's cpuManagerPolicy static: "
+            "both give exclusive CPUs to Guaranteed pods; expected one of them"
         )
-    if facts.memory_policy == "Static" and config.kubelet_memory:
+    if facts.memory_policy == "Static" and rules.memory:
         found.append(
-            "kubeletMemory: true beside the kubelet's memoryManagerPolicy Static: both place the "
-            "memory of Guaranteed pods; expected one of them"
+            "kubeletCompatibility has memory beside the kubelet's memoryManagerPolicy Static: both "
+            "place the memory of Guaranteed pods; expected one of them"
         )
     if facts.topology_policy in ("restricted", "single-numa-node"):
         found.append(

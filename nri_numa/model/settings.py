@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.workload import (
@@ -114,15 +115,35 @@ class QuotasAndPoolFloor(msgspec.Struct, frozen=True, kw_only=True):
     numa_pool: CPUAmount = CPUAmount(0)
 
 
-class CPUOrder(StrEnum):
-    """Which CPUs first, when several would do.
+class KubeletRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules of the kubelet that are kept instead of the agent's own.
 
-    ``default`` keeps whole NUMA nodes, L3 groups and cores free for the next pod, judged by what
-    they really have; ``kubelet`` reproduces the kubelet's packed order, averages included.
+    Attributes:
+        ties: equally good masks are ordered by their integer value only, instead of by
+            ``strategy``.
+        cpus: only whole CPUs of one's own are aligned and counted; everybody else runs on all
+            shared CPUs.
+        memory: groups of NUMA nodes never overlap, only Guaranteed pods are accounted, and a
+            request that fits nowhere counts as *no wish*.
+        static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
+            CPUs of their own.
+        cpu_order: the kubelet's packed order of CPUs, averages included. Without it whole NUMA
+            nodes, L3 groups and cores are kept free for the next pod, judged by what they have.
+        distribute_cpus_across_numa: spread an exclusive request evenly over the NUMA nodes it
+            needs.
+        distribute_cpus_across_cores: with the kubelet's order, take single CPUs by number instead
+            of whole cores.
+        align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
     """
 
-    DEFAULT = "default"
-    KUBELET = "kubelet"
+    ties: bool = False
+    cpus: bool = False
+    memory: bool = False
+    static_cpus: bool = False
+    cpu_order: bool = False
+    distribute_cpus_across_numa: bool = False
+    distribute_cpus_across_cores: bool = False
+    align_by_socket: bool = False
 
 
 class IsolatedCPUs(StrEnum):
@@ -182,19 +203,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         strict_reserved: reserved CPUs leave the shared pool too.
         reserved_memory: bytes by NUMA node that are never promised to containers.
         reserved_hugepages: by NUMA node, bytes by page size that are never promised either.
-        static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
-            CPUs of their own.
         prefer_closest: compare equally wide masks by average distance first.
-        kubelet_ties: equally good masks are ordered by their integer value only, as the kubelet
-            does, instead of by ``strategy``.
-        kubelet_memory: keep the kubelet's memory rules: groups of NUMA nodes never overlap, only
-            Guaranteed pods are accounted, and a request that fits nowhere counts as *no wish*.
-        kubelet_cpus: keep the kubelet's CPU rules: only whole CPUs of one's own are aligned and
-            counted, everybody else runs on all shared CPUs.
-        distribute_across_numa: spread an exclusive request evenly over the NUMA nodes it needs.
-        distribute_across_cores: with the kubelet's order, take single CPUs by number instead of
-            whole cores.
-        align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
         rebalance_moves: movable containers that move at most to make room for one.
@@ -211,16 +220,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     strict_reserved: bool = False
     reserved_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     reserved_hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
-    static_cpus: bool = False
     prefer_closest: bool = True
-    kubelet_ties: bool = False
-    kubelet_memory: bool = False
-    kubelet_cpus: bool = False
-    cpu_order: CPUOrder = CPUOrder.DEFAULT
-    distribute_across_numa: bool = False
-    distribute_across_cores: bool = False
+    kubelet: KubeletRules = KubeletRules()
     align_l3: bool = True
-    align_by_socket: bool = False
     isolated: IsolatedCPUs = IsolatedCPUs.AVOID
     nohz_full: NohzFullCPUs = NohzFullCPUs.ANY
     cores: PreferredCores = PreferredCores.ANY
@@ -234,3 +236,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reservation_seconds: float = 0.0
     rebalance_moves: int = 0
     kubelet_reserved: CPUSet = NO_CPUS
+
+    @property
+    def without_socket_alignment(self) -> Settings:
+        """For what stays on single NUMA nodes of a socket."""
+        return replace(self, kubelet=replace(self.kubelet, align_by_socket=False))

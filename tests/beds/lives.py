@@ -7,6 +7,7 @@ and read the difference: it is what pods get that come after an upgrade.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -22,9 +23,9 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
-    CPUOrder,
     CPUWithholdingQuota,
     IsolatedCPUs,
+    KubeletRules,
     NamespacePatternQuota,
     NohzFullCPUs,
     OnDenied,
@@ -90,7 +91,7 @@ class Life:
         settings = self._settings(topology)
         self.world = World(topology, settings)
         self.world.synchronize()
-        self.lines = [f"settings: {_told(settings)}"]
+        self.lines = [f"settings: {', '.join(recorded_settings(settings))}"]
         self._had: dict[str, str] = {"kept for pods": ""}
         self._number = 0
 
@@ -100,22 +101,32 @@ class Life:
         first = sorted(topology.allowed)
         without_cpus = NUMASet(node.id for node in topology.numa_nodes.values() if not node.cpus)
         memory_only = without_cpus if random.random() < 0.7 else NUMASet()
-        return Settings(
+        settings = Settings(
             strategy=random.choice(list(Strategy)),
             cpu_overcommit=random.choice((1.0, 1.0, 1.5)),
             reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
             strict_reserved=random.random() < 0.3,
             reserved_memory={0: GIB} if random.random() < 0.3 else {},
-            static_cpus=random.random() < 0.3,
-            prefer_closest=random.random() < 0.8,
-            kubelet_ties=kubelet,
-            kubelet_memory=kubelet,
-            kubelet_cpus=kubelet and random.random() < 0.5,
-            cpu_order=random.choice((CPUOrder.DEFAULT, CPUOrder.DEFAULT, CPUOrder.KUBELET)),
-            distribute_across_numa=random.random() < 0.3,
-            distribute_across_cores=random.random() < 0.2,
-            align_l3=random.random() < 0.8,
-            align_by_socket=random.random() < 0.2,
+        )
+        static_cpus, prefer_closest = random.random() < 0.3, random.random() < 0.8
+        cpus = kubelet and random.random() < 0.5
+        cpu_order = random.choice((False, False, True))
+        across_numa, across_cores = random.random() < 0.3, random.random() < 0.2
+        align_l3, by_socket = random.random() < 0.8, random.random() < 0.2
+        return replace(
+            settings,
+            prefer_closest=prefer_closest,
+            kubelet=KubeletRules(
+                ties=kubelet,
+                cpus=cpus,
+                memory=kubelet,
+                static_cpus=static_cpus,
+                cpu_order=cpu_order,
+                distribute_cpus_across_numa=across_numa,
+                distribute_cpus_across_cores=across_cores,
+                align_by_socket=by_socket,
+            ),
+            align_l3=align_l3,
             isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
             nohz_full=random.choice(list(NohzFullCPUs)),
             cores=random.choice(list(PreferredCores)),
@@ -521,15 +532,18 @@ RECORDED_SETTINGS: Final = {
 """Names of settings in recorded files, by field."""
 
 
-def _told(settings: Settings) -> str:
+def recorded_settings(settings: Settings) -> Iterator[str]:
+    """What differs from the defaults, as it stands in recorded files."""
     usual = Settings()
-    return ", ".join(
-        f"{RECORDED_SETTINGS.get(name, name)}={value}"
-        if not isinstance(value, QuotasAndPoolFloor | tuple)
-        else name
-        for name in settings.__struct_fields__
-        if (value := getattr(settings, name)) != getattr(usual, name)
-    )
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, KubeletRules):
+            rules = [rule for rule in value.__struct_fields__ if getattr(value, rule)]
+            yield from (f"kubelet.{rule}" for rule in rules)
+        elif value != getattr(usual, name):
+            known = RECORDED_SETTINGS.get(name, name)
+            is_long = isinstance(value, QuotasAndPoolFloor | tuple)
+            yield known if is_long else f"{known}={value}"
 
 
 def _allocation(one: Allocation) -> str:

@@ -23,9 +23,15 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.model.settings import (
+    IsolatedCPUs,
+    KubeletRules,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT, BusySchedule
-from tests.beds.lives import RECORDED_SETTINGS
+from tests.beds.lives import recorded_settings
 from tests.beds.recorded import write_down
 from tests.machines import named
 
@@ -75,17 +81,23 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
         strict=random.random() < 0.2,
         smt=smt,
         unavailable_cpus=busy,
-        settings=Settings(
-            cpu_order=CPUOrder.KUBELET if kubelet else CPUOrder.DEFAULT,
-            distribute_across_numa=random.random() < 0.25,
-            distribute_across_cores=kubelet and random.random() < 0.25,
-            align_l3=random.random() < 0.7,
-            align_by_socket=random.random() < 0.2,
-            isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
-            nohz_full=random.choice(list(NohzFullCPUs)),
-            cores=random.choice(list(PreferredCores)),
-        ),
     )
+    across_numa = random.random() < 0.25
+    across_cores = kubelet and random.random() < 0.25
+    align_l3, by_socket = random.random() < 0.7, random.random() < 0.2
+    settings = Settings(
+        kubelet=KubeletRules(
+            cpu_order=kubelet,
+            distribute_cpus_across_numa=across_numa,
+            distribute_cpus_across_cores=across_cores,
+            align_by_socket=by_socket,
+        ),
+        align_l3=align_l3,
+        isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
+        nohz_full=random.choice(list(NohzFullCPUs)),
+        cores=random.choice(list(PreferredCores)),
+    )
+    request = replace(request, settings=settings)
     if random.random() < 0.25:
         held = _some(random, allowed, 0.1)
         request = replace(request, current_cpus=held, free_cpus=available | held)
@@ -100,7 +112,6 @@ def _request(random: Random, topology: Topology) -> TakeRequest:
 
 
 def _asked(one: TakeRequest) -> str:
-    usual = Settings()
     words = [f"{one.count} of {one.free_cpus}", str(one.smt)]
     words += [
         f"{word} {value}"
@@ -116,11 +127,7 @@ def _asked(one: TakeRequest) -> str:
     if one.loads:
         words.append(f"load {_load(one.load)}")
         words += [f"{i}={_load(load)}" for i, load in sorted(one.loads.items())]
-    words += [
-        f"{RECORDED_SETTINGS.get(name, name)}={value}"
-        for name in usual.__struct_fields__
-        if (value := getattr(one.settings, name)) != getattr(usual, name)
-    ]
+    words += recorded_settings(one.settings)
     return " ".join(words)
 
 

@@ -18,7 +18,7 @@ from nri_numa.engine.decision import Rejected
 from nri_numa.engine.request.demand import cpu_limit_milli, cpu_request_milli
 from nri_numa.engine.state import Allocation, ContainerKind, NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
@@ -81,14 +81,14 @@ class Lives(RuleBasedStateMachine):
     @initialize(
         machine=st.sampled_from(MACHINES),
         strategy=st.sampled_from(list(Strategy)),
-        order=st.sampled_from(list(CPUOrder)),
+        order=st.booleans(),
         reserved=st.sampled_from(["", "0", "0-1"]),
         strict=st.booleans(),
         kubelet=st.booleans(),
         by_socket=st.booleans(),
     )
     def start(
-        self, machine: object, strategy: Strategy, order: CPUOrder, reserved: str, strict: bool,
+        self, machine: object, strategy: Strategy, order: bool, reserved: str, strict: bool,
         kubelet: bool, by_socket: bool,
     ) -> None:  # fmt: skip
         assert callable(machine)
@@ -96,14 +96,16 @@ class Lives(RuleBasedStateMachine):
             machine(),
             Settings(
                 strategy=strategy,
-                cpu_order=order,
+                kubelet=KubeletRules(
+                    cpu_order=order,
+                    align_by_socket=by_socket,
+                    ties=kubelet,
+                    memory=kubelet,
+                    cpus=kubelet and strict,
+                    static_cpus=not kubelet and strict,
+                ),
                 reserved_cpus=CPUSet.parse(reserved),
                 strict_reserved=strict,
-                align_by_socket=by_socket,
-                kubelet_ties=kubelet,
-                kubelet_memory=kubelet,
-                kubelet_cpus=kubelet and strict,
-                static_cpus=not kubelet and strict,
             ),
         )
         self.world.synchronize()

@@ -23,7 +23,13 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.model.settings import (
+    IsolatedCPUs,
+    KubeletRules,
+    NohzFullCPUs,
+    PreferredCores,
+    Settings,
+)
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, NEVER_BUSY_SCHEDULE, SMT, BusySchedule
 from tests.checks.cpu_oracle import KubeletOracle, can_make
 
@@ -101,10 +107,12 @@ def cases(draw: st.DrawFn) -> Case:
         loads={i: load for i, load in loads.items() if i not in unknown},
         unavailable_cpus=busy,
         settings=Settings(
-            cpu_order=draw(st.sampled_from(list(CPUOrder))),
-            distribute_across_numa=draw(st.booleans()),
+            kubelet=KubeletRules(
+                cpu_order=draw(st.booleans()),
+                distribute_cpus_across_numa=draw(st.booleans()),
+                align_by_socket=draw(st.booleans()),
+            ),
             align_l3=draw(st.booleans()),
-            align_by_socket=draw(st.booleans()),
             isolated=draw(st.sampled_from(list(IsolatedCPUs))),
             nohz_full=draw(st.sampled_from(list(NohzFullCPUs))),
             cores=draw(st.sampled_from(list(PreferredCores))),
@@ -122,7 +130,7 @@ def aligned(topology: Topology, request: TakeRequest) -> CPUSet:
     if request.affinity is None:
         return topology.online
     inside = topology.cpus_of(request.affinity)
-    if request.settings.align_by_socket:
+    if request.settings.kubelet.align_by_socket:
         for socket in topology.sockets.values():
             if socket.cpus & inside:
                 inside = inside | socket.cpus
@@ -245,7 +253,7 @@ def test_no_core_gives_two_threads_while_another_could_give_one(case: Case, smt:
     taken = chosen(topology, request)
     inside = aligned(topology, request)
     parts = [topology.online]
-    if request.settings.distribute_across_numa:
+    if request.settings.kubelet.distribute_cpus_across_numa:
         parts = [node.cpus for node in topology.numa_nodes.values()]
     for region in (where & part for where in (inside, topology.online - inside) for part in parts):
         counts = own_counts(topology, taken & region)
@@ -411,7 +419,9 @@ def test_packed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> N
     count = data.draw(st.integers(0, len(free)))
     caches = data.draw(st.booleans()) and bool(topology.l3_groups)
     across = not caches and data.draw(st.booleans())
-    order = Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches, distribute_across_cores=across)
+    order = Settings(
+        kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_cores=across), align_l3=caches
+    )
     request = TakeRequest(count=count, free_cpus=free, smt=SMT.ANY, settings=order)
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
@@ -432,7 +442,7 @@ def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject)
         free_cpus=free,
         smt=SMT.ANY,
         affinity=NUMASet(hint),
-        settings=Settings(cpu_order=CPUOrder.KUBELET, distribute_across_numa=True),
+        settings=Settings(kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_numa=True)),
     )
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
@@ -454,7 +464,8 @@ def test_full_cores_equal_the_kubelet_on_even_machines(
         free_cpus=free,
         smt=SMT.FULL_CORE,
         settings=Settings(
-            cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=distribute
+            kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_numa=distribute),
+            align_l3=False,
         ),
     )
     result = take_cpus(topology, request)
@@ -486,21 +497,23 @@ def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) 
     """Beyond the number of combinations that can be tried: exact, few NUMA nodes, deterministic."""
     topology = BIG[machine]()
     if data is None:
-        free, count, distribute, order = topology.online, 30, True, CPUOrder.KUBELET
+        free, count, distribute, order = topology.online, 30, True, True
     else:
         free = topology.online - data.draw(subsets(topology.online))
         count = data.draw(st.integers(0, len(free)))
         distribute = data.draw(st.booleans())
-        order = data.draw(st.sampled_from(list(CPUOrder)))
+        order = data.draw(st.booleans())
     request = TakeRequest(
         count=count,
         free_cpus=free,
         smt=SMT.ANY,
-        settings=Settings(distribute_across_numa=distribute, cpu_order=order),
+        settings=Settings(
+            kubelet=KubeletRules(distribute_cpus_across_numa=distribute, cpu_order=order)
+        ),
     )
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
     assert result.cpus <= free
     assert len(result.cpus) == count
-    if order is CPUOrder.DEFAULT:
+    if not order:
         assert len(topology.numa_of(result.cpus)) == fewest(topology, free, count)

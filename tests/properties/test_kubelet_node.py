@@ -23,6 +23,8 @@ from typing import TypeAlias
 
 import pytest
 
+from nri_numa.config import AgentConfig, derive_settings
+from nri_numa.config.sections import KubeletCompatibilityMode, KubeletCompatibilitySection
 from nri_numa.engine.admit import forget_pod, release_container
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.desired import NodeSnapshot
@@ -30,8 +32,6 @@ from nri_numa.engine.node_model import MeasuredFree, NodeModel
 from nri_numa.engine.pod_admission import admit_pod
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import Numbering, build_synthetic_topology
-from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Policy, QoSClass, Resources
 from tests.beds.world import GIB, container, pod, resources
 from tests.checks.kubelet_node import WAYS, Got, KubeletNode, NotAdmitted, Wanted, peak
@@ -150,17 +150,17 @@ def random_node(
     closest = random.random() < 0.5
     by_socket = policy is not Policy.SINGLE_NUMA_NODE and random.random() < 0.4
     held_back = {i: random.choice([0, GIB, 3 * GIB]) for i in topology.numa_ids}
-    settings = Settings(
-        kubelet_ties=True,
-        kubelet_memory=True,
-        kubelet_cpus=True,
-        cpu_order=CPUOrder.KUBELET,
-        align_l3=False,
-        prefer_closest=closest,
-        align_by_socket=by_socket,
-        reserved_cpus=CPUSet([0]),
-        reserved_memory=held_back,
-        reservation_seconds=kept,
+    exceptions = {"alignBySocket": by_socket}
+    settings = derive_settings(
+        AgentConfig(
+            kubelet_compatibility=KubeletCompatibilitySection(
+                mode=KubeletCompatibilityMode.FULL, exceptions=exceptions
+            ),
+            prefer_closest=closest,
+            reserved_cpus="0",
+            reserved_memory=dict(held_back),
+            keep_exclusive_cpus=kept,
+        )
     )
     allocatable = {
         i: {

@@ -14,7 +14,7 @@ from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, QuotasAndPoolFloor, Settings
+from nri_numa.model.settings import CPUAmount, KubeletRules, QuotasAndPoolFloor, Settings
 from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.checks.refusal_words import first_clause, problem, shortage
@@ -60,8 +60,11 @@ NODES = st.builds(
 )
 SETTINGS = st.builds(
     Settings,
-    kubelet_memory=st.sampled_from([False, False, True]),
-    kubelet_cpus=st.sampled_from([False, False, True]),
+    kubelet=st.builds(
+        KubeletRules,
+        memory=st.sampled_from([False, False, True]),
+        cpus=st.sampled_from([False, False, True]),
+    ),
     reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
     limits=st.builds(QuotasAndPoolFloor, pool=st.sampled_from([None, CPUAmount(3)])),
 )
@@ -100,7 +103,7 @@ def _really(world: World, refused: Rejected) -> None:
     """What is named was short, and no more is said to be there than there is."""
     clause = first_clause(refused.message)
     told, machine, state = shortage(clause), world.agent.current.machine, world.agent.current.state
-    if told is None or machine.settings.kubelet_memory:
+    if told is None or machine.settings.kubelet.memory:
         return
     name, need, have = told
     if name == "memory":

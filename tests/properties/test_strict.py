@@ -10,7 +10,7 @@ from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.model.settings import IsolatedCPUs, KubeletRules, Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 
@@ -85,7 +85,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> MeasuredFree | None:
 @given(
     topology=NODES,
     policy=st.sampled_from(["restricted", "single-numa-node"]),
-    order=st.sampled_from(list(CPUOrder)),
+    order=st.booleans(),
     by_socket=st.booleans(),
     pods=st.lists(st.tuples(PODS, READINGS, OTHERS, st.booleans()), min_size=1, max_size=6),
     resizes=st.lists(st.tuples(st.integers(0, 20), WANTS), max_size=4),
@@ -95,7 +95,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> MeasuredFree | None:
         sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=8
     ),
     policy="restricted",
-    order=CPUOrder.KUBELET,
+    order=True,
     by_socket=False,
     pods=[(([(2.5, 0.0, 0)], "pod", QoSClass.GUARANTEED, "", "", False), None, None, False)],
     resizes=[(0, (1.0, 0.0, 0)), (0, (3.0, 0.0, 0))],
@@ -104,7 +104,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> MeasuredFree | None:
 def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
     topology: Topology,
     policy: str,
-    order: CPUOrder,
+    order: bool,
     by_socket: bool,
     pods: list[
         tuple[
@@ -117,7 +117,7 @@ def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
     resizes: list[tuple[int, tuple[float, float, int]]],
 ) -> None:  # fmt: skip
     single = policy == "single-numa-node"
-    settings = Settings(cpu_order=order, align_by_socket=by_socket and single)
+    settings = Settings(kubelet=KubeletRules(cpu_order=order, align_by_socket=by_socket and single))
     world = World(topology, settings)
     needs: dict[str, int] = {}
     for number, ((containers, scope, qos, mode, smt, told), levels, other, stop) in enumerate(pods):

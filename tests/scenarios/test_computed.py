@@ -27,7 +27,14 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, IsolatedCPUs, QuotasAndPoolFloor, Rule, Settings
+from nri_numa.model.settings import (
+    CPUAmount,
+    IsolatedCPUs,
+    KubeletRules,
+    QuotasAndPoolFloor,
+    Rule,
+    Settings,
+)
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources, Strategy
 from tests.beds.world import (
     GIB,
@@ -62,10 +69,11 @@ def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> 
 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
-    world = World(machines.dual_smt(), Settings(kubelet_memory=True))
+    world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(memory=True)))
     message = world.refused("wide", {"policy": "restricted"}, 40, 1).message
     assert (
-        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
+        "wants one number of NUMA nodes for all, as the kubelet's does (kubeletCompatibility: "
+        "memory)" in message
     )
     world.put("none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
     world.put("even", {"policy": "restricted"}, 40, 100)
@@ -254,7 +262,7 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
     """Whatever becomes of siblings: it was 10 and 8, 16 and 8, 26 and 14."""
     topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=cores)
     for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
-        world = World(topology, Settings(distribute_across_numa=True))
+        world = World(topology, Settings(kubelet=KubeletRules(distribute_cpus_across_numa=True)))
         owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
         assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt
 
@@ -637,7 +645,7 @@ def test_exclusive_of_one_container_or_of_a_pod_without_a_whole_cpu_is_strict() 
 )
 def test_what_the_scheduler_held_is_a_preference(ties: bool, text: str, mems: str) -> None:
     """Among NUMA nodes that suit as well: no way around a policy, and nothing if it is not read."""
-    world = World(machines.dual_smt(), Settings(kubelet_ties=ties))
+    world = World(machines.dual_smt(), Settings(kubelet=KubeletRules(ties=ties)))
     assert world.put("a", {**SINGLE, "placed": text}, 4, 1)[1] == mems
     assert world.put("plain", {"placed": text}, 4, 1)[1] == ""
 

@@ -12,7 +12,7 @@ from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.settings import KubeletRules, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
@@ -132,7 +132,7 @@ def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
 def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
     strategy: Strategy, ties: bool
 ) -> None:
-    world = two_nodes(strategy=strategy, kubelet_ties=ties)
+    world = two_nodes(strategy=strategy, kubelet=KubeletRules(ties=ties))
     wishes = {"policy": "best-effort", "cpus": "exclusive", "numamem": "1"}
     cpus, mems = world.put("a", wishes, 2, 1)
     assert (CPUSet.parse(cpus) <= CPUSet.parse("4-7"), mems) == (True, "1")

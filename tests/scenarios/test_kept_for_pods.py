@@ -19,7 +19,7 @@ from nri_numa.engine.pod_admission import ExpectedContainer, format_expected_con
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
@@ -438,7 +438,8 @@ def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> No
 def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewhere() -> None:
     """Its memory, and so its place, is on a NUMA node without a free CPU."""
     kubelet = replace(
-        KEEP, cpu_order=CPUOrder.KUBELET, kubelet_ties=True, kubelet_memory=True, kubelet_cpus=True
+        KEEP,
+        kubelet=KubeletRules(cpu_order=True, ties=True, memory=True, cpus=True),
     )
     world = World(
         build_synthetic_topology(
@@ -606,7 +607,7 @@ def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: Worl
 def test_nothing_is_kept_for_others_that_may_want_none(
     asks: Mapping[str, str], first: float, total: float, kubelet: bool
 ) -> None:
-    world = World(machines.dual_no_smt(), replace(KEEP, kubelet_cpus=kubelet))
+    world = World(machines.dual_no_smt(), replace(KEEP, kubelet=KubeletRules(cpus=kubelet)))
     of = pod("pair", asks, total=resources(total, 2))
     start(world, of, "a", first, 1)
     assert not world.agent.current.state.reservations_of(of.uid)

@@ -6,14 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa import config
-from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.decision import Rejected
 from nri_numa.engine.node_model import MeasuredFree
 from nri_numa.engine.state import ContainerKind
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass
 from tests.beds.world import GIB, World, container, pod, resources, two_nodes
 from tests.machines import named as machines
@@ -27,33 +26,33 @@ SINGLE = {"policy": "single-numa-node"}
 def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
     """Also when the kernel says that all is free, since nobody touched it yet."""
     full = MeasuredFree(memory={0: 8 * GIB, 1: 8 * GIB})
-    world = two_nodes(full, kubelet_memory=True)
+    world = two_nodes(full, kubelet=KubeletRules(memory=True))
     assert world.put("a", SINGLE, 1, 6)[1] == "0"
     assert world.put("b", SINGLE, 1, 6)[1] == "1"
     message = world.refused("c", SINGLE, 1, 3).message
     assert message == (
         "pod default/c, container app: memory: 3 GiB needed, 2 GiB free on NUMA node 0 "
-        "(kubeletMemory); NUMA node 0 has too little memory, and no wider set that holds it fits; "
-        "it needs 1 exclusive CPU and 3 GiB memory; free: NUMA node 0: 3 CPUs for exclusive "
-        "use, 2 GiB memory; NUMA node 1: 3 CPUs for exclusive use, 2 GiB memory"
+        "(kubeletCompatibility: memory); NUMA node 0 has too little memory, and no wider set that "
+        "holds it fits; it needs 1 exclusive CPU and 3 GiB memory; free: NUMA node 0: 3 CPUs for "
+        "exclusive use, 2 GiB memory; NUMA node 1: 3 CPUs for exclusive use, 2 GiB memory"
     )
 
 
 def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
     empty = MeasuredFree(memory={0: 0, 1: 0}, hugepages={0: {GIB: 0}, 1: {GIB: 0}})
-    world = two_nodes(empty, kubelet_memory=True, pages={GIB: 2 * GIB})
+    world = two_nodes(empty, kubelet=KubeletRules(memory=True), pages={GIB: 2 * GIB})
     assert world.put("a", SINGLE, 1, 6, pages={GIB: 2 * GIB})[1] == "0"
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
 def test_kubelet_memory_refuses_more_than_the_machine_has(policy: str) -> None:
-    world = two_nodes(kubelet_memory=True)
+    world = two_nodes(kubelet=KubeletRules(memory=True))
     wishes = {"policy": policy, "cpus": "exclusive"}
     assert "100 GiB" in world.refused("a", wishes, 1, 100).message
 
 
 def test_kubelet_memory_books_guaranteed_pods_only() -> None:
-    world = two_nodes(kubelet_memory=True)
+    world = two_nodes(kubelet=KubeletRules(memory=True))
     best = {"policy": "best-effort"}
     assert world.put("a", best, 0.5, 8, QoSClass.BURSTABLE)[1] == ""
     assert world.put("own", {**best, "cpus": "exclusive"}, 1, 8, QoSClass.BURSTABLE)[1] == ""
@@ -62,12 +61,14 @@ def test_kubelet_memory_books_guaranteed_pods_only() -> None:
 
 
 def test_kubelet_memory_groups_never_overlap() -> None:
-    world = two_nodes(kubelet_memory=True, kubelet_ties=True)
+    world = two_nodes(kubelet=KubeletRules(memory=True, ties=True))
     best = {"policy": "best-effort"}
     assert world.put("pair", best, 1, 10)[1] == "0-1"
     # 6 GiB are left on NUMA node 1, but it is tied to NUMA node 0.
     message = world.refused("one", SINGLE, 1, 1).message
-    assert "; other containers tie NUMA nodes 0-1 together (kubeletMemory)" in message
+    assert (
+        "; other containers tie NUMA nodes 0-1 together (kubeletCompatibility: memory)" in message
+    )
     assert world.put("two", best, 1, 2)[1] == "0-1"
     world.stop("pair-app")
     world.stop("two-app")
@@ -78,7 +79,7 @@ def test_kubelet_memory_groups_never_overlap() -> None:
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
     """Its first container had no memory to speak of; strict policies do not extend."""
     for policy, mems in (("best-effort", "0-1"), ("single-numa-node", None)):
-        world = two_nodes(kubelet_memory=True)
+        world = two_nodes(kubelet=KubeletRules(memory=True))
         of = pod("p", {"policy": policy, "scope": "pod"})
         assert world.add(of, "a", 1)[1] == ""
         answer = world.create(of, container(of, "b", resources(1, 10)))
@@ -92,13 +93,13 @@ def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
 
 def test_kubelet_memory_knows_every_size_of_huge_pages() -> None:
     size = 64 << 10
-    world = two_nodes(kubelet_memory=True, pages={size: GIB})
+    world = two_nodes(kubelet=KubeletRules(memory=True), pages={size: GIB})
     assert world.put("a", SINGLE, 1, 1, pages={size: GIB})[1] == "0"
     assert world.put("b", SINGLE, 1, 1, pages={size: size})[1] == "1"
 
 
 def test_whole_cpus_of_a_later_container_need_none_of_its_pods_huge_pages() -> None:
-    world, pages = two_nodes(kubelet_cpus=True, pages={GIB: 2 * GIB}), {GIB: GIB}
+    world, pages = two_nodes(kubelet=KubeletRules(cpus=True), pages={GIB: 2 * GIB}), {GIB: GIB}
     of = pod("p", {"policy": "restricted", "scope": "pod"})
     of = replace(of, resources=resources(3.5, 2, hugepages=pages))
     assert world.place(of, container(of, "a", resources(1.5, 1, hugepages=pages))) == ("", "0")
@@ -106,7 +107,7 @@ def test_whole_cpus_of_a_later_container_need_none_of_its_pods_huge_pages() -> N
 
 
 def test_kubelet_memory_books_huge_pages_with_memory() -> None:
-    world = two_nodes(kubelet_memory=True, kubelet_ties=True, pages={GIB: 2 * GIB})
+    world = two_nodes(kubelet=KubeletRules(memory=True, ties=True), pages={GIB: 2 * GIB})
     assert world.put("a", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
     assert world.put("b", SINGLE, 1, 1, pages={GIB: 2 * GIB})[1] == "1"
     assert world.put("c", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
@@ -119,7 +120,7 @@ def test_kubelet_memory_books_huge_pages_with_memory() -> None:
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
-    world = two_nodes(kubelet_memory=True)
+    world = two_nodes(kubelet=KubeletRules(memory=True))
     assert world.put("a", {"numamem": "0"}, 1, 6)[1] == "0"
     assert world.put("b", SINGLE, 1, 6)[1] == "1"
 
@@ -130,7 +131,7 @@ def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
 def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     """The third 1500m pod on two NUMA nodes with two CPUs each was refused."""
     topology = build_synthetic_topology(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
-    world = World(topology, Settings(kubelet_cpus=True))
+    world = World(topology, Settings(kubelet=KubeletRules(cpus=True)))
     for name in "abc":
         assert world.put(name, SINGLE, 1.5, 1)[0] == ""
         assert world.allocation(f"{name}-app").kind is ContainerKind.UNPINNED
@@ -141,7 +142,7 @@ def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
 
 
 def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners() -> None:
-    world = two_nodes(kubelet_cpus=True, reserved_cpus=CPUSet([0]))
+    world = two_nodes(kubelet=KubeletRules(cpus=True), reserved_cpus=CPUSet([0]))
     world.put("a", SINGLE, 2.5, 1)
     cpus, mems = world.put("b", SINGLE, 3, 1, QoSClass.BURSTABLE)
     assert (cpus, mems != "") == ("", True)
@@ -152,12 +153,12 @@ def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners
 
 
 def test_kubelet_cpus_hears_a_pod_that_asks_to_share_a_numa_node() -> None:
-    world = two_nodes(kubelet_cpus=True)
+    world = two_nodes(kubelet=KubeletRules(cpus=True))
     assert world.put("a", {**SINGLE, "cpus": "shared"}, 1.5, 1) == ("0-3", "0")
 
 
 def test_kubelet_cpus_without_memory_to_align_pins_nothing() -> None:
-    world = two_nodes(kubelet_cpus=True)
+    world = two_nodes(kubelet=KubeletRules(cpus=True))
     assert world.put("a", {"policy": "best-effort"}, 1.5) == ("", "")
     assert world.put("b", SINGLE, 1.5) == ("", "")
 
@@ -165,7 +166,7 @@ def test_kubelet_cpus_without_memory_to_align_pins_nothing() -> None:
 @pytest.mark.parametrize("order", [(3, 1.5, 1.5), (1.5, 3, 1.5)])
 def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[float, ...]) -> None:
     """3 + 1.5 + 1.5 on NUMA nodes with 4 CPUs needed 6."""
-    world = two_nodes(kubelet_cpus=True)
+    world = two_nodes(kubelet=KubeletRules(cpus=True))
     of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 3))
     for n, cpus in enumerate(order):
         world.add(of, f"c{n}", cpus, 1)
@@ -173,7 +174,7 @@ def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[floa
 
 
 def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
-    world = two_nodes(kubelet_cpus=True)
+    world = two_nodes(kubelet=KubeletRules(cpus=True))
     for name in "ab":
         world.put(name, SINGLE, 2, 1)
     of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 2))
@@ -183,7 +184,7 @@ def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
 
 def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths() -> None:
     """Known at its second container: the first had a fraction and the sum tells no more."""
-    world = two_nodes(kubelet_cpus=True)
+    world = two_nodes(kubelet=KubeletRules(cpus=True))
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(1.5, 10))
     world.add(of, "a", 0.5, 5)
     refused = world.refuse(of, container(of, "b", resources(1, 5)))
@@ -193,7 +194,7 @@ def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths(
 # --- Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together ------
 
 
-STATIC = Settings(static_cpus=True)
+STATIC = Settings(kubelet=KubeletRules(static_cpus=True))
 
 
 def complaints(text: str) -> list[str]:
@@ -221,15 +222,15 @@ def complaints(text: str) -> list[str]:
 def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
     where: str, text: str
 ) -> None:
-    assert complaints(f"alignBySocket: true\n{text}") == [
-        "alignBySocket: true takes CPUs from all NUMA nodes of a socket, and "
-        f"{where} is single-numa-node; expected only one of them, as the kubelet does"
+    assert complaints(f"kubeletCompatibility: {{except: {{alignBySocket: true}}}}\n{text}") == [
+        "kubeletCompatibility.except.alignBySocket: true takes CPUs from all NUMA nodes of a "
+        f"socket, and {where} is single-numa-node; expected only one of them, as the kubelet does"
     ]
 
 
 def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> None:
     """What an annotation asks for cannot be known when the configuration is read."""
-    world = World(machines.snc_smt(), Settings(align_by_socket=True))
+    world = World(machines.snc_smt(), Settings(kubelet=KubeletRules(align_by_socket=True)))
     cpus, mems = world.put("a", {"policy": "single-numa-node"}, 6, 1)
     assert len(world.topology.numa_of(CPUSet.parse(cpus))) == 1
     assert world.topology.numa_of(CPUSet.parse(cpus)) == NUMASet.parse(mems)
@@ -241,20 +242,25 @@ def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
         sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4
     )
     assert len(one.sockets) > len(one.numa_nodes)
-    (found,) = config.validate_config(AgentConfig(align_by_socket=True), one)
-    assert found.startswith("alignBySocket: this machine has 2 sockets and 1 NUMA nodes")
-    assert config.validate_config(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
+    by_socket = config.load_config(text="kubeletCompatibility: {except: {alignBySocket: true}}")
+    (found,) = config.validate_config(by_socket, one)
+    assert found.startswith(
+        "kubeletCompatibility.except.alignBySocket: this machine has 2 sockets and"
+    )
+    assert config.validate_config(by_socket, machines.snc_smt()) == []
 
 
 # --- case 8 -----------------------------------------------------------------------------------
 
 
 def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
-    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+    settings = Settings(kubelet=KubeletRules(cpu_order=True), align_l3=False)
     assert World(machines.dual_smt(), settings).put("a", {"policy": "best-effort"}, 4, 1)[0] == (
         "0-1,32-33"
     )
-    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    settings = Settings(
+        kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_cores=True), align_l3=False
+    )
     world = World(machines.dual_smt(), settings)
     assert world.put("a", {"policy": "best-effort"}, 4, 1)[0] == "0-3"
     assert world.put("b", {"policy": "best-effort"}, 3, 1)[0] == "16-18"
@@ -268,17 +274,18 @@ def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
 
 def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
     found = complaints(
-        "distributeAcrossCores: true\ndistributeAcrossNUMA: true\nrules: [{set: {smt: full-core}}]"
+        "kubeletCompatibility: {except: {distributeCPUsAcrossCores: true, "
+        "distributeCPUsAcrossNUMA: true}}\nrules: [{set: {smt: full-core}}]"
     )
     assert [one.partition(", expected ")[2] for one in found[:3]] == [
-        "cpuOrder: kubelet beside it; with cpuOrder: default, smt: spread takes one thread of "
-        "each core",
-        "distributeAcrossNUMA: false beside it, as the kubelet does",
+        "cpuOrder: true beside it; without it smt: spread takes one thread of each core",
+        "distributeCPUsAcrossNUMA: false beside it, as the kubelet does",
         "alignL3: false beside it, as the kubelet does",
     ]
     assert "rules[0].set.smt is full-core" in found[3]
-    good = "{cpuOrder: kubelet, alignL3: false, distributeAcrossCores: true}"
-    assert config.derive_settings(config.load_config(text=good)).distribute_across_cores
+    good = "{kubeletCompatibility: {mode: full, except: {distributeCPUsAcrossCores: true}}}"
+    made = config.derive_settings(config.load_config(text=good))
+    assert made.kubelet.distribute_cpus_across_cores
 
 
 def test_reserved_huge_pages_are_promised_to_nobody() -> None:
@@ -343,7 +350,9 @@ def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
 
 
 def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
-    world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
+    world = World(
+        machines.dual_no_smt(), Settings(kubelet=KubeletRules(static_cpus=True, memory=True))
+    )
     assert world.put("a", {}, 2, 12)[1] == "0"
     assert world.put("b", {}, 2, 12)[1] == "1"
     assert world.refused("c", {}, 2, 12).reason == "NotEnoughMemory"
@@ -360,12 +369,12 @@ def test_static_cpus_says_where_it_comes_from() -> None:
 # --- distribute-cpus-across-numa --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", list(CPUOrder))
-def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
+@pytest.mark.parametrize("order", [False, True])
+def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: bool) -> None:
     """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
     world = World(
         build_synthetic_topology(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
-        Settings(distribute_across_numa=True, cpu_order=order),
+        Settings(kubelet=KubeletRules(distribute_cpus_across_numa=True, cpu_order=order)),
     )
     gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
     of = pod("p", {"policy": "best-effort", "smt": "any"})
@@ -388,10 +397,11 @@ def one_socket() -> World:
     return World(
         topology,
         Settings(
-            align_by_socket=True, kubelet_cpus=True, kubelet_memory=True, kubelet_ties=True,
-            cpu_order=CPUOrder.KUBELET,
+            kubelet=KubeletRules(
+                align_by_socket=True, cpus=True, memory=True, ties=True, cpu_order=True
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 RESTRICTED_POD = {"policy": "restricted", "scope": "pod"}

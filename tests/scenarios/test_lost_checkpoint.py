@@ -19,7 +19,7 @@ from nri_numa.engine.state import ContainerKind
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.settings import KubeletRules, Rule, Settings
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass, Resources
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
@@ -447,7 +447,7 @@ def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
     assert world.count("claims_disbelieved_total") == 0
 
 
-STATIC = {"static_cpus": True, "kubelet_cpus": True}
+STATIC = {"kubelet": KubeletRules(static_cpus=True, cpus=True)}
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_many_doubts_are_said_in_a_few_lines() -> None:
 
 def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() -> None:
     """Its limit was lifted and is lost with the checkpoint; the shares are no measure of it."""
-    world = World(machines.single_smt(), Settings(static_cpus=True))
+    world = World(machines.single_smt(), Settings(kubelet=KubeletRules(static_cpus=True)))
     world.put("db", {}, 1, 1)
     assert world.update("db-app", Resources(cpu_shares=2)) is None  # a limit cannot be taken away
     world.restart(lost=True)

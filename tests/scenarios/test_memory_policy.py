@@ -11,7 +11,7 @@ from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.explain.explanation import explain_allocation
 from nri_numa.engine.explain.sentences import explanation_sentences
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.settings import Rule
+from nri_numa.model.settings import KubeletRules, Rule
 from nri_numa.model.workload import MemoryPolicies, MemoryPolicy, MemoryPolicySetting, PodSandbox
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -112,7 +112,7 @@ def test_without_its_policy_memory_is_booked_node_by_node() -> None:
     asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
     admitted(world, pod("a", asks), cpus=6, memory=6)
     assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
-    kubelets = two_nodes(kubelet_memory=True)
+    kubelets = two_nodes(kubelet=KubeletRules(memory=True))
     admitted(kubelets, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}), memory=6)
     assert booked(kubelets) == {0: 6}
 

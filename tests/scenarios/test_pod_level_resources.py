@@ -17,8 +17,8 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import (
     CPUAmount,
-    CPUOrder,
     CPUWithholdingQuota,
+    KubeletRules,
     NamespacePatternQuota,
     QuotasAndPoolFloor,
     Settings,
@@ -239,8 +239,9 @@ def test_vectors_of_the_kubelets_unit_tests(
 ) -> None:
     """``NAME:CPUS``, without a number one without resources; init containers end, sidecars stay."""
     settings = Settings(
-        cpu_order=CPUOrder.KUBELET, kubelet_cpus=True, kubelet_ties=True, align_l3=False,
-        static_cpus=True, reserved_cpus=CPUSet.parse("0"),
+        kubelet=KubeletRules(cpu_order=True, cpus=True, ties=True, static_cpus=True),
+        align_l3=False,
+        reserved_cpus=CPUSet.parse("0"),
     )  # fmt: skip
     node = World(topology, settings)
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(total, total))

@@ -15,7 +15,7 @@ from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 from tests.checks.docs_refusals import REFUSALS
@@ -198,12 +198,12 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
 def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
     topology = two_by_four()
-    world = World(topology, Settings(kubelet_memory=True))
+    world = World(topology, Settings(kubelet=KubeletRules(memory=True)))
     world.put("first", {"policy": "single-numa-node"}, 1, 1)
     refused = world.refused("p", {"cpus": "exclusive"}, 1, 12)
     assert first_clause(refused.message) == (
         "memory: 12 GiB needed, 15 GiB free, but not together by the kubelet's rules "
-        "(kubeletMemory)"
+        "(kubeletCompatibility: memory)"
     )
 
 

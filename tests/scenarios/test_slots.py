@@ -15,8 +15,8 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import (
     AnnotationPermission,
     CPUAmount,
-    CPUOrder,
     CPUWithholdingQuota,
+    KubeletRules,
     OnDenied,
     QuotasAndPoolFloor,
     Rule,
@@ -263,5 +263,5 @@ def test_quotas_and_the_default_for_siblings_count() -> None:
     isolate = Settings(defaults={"smt": SMT.ISOLATE.value})
     assert sum(counts(usual(isolate, threads=2))[1].values()) == 4  # a quarter may be idle
     assert sum(counts(usual(isolate))[1].values()) == 7
-    kubelet = Settings(cpu_order=CPUOrder.KUBELET)
+    kubelet = Settings(kubelet=KubeletRules(cpu_order=True))
     assert sum(counts(usual(kubelet))[1].values()) == 7

@@ -509,7 +509,7 @@ def test_node_groups_are_validated(groups: object, config: dict[str, Any], words
         {"permissions": [{"match": {"namespaces": ["a"]}, "keys": ["policy"]}]},
         {"strategy": "pack"},
         {"defaults": {"policy": "restricted"}},
-        {"staticCPUs": True},
+        {"kubeletCompatibility": {"mode": "full"}},
     ],
     ids=lambda config: next(iter(config)),
 )

@@ -37,7 +37,7 @@ from nri_numa.engine.cpus.orders import (
 )
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology, count_text, cpus_text, numa_text
-from nri_numa.model.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.model.settings import NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import ALWAYS_BUSY_SCHEDULE, SMT, BusySchedule
 
 
@@ -356,7 +356,7 @@ class _CPUAccumulator:
         self.needed = request.count - current.bit_count()
         self.free = request.free_cpus.bits & ix.all_cpus & ~current & ~request.unavailable_cpus.bits
         self.prefer = request.prefer.bits & self.free
-        self.kubelet = settings.cpu_order is CPUOrder.KUBELET
+        self.kubelet = settings.kubelet.cpu_order
         # The kubelet knows neither isolated CPUs, ticks nor core kinds.
         self.good_isolation = self.good_tick = self.good_kind = ix.all_cpus
         if not self.kubelet:
@@ -388,7 +388,7 @@ class _CPUAccumulator:
         if self.request.affinity is None:
             return self.ix.all_cpus
         inside = sum(u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1)
-        if self.settings.align_by_socket:
+        if self.settings.kubelet.align_by_socket:
             for socket in self.ix.sockets:
                 if socket.bits & inside:
                     inside |= socket.bits
@@ -488,7 +488,7 @@ class _CPUAccumulator:
                 self._take_cpus(self._select_as_kubelet(free_cpus, n, 1))
 
     def _select_as_kubelet(self, free_cpus: int, n: int, group: int) -> int:
-        if self.settings.distribute_across_numa:
+        if self.settings.kubelet.distribute_cpus_across_numa:
             if len(self.ix.numa) > MAX_DISTRIBUTED_NUMA_NODES:
                 return self._select_cpus(
                     free_cpus, n, fill=whole_cores_first_filler(self.ix, self.taken)
@@ -497,7 +497,7 @@ class _CPUAccumulator:
                 1 for p, u in enumerate(self.ix.numa) if self.hint >> p & 1 and u.bits & free_cpus
             )
             return take_distributed(self.ix, free_cpus, n, group, min_nodes)
-        across = self.settings.distribute_across_cores and group == 1
+        across = self.settings.kubelet.distribute_cpus_across_cores and group == 1
         return take_packed(
             self.ix, free_cpus, n, align_l3=self.settings.align_l3, across_cores=across
         )
@@ -526,7 +526,7 @@ class _CPUAccumulator:
         To distribute evenly over NUMA nodes, the numbers come first: thread kind by thread kind
         each round would be even and their sum would not.
         """
-        if self.settings.distribute_across_numa:
+        if self.settings.kubelet.distribute_cpus_across_numa:
             ix, pools = self.ix, []
             for free_cpus in (
                 self.free & zone & self.good_isolation & ~self.last,
@@ -633,7 +633,7 @@ class _CPUAccumulator:
         return sum(1 << p for p, u in enumerate(self.ix.numa) if cpus & u.bits)
 
     def _select_in_configured_order(self, candidates: int, n: int, weight: int = 1) -> int:
-        if not self.kubelet or self.settings.distribute_across_numa:
+        if not self.kubelet or self.settings.kubelet.distribute_cpus_across_numa:
             return self._select_cpus(candidates, n, fill=select_lowest_ids, weight=weight)
         cpus = 0
         for core in cores_in_order(self.ix, self.free):
@@ -652,8 +652,8 @@ class _CPUAccumulator:
                 weight=weight,
                 fill=fill,
                 align_l3=self.settings.align_l3,
-                align_by_socket=self.settings.align_by_socket,
-                distribute=self.settings.distribute_across_numa,
+                align_by_socket=self.settings.kubelet.align_by_socket,
+                distribute=self.settings.kubelet.distribute_cpus_across_numa,
                 hint=self.hint,
             ),
             n,

@@ -14,7 +14,7 @@ import msgspec
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import CoreKind, Topology
-from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.model.settings import IsolatedCPUs, Settings
 
 NO_UNIT = -1
 """Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""
@@ -71,7 +71,7 @@ class AllocatorIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     def cpus_suiting_isolation(self, settings: Settings) -> int:
         """CPUs that come first by ``isolatedCPUs``. The kubelet knows no isolated CPUs."""
-        if settings.cpu_order is CPUOrder.KUBELET or settings.isolated is IsolatedCPUs.ANY:
+        if settings.kubelet.cpu_order or settings.isolated is IsolatedCPUs.ANY:
             return self.all_cpus
         avoid = settings.isolated is IsolatedCPUs.AVOID
         return self.all_cpus & ~self.isolated if avoid else self.isolated

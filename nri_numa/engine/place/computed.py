@@ -147,7 +147,7 @@ def rank_numa_nodes(case: PlacementRequest, table: FreeResources) -> dict[int, i
     None when ties are broken as the kubelet does.
     """
     machine, settings = case.node.machine, case.node.machine.settings
-    if settings.kubelet_ties:
+    if settings.kubelet.ties:
         return None
     amounts = _amounts_by_resource(case, table)
     need, ids, free = case.demand.exclusive_cpus, machine.alignable_nodes, table.free_cpus.bits
@@ -573,7 +573,7 @@ def _align(case: PlacementRequest, table: FreeResources) -> Alignment:
             distance=machine.topology.distance,
             prefer_closest=settings.prefer_closest,
             rank=ranks,
-            one_width=not settings.kubelet_memory,
+            one_width=not settings.kubelet.memory,
         )
     )
 
@@ -700,9 +700,9 @@ def _take_request(
 ) -> TakeRequest:
     """The CPUs to take from: those of the affinity, or first those of a part of it."""
     machine, settings = case.node.machine, case.node.machine.settings
-    if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
+    if case.policy is Policy.SINGLE_NUMA_NODE and settings.kubelet.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
-        settings = replace(settings, align_by_socket=False)
+        settings = settings.without_socket_alignment
     free_cpus, previous_cpus = table.free_cpus, table.previous_cpus
     nodes, strict = affinity, case.policy in STRICT_POLICIES
     if affinity is not None:
@@ -734,7 +734,7 @@ def _nodes_taken_first(
     settings = case.node.machine.settings
     if table.listed_mems is not None:
         return affinity & cpu_nodes_near(case.node.machine, table.listed_mems) or affinity
-    if len(affinity) < 2 or settings.kubelet_ties or settings.distribute_across_numa:
+    if len(affinity) < 2 or settings.kubelet.ties or settings.kubelet.distribute_cpus_across_numa:
         return None
     nodes = affinity_nodes_with_most_devices(
         case, affinity, table.free_exclusive_by_node, case.demand.exclusive_cpus
@@ -745,7 +745,7 @@ def _nodes_taken_first(
 def _nodes_giving_cpus(settings: Settings, machine: NodeModel, affinity: NUMASet) -> NUMASet:
     """The NUMA nodes that give CPUs for an affinity; with ``alignBySocket`` all of its sockets."""
     region = affinity
-    if settings.align_by_socket:
+    if settings.kubelet.align_by_socket:
         for socket in machine.topology.sockets.values():
             if socket.numa_nodes & affinity:
                 region = region | socket.numa_nodes
@@ -792,12 +792,12 @@ def _complete_placement(
         placed.numa_nodes, _charged_milli_by_node(case, table, placed), placed.mems,
         demand.memory_bytes if takes_limit else demand.memory_requested, table.free_memory,
         demand.hugepages, table.free_hugepages,
-        kubelet_memory=case.node.machine.settings.kubelet_memory,
+        kubelet_memory=case.node.machine.settings.kubelet.memory,
     )  # fmt: skip
     split_pages = [
         f"pages of {human_bytes(size)}"
         for size, amount in sorted(demand.hugepages.items())
-        if not case.node.machine.settings.kubelet_memory
+        if not case.node.machine.settings.kubelet.memory
         and is_split_by_kernel(placed.mems, amount, table.free_hugepages.get(size, {}))
     ]
     if split_pages:
@@ -827,7 +827,7 @@ def _complete_placement(
 def _placement_caption(placement: Placement) -> str:
     if placement.kind is ContainerKind.UNPINNED:
         memory = f", memory of {numa_text(placement.mems)}" if placement.mems else ""
-        return f"not pinned to CPUs (kubeletCPUs){memory}"
+        return f"not pinned to CPUs (kubeletCompatibility: cpus){memory}"
     cpus = "shared CPUs"
     if placement.kind is ContainerKind.EXCLUSIVE:
         cpus = exclusive_cpu_count_text(len(placement.cpus))
@@ -878,9 +878,9 @@ def _with_kubelet_memory(
         return RejectionWithAlignment(
             reason=RejectionReason.NOT_ENOUGH_MEMORY,
             detail=f"{kubelet_memory_shortage_text(memory, demand, affinity)} "
-            f"(kubeletMemory); {granted}; it needs {needed_text(case)}; "
+            f"(kubeletCompatibility: memory); {granted}; it needs {needed_text(case)}; "
             f"free: {free_resources_text(case, table)}",
-            rule="the kubelet's memory rules: kubeletMemory is set",
+            rule="the kubelet's memory rules: kubeletCompatibility has memory",
             allows_best_effort=True,
             alignment=alignment,
         )

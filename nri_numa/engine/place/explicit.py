@@ -124,7 +124,7 @@ def _list_charges(
     return cpu_and_memory_charges(
         numa_nodes, by_node, mems,
         demand.memory_requested, case.node.free_memory, demand.hugepages, case.free_hugepages(),
-        kubelet_memory=case.node.machine.settings.kubelet_memory,
+        kubelet_memory=case.node.machine.settings.kubelet.memory,
     )  # fmt: skip
 
 

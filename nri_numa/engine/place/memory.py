@@ -6,7 +6,7 @@ each huge page size. Two ways of accounting live here:
 * ours: a NUMA node has what is allocatable less what is bound to it, and never more than the kernel
   says is free or reclaimable there, because containers that are not bound use memory too;
 * the kubelet's memory manager (KEP-1769, ``pkg/kubelet/cm/memorymanager/policy_static.go``), for
-  operators who want its verdicts (``kubeletMemory``): only what it handed
+  operators who want its verdicts (``kubeletCompatibility``): only what it handed
   out counts, and a NUMA node serves either containers on it alone or one fixed *group* of NUMA
   nodes.
 
@@ -248,7 +248,10 @@ def memory_groups_text(table: MemoryTable | None) -> str:
     groups = sorted({str(group) for group in table.groups.values() if len(group) > 1})
     if not groups:
         return ""
-    return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
+    return (
+        f"; other containers tie NUMA nodes {' and '.join(groups)} together "
+        "(kubeletCompatibility: memory)"
+    )
 
 
 def cpu_nodes_near(machine: NodeModel, listed: NUMASet) -> NUMASet:
@@ -386,7 +389,7 @@ def interleaved_charges(
 
     The kubelet's rules know no memory policies.
     """
-    if not mode.is_interleaved or len(mems) < 2 or case.node.machine.settings.kubelet_memory:
+    if not mode.is_interleaved or len(mems) < 2 or case.node.machine.settings.kubelet.memory:
         return charges
     weights = {i: case.node.machine.memory_policies.interleave_weight(mode, i) for i in mems}
     total = NO_CHARGE

@@ -121,7 +121,7 @@ def free_resources(case: PlacementRequest) -> FreeResources:
     memory_left: AmountsByNode = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
     if requested.bind is Bind.CPU_MEM:
-        if node.machine.settings.kubelet_memory:
+        if node.machine.settings.kubelet.memory:
             kubelet = memory_table(node, demand.hugepages)
             memory_left = kubelet.free["memory"]
             hugepages_left = {
@@ -192,7 +192,7 @@ def cpu_provider(case: PlacementRequest, table: FreeResources) -> ResourceDemand
     """Exclusive CPUs, or a share; under the kubelet's rules a share asks for nothing."""
     machine, demand, topology = case.node.machine, case.demand, case.node.machine.topology
     sockets = None
-    if machine.settings.align_by_socket:
+    if machine.settings.kubelet.align_by_socket:
         sockets = {i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
     if demand.exclusive_cpus or case.uses_kubelet_rules:
         return ResourceDemand(
@@ -422,7 +422,7 @@ def alignment_shortage_text(
         # The kubelet's verdict. More free CPUs or memory would not change it.
         return (
             f"{needs_text}; policy {policy} wants one number of NUMA nodes for all, as the "
-            f"kubelet's does (kubeletMemory), so take best-effort; free: {free_text}"
+            f"kubelet's does (kubeletCompatibility: memory), so take best-effort; free: {free_text}"
         )
     limit = (
         "one NUMA node"

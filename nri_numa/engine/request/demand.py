@@ -756,7 +756,7 @@ def complete_options(
     """Add what slots and the setting ``staticCPUs`` ask for to what a container requests."""
     if container.annotations:
         requested = with_slots(settings, pod, container, requested)
-    if not settings.static_cpus or isinstance(requested, Rejection):
+    if not settings.kubelet.static_cpus or isinstance(requested, Rejection):
         return requested
     return _with_static_cpus(settings, pod, container, requested)
 
@@ -788,7 +788,7 @@ def _with_static_cpus(
     is_unpinned = (
         requested.numamem is None
         and "bind" not in requested.sources
-        and not settings.kubelet_memory
+        and not settings.kubelet.memory
     )
     return replace(
         requested,

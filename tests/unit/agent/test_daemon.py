@@ -190,6 +190,17 @@ async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None
     daemon.store.close()
 
 
+async def test_a_reload_changes_the_kubelets_rules(bed: Bed) -> None:
+    daemon = bed.daemon
+    for rules in ({"ties": True}, {"ties": False, "cpuOrder": True}):
+        bed.file["kubeletCompatibility"] = {"except": rules}
+        daemon._reload_requested = True
+        await daemon._reload_config()
+        used = daemon.agent.current.machine.settings.kubelet
+        assert (used.ties, used.cpu_order) == (rules["ties"], "cpuOrder" in rules)
+    daemon.store.close()
+
+
 async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
     sys.setswitchinterval(usual := 0.005)
     meanwhile: list[float] = []

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
+from nri_numa.config.old_keys import OLD_KEYS
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, Rule, Settings
+from nri_numa.model.settings import CPUAmount, KubeletRules, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
 from tools.config_schema import described
 
@@ -87,7 +88,7 @@ def test_every_key_has_an_environment_name() -> None:
     """And the names are what somebody would guess from the key."""
     names = layers.config_path_by_environment_name()
     assert set(names.values()) == set(sections.config_keys()) - {"apiVersion", "kind"}
-    assert names["NRI_NUMA_DISTRIBUTE_ACROSS_NUMA"] == "distributeAcrossNUMA"
+    assert names["NRI_NUMA_KUBELET_COMPATIBILITY_EXCEPT"] == "kubeletCompatibility.except"
     assert names["NRI_NUMA_RESERVED_CPUS"] == "reservedCPUs"
     assert names["NRI_NUMA_ALIGN_L3"] == "alignL3"
 
@@ -403,7 +404,61 @@ def test_a_reload_keeps_what_needs_a_restart() -> None:
     assert config.merge_reloadable(old, old) == old
 
 
+# --- keys of earlier configurations -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "sentence"), OLD_KEYS.items())
+def test_an_old_key_is_refused_by_a_sentence_that_names_the_new_one(
+    tmp_path: Path, path: str, sentence: str
+) -> None:
+    gathered = layers.LayeredDocument()
+    gathered.set_key(path, True, "")
+    assert f"{path}: {sentence}" in mistakes(tmp_path, json.dumps(gathered.document))
+    name = layers.build_environment_name(path)
+    assert f"environment {name}: {sentence}" in mistakes(tmp_path, "", {name: "true"})
+    new = sentence.partition("expected ")[2].partition(":")[0]
+    assert any(key.startswith(new) for key in sections.config_keys()), new
+
+
 # --- values -------------------------------------------------------------------------------------
+
+
+POLICY_RULES = KubeletRules(ties=True, cpus=True, memory=True)
+FULL_RULES = replace(POLICY_RULES, static_cpus=True, cpu_order=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules", "others"),
+    [
+        ("{}", KubeletRules(), (True, True, None)),
+        ("{except: {alignBySocket: true}}", KubeletRules(align_by_socket=True), (True, True, None)),
+        ("{mode: policies}", POLICY_RULES, (True, True, None)),
+        ("{mode: full}", FULL_RULES, (False, False, CPUAmount(1))),
+        (
+            "{mode: full, except: {staticCPUs: false}}\nalignL3: true\npreferClosest: true\n"
+            "sharedPool: {cpus: 3}",
+            replace(FULL_RULES, static_cpus=False),
+            (True, True, CPUAmount(3)),
+        ),
+    ],
+)
+def test_the_kubelets_rules_are_those_of_the_mode_and_its_exceptions(
+    text: str, rules: KubeletRules, others: tuple[bool, bool, CPUAmount | None]
+) -> None:
+    made = config.derive_settings(config.load_config(text=f"kubeletCompatibility: {text}"))
+    assert made.kubelet == rules
+    assert (made.prefer_closest, made.align_l3, made.limits.pool) == others
+
+
+@pytest.mark.parametrize("more", ["", "strategy: packed\n"])
+def test_an_unknown_rule_of_the_kubelet_is_refused_with_those_that_there_are(
+    tmp_path: Path, more: str
+) -> None:
+    text = f"{more}kubeletCompatibility: {{except: {{tie: true}}}}"
+    (found,) = (one for one in mistakes(tmp_path, text) if one.startswith("kubelet"))
+    assert "tie" in found
+    assert "expected " in found
+    assert "alignBySocket" in found
 
 
 def test_settings_are_what_the_file_says() -> None:
@@ -427,7 +482,7 @@ capacityFactor: {1: 0.25}
 reservedCPUs: 0-1
 strictReserved: true
 reservedMemory: {0: 1Gi}
-cpuOrder: kubelet
+kubeletCompatibility: {except: {cpuOrder: true}}
 memoryOnlyNodes: 2
 environment: false
 room: {moves: 3}
@@ -455,7 +510,7 @@ room: {moves: 3}
         reserved_cpus=CPUSet([0, 1]),
         strict_reserved=True,
         reserved_memory={0: 1 << 30},
-        cpu_order=CPUOrder.KUBELET,
+        kubelet=KubeletRules(cpu_order=True),
         memory_only_nodes=NUMASet([2]),
         set_environment=False,
     )

@@ -255,8 +255,16 @@ def test_reserved_memory_without_numa_nodes_is_spread_by_their_size() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [
-        ({"staticCPUs": True}, KubeletFacts(cpu_policy="static"), "both give exclusive CPUs"),
-        ({"kubeletMemory": True}, KubeletFacts(memory_policy="Static"), "both place the memory"),
+        (
+            {"kubeletCompatibility": {"mode": "full"}},
+            KubeletFacts(cpu_policy="static"),
+            "both give exclusive CPUs",
+        ),
+        (
+            {"kubeletCompatibility": {"mode": "policies"}},
+            KubeletFacts(memory_policy="Static"),
+            "both place the memory",
+        ),
         ({}, KubeletFacts(topology_policy="restricted"), "before nri-numa is asked"),
     ],
 )

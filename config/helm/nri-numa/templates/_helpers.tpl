@@ -61,7 +61,7 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- if has $key (list "annotationPrefix" "controller" "devicePlugin" "dra" "nodeGroup" "publish" "scheduler") }}
 {{- fail (printf "nodeGroups: %s has config.%s, which all nodes have to agree on; expected it in config" $group.name $key) }}
 {{- end }}
-{{- if and $judged (has $key (list "defaults" "permissions" "rules" "staticCPUs" "strategy")) }}
+{{- if and $judged (has $key (list "defaults" "kubeletCompatibility" "permissions" "rules" "strategy")) }}
 {{- fail (printf "nodeGroups: %s has config.%s, by which %s judges all nodes alike: pods would be sent to a node that refuses them; expected it in config" $group.name $key $judged) }}
 {{- end }}
 {{- end }}

@@ -18,7 +18,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
-from nri_numa.model.settings import CPUOrder, NohzFullCPUs, Settings
+from nri_numa.model.settings import KubeletRules, NohzFullCPUs, Settings
 from nri_numa.model.workload import SMT
 from tests.machines import named as machines
 
@@ -147,9 +147,11 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
 
 # -- the kubelet's order, on the examples of its documentation and where it errs ---------------
 
-PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+PACKED = Settings(kubelet=KubeletRules(cpu_order=True), align_l3=False)
 
-DISTRIBUTED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=True)
+DISTRIBUTED = Settings(
+    kubelet=KubeletRules(cpu_order=True, distribute_cpus_across_numa=True), align_l3=False
+)
 
 
 def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: Any) -> str:

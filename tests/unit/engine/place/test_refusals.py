@@ -16,7 +16,7 @@ from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import build_synthetic_topology
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.settings import Settings
+from nri_numa.model.settings import KubeletRules, Settings
 from tests.beds.world import World, container, pod, resources
 
 MACHINE = NodeModel(
@@ -26,7 +26,9 @@ MACHINE = NodeModel(
     settings=Settings(),
 )
 
-KUBELETS = NodeModel(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
+KUBELETS = NodeModel(
+    topology=MACHINE.topology, settings=Settings(kubelet=KubeletRules(memory=True))
+)
 
 
 def refusal(
@@ -49,8 +51,9 @@ def test_restricted_says_when_no_machine_state_would_help() -> None:
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
         "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8 "
         "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does (kubeletMemory), so take best-effort; free: NUMA node 0: 4 CPUs for exclusive use, "
-        "64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, 64 GiB memory"
+        "does (kubeletCompatibility: memory), so take best-effort; free: NUMA "
+        "node 0: 4 CPUs for exclusive use, 64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, "
+        "64 GiB memory"
     )
     assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
 

@@ -62,7 +62,9 @@ def config_path_by_environment_name() -> dict[str, str]:
 def build_environment_name(path: str) -> str:
     """Environment name of a dotted path."""
     # reservedCPUs -> reserved_cpus, podCIDR -> pod_cidr
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.replace("CPUs", "Cpus"))
+    words = re.sub(
+        r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", path.replace("CPUs", "Cpus")
+    )
     return ENVIRONMENT_PREFIX + words.replace(".", "_").upper()
 
 
@@ -371,8 +373,8 @@ def _schema_error_problems(error: Any) -> Iterator[tuple[list[Any], str]]:
         known = error.schema["properties"]
         for key in (key for key in value if key not in known):
             where = [*path, key]
-            if replaced := list(old_key_problems(dotted_path(where), value[key])):
-                yield from ((where, problem) for problem in replaced)
+            if old := list(old_key_problems(where, value[key])):
+                yield from old
                 continue
             near = (
                 [name for name in known if name.lower() == key.lower()]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+_EVICTIONS: Final = "is gone, expected controller.evictions.%s"
+_ALL_EVICTIONS: Final = _EVICTIONS + ", one for all evictions"
 _RULE: Final = "is gone, expected kubeletCompatibility: {except: {%s: true}} instead of %s"
 
 OLD_KEYS: Final[Mapping[str, str]] = {
@@ -30,14 +32,31 @@ OLD_KEYS: Final[Mapping[str, str]] = {
     "room.budget": (
         "is gone with room.keep and room.farPages, of which it was; expected the key to be left out"
     ),
+    "controller.drain.evict": _EVICTIONS % "drainedNUMANodes.evict",
+    "controller.drain.after": _EVICTIONS % "drainedNUMANodes.delay",
+    "controller.drain.perMinute": _ALL_EVICTIONS % "maxPerMinute",
+    "controller.drain.dryRun": _ALL_EVICTIONS % "dryRun",
+    "controller.stuck.evict": _EVICTIONS % "stuckPods.evict",
+    "controller.stuck.partlyRunning": _EVICTIONS % "stuckPods.includeRunning",
+    "controller.stuck.after": _EVICTIONS % "stuckPods.delay",
+    "controller.stuck.perMinute": _ALL_EVICTIONS % "maxPerMinute",
+    "controller.stuck.perWorkload": _ALL_EVICTIONS % "maxPerWorkloadPerHour",
+    "controller.stuck.dryRun": _ALL_EVICTIONS % "dryRun",
+    "controller.steal.evict": _EVICTIONS % "cpuSteal.evict",
+    "controller.steal.below": _EVICTIONS % "cpuSteal.belowFactor",
+    "controller.steal.after": _EVICTIONS % "cpuSteal.delay",
+    "controller.steal.atMost": _EVICTIONS % "cpuSteal.maxAffectedFraction",
+    "controller.steal.perMinute": _ALL_EVICTIONS % "maxPerMinute",
+    "controller.steal.perWorkload": _ALL_EVICTIONS % "maxPerWorkloadPerHour",
+    "controller.steal.dryRun": _ALL_EVICTIONS % "dryRun",
 }
 """By dotted path, the sentence that refuses the key."""
 
 
-def old_key_problems(path: str, value: Any) -> Iterator[str]:
-    """The sentences about a key that is no longer known, or about the old keys in its mapping."""
-    if path in OLD_KEYS:
-        yield OLD_KEYS[path]
+def old_key_problems(path: list[Any], value: Any) -> Iterator[tuple[list[Any], str]]:
+    """Path and sentence of a key that is no longer known, or of the old keys in its mapping."""
+    if sentence := OLD_KEYS.get(".".join(map(str, path))):
+        yield path, sentence
     elif isinstance(value, Mapping):
         for key, below in value.items():
-            yield from old_key_problems(f"{path}.{key}", below)
+            yield from old_key_problems([*path, key], below)

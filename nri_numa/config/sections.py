@@ -430,56 +430,56 @@ class DrainEviction(Section, frozen=True):
     evict: bool = False
     """Evict pods with pinned containers there that a workload makes again. Needs
     publish.podAnnotation, and rights to list and evict pods."""
-    delay: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = msgspec.field(
-        name="after", default="30s"
-    )
+    delay: Annotated[str | float, with_parser(build_duration_check(0, DAY_S))] = "30s"
     """Time between the annotation and the first eviction; longer than offlineCapacity.interval, so
     that the agent knows first."""
-    per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
-    """Evictions a minute in the whole cluster."""
-    dry_run: bool = False
-    """Let the API server say what it would do, and do nothing."""
 
 
-class StuckEviction(Section, frozen=True):
+class StuckPodEviction(Section, frozen=True):
     """Moving pods that a node refuses again and again to another one that has room."""
 
     evict: bool = False
     """Evict pods that their node refuses again and again, while another node has room. Needs
     publish.nodeResourceTopology, and rights to watch and evict pods."""
-    partly_running: bool = False
+    include_running: bool = False
     """Also pods in the phase Running: a container ran, ended and is refused since. What runs ends
     with them. Needs evict, and the right to follow Events."""
-    delay: Interval = msgspec.field(name="after", default="2m")
+    delay: Interval = "2m"
     """Time that a pod is refused at least before it goes."""
-    per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
-    """Evictions a minute in the whole cluster."""
-    per_workload: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """Evictions of one workload's pods in an hour; then it is left alone."""
-    dry_run: bool = False
-    """Let the API server say what it would do, and do nothing."""
 
 
-class StealEviction(Section, frozen=True):
+class CPUStealEviction(Section, frozen=True):
     """Moving pods away from NUMA nodes whose CPU time the host takes away."""
 
     evict: bool = False
-    """Evict pods with pinned containers from NUMA nodes whose measured factor stays low. Needs
-    measuredCapacity.mode act, publish.nodeResourceTopology and podAnnotation, and rights to list
-    and evict pods."""
-    below: Annotated[float, Meta(gt=0, le=0.9)] = 0.7
+    """Evict pods with pinned containers from NUMA nodes whose measured factor stays low, one in a
+    minute. Needs measuredCapacity.mode act, publish.nodeResourceTopology and podAnnotation, and
+    rights to list and evict pods."""
+    below_factor: Annotated[float, Meta(gt=0, le=0.9)] = 0.7
     """A measured factor lower than this is low. measuredCapacity.floor must be lower still."""
-    delay: Interval = msgspec.field(name="after", default="10m")
+    delay: Interval = "10m"
     """Time that a factor is low before the first eviction."""
-    max_fraction: Annotated[float, Meta(ge=0, le=1)] = msgspec.field(name="atMost", default=0.25)
+    max_affected_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.25
     """Part of the cluster's NUMA nodes that may be low at the same time; if more are, no pod is
     evicted."""
-    per_minute: Annotated[float, Meta(gt=0, le=600)] = 1.0
+
+
+class EvictionSection(Section, frozen=True):
+    """Moving pods to other nodes by the Eviction API, and what holds for all reasons together."""
+
+    max_per_minute: Annotated[float, Meta(gt=0, le=600)] = 6.0
     """Evictions a minute in the whole cluster."""
-    per_workload: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """Evictions of one workload's pods in an hour; then it is left alone."""
+    max_per_workload_per_hour: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """Evictions of one workload's pods in an hour; then it is left alone. Drained NUMA nodes are
+    emptied without this limit."""
     dry_run: bool = False
     """Let the API server say what it would do, and do nothing."""
+    drained_numa_nodes: DrainEviction = DrainEviction()
+    """Moving pods away from drained NUMA nodes."""
+    stuck_pods: StuckPodEviction = StuckPodEviction()
+    """Moving pods that their node refuses while another has room."""
+    cpu_steal: CPUStealEviction = CPUStealEviction()
+    """Moving pods away from NUMA nodes that the host takes away."""
 
 
 class ClusterPageSection(Section, frozen=True):
@@ -529,12 +529,8 @@ class Controller(Section, frozen=True):
     """Time between two changes of one Node's annotation at least."""
     page: ClusterPageSection = ClusterPageSection()
     """A page of the whole cluster."""
-    drain: DrainEviction = DrainEviction()
-    """Moving pods away from drained NUMA nodes."""
-    stuck: StuckEviction = StuckEviction()
-    """Moving pods that their node refuses while another has room."""
-    steal: StealEviction = StealEviction()
-    """Moving pods away from NUMA nodes that the host takes away."""
+    evictions: EvictionSection = EvictionSection()
+    """Moving pods to other nodes."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 10.0
     """Requests to the API server per second at most."""
     credentials: Text = "/var/run/secrets/kubernetes.io/serviceaccount"

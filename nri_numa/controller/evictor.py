@@ -38,9 +38,11 @@ from nri_numa.model.offline_capacity import (
     parse_zone_id,
 )
 from nri_numa.publisher.desired_objects import pod_event
-from nri_numa.publisher.outbox import Output, TokenBucket, backoff_seconds
+from nri_numa.publisher.outbox import Output, backoff_seconds
 from nri_numa.publisher.topology import MEASURED_FACTOR_ATTRIBUTE
 
+WORKLOAD_WINDOW_S: Final = 3600.0
+"""Seconds in which the evictions of one workload are counted."""
 POD_LIST_INTERVAL_S: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 RECOVERED_FACTOR: Final = 0.9
@@ -53,21 +55,55 @@ MAX_EVICTION_RECORDS: Final = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionPace:
-    """How pods are evicted.
+class EvictionRules:
+    """What holds for all evictors together.
 
     Attributes:
-        delay_s: seconds until the first eviction for a new reason.
-        per_minute: evictions in the whole cluster.
+        max_per_minute: evictions in the whole cluster, one at once: the successor shows whether
+            there is room.
+        max_per_workload_per_hour: evictions of one workload's pods; drains are not counted.
         dry_run: the API server says what it would do, and does nothing.
-        per_workload, window_s: one workload is moved so often in so many seconds; 0 for no limit.
     """
 
-    delay_s: float
-    per_minute: float
+    max_per_minute: float = 6.0
+    max_per_workload_per_hour: int = 3
     dry_run: bool = False
-    per_workload: int = 0
-    window_s: float = 3600.0
+
+
+class EvictionBudget:
+    """What is left of the rules.
+
+    Attributes:
+        next_at: when the next pod may be evicted.
+    """
+
+    def __init__(self, rules: EvictionRules, now: float) -> None:
+        self.rules, self.next_at = rules, now
+        self._evictions: dict[str, deque[float]] = {}
+
+    def spend(self, now: float) -> None:
+        """An eviction was requested."""
+        self.next_at = now + 60 / self.rules.max_per_minute
+
+    def workload_allowed_at(self, workload: str, now: float) -> float:
+        """When a workload may lose a pod again: only so often, so that nothing circles."""
+        evictions = self._evictions.get(workload)
+        if evictions is None:
+            return now
+        while evictions and evictions[0] + WORKLOAD_WINDOW_S <= now:
+            evictions.popleft()
+        if not evictions:
+            del self._evictions[workload]
+        is_allowed = len(evictions) < self.rules.max_per_workload_per_hour
+        return now if is_allowed else evictions[0] + WORKLOAD_WINDOW_S
+
+    def record_workload(self, workload: str, now: float) -> None:
+        """A pod of a workload was evicted."""
+        if len(self._evictions) >= MAX_EVICTION_RECORDS:
+            for one in list(self._evictions):
+                self.workload_allowed_at(one, now)
+        most = self.rules.max_per_workload_per_hour
+        self._evictions.setdefault(workload, deque(maxlen=most)).append(now)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,18 +134,25 @@ class Evictor(Output, Generic[CandidateT]):
 
     Attributes:
         reason, event_suffix: of its Events: their reason, and the end of their names.
+        counts_workload: a workload is limited; not where an operator's word empties a node.
+        min_interval_s: seconds between two of its evictions, beside the rules of all.
         pods: that are to leave, by uid.
+
+    Args:
+        delay_s: seconds until the first eviction for a new reason.
     """
 
     reason = event_suffix = ""
+    counts_workload = True
+    min_interval_s = 0.0
 
-    def __init__(self, name: str, prefix: str, rules: EvictionPace, now: float) -> None:
+    def __init__(
+        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now: float
+    ) -> None:
         super().__init__(name)
         self.pods: dict[str, CandidateT] = {}
-        self._prefix, self._rules = prefix, rules
-        # One at once: the successor shows whether there is room.
-        self._bucket, self._next = TokenBucket(rules.per_minute / 60, 1.0, now), now
-        self._moves: dict[str, deque[float]] = {}
+        self._prefix, self._budget, self._delay_s = prefix, budget, delay_s
+        self._not_before = now
         self._evicted: dict[str, None] = {}
         # The pod that was asked for last; a watch may tell of its end before the answer comes.
         self._asked: CandidateT | None = None
@@ -153,15 +196,19 @@ class Evictor(Output, Generic[CandidateT]):
         if self._events:
             return self.hold_until
         evictions = min(
-            (max(one.retry_at, self._next) for one in self.pods.values()), default=float("inf")
+            (max(one.retry_at, self._next_eviction_at()) for one in self.pods.values()),
+            default=float("inf"),
         )
         return max(self.hold_until, min(self._next_list_at(), evictions))
+
+    def _next_eviction_at(self) -> float:
+        return max(self._budget.next_at, self._not_before)
 
     def _next_request(self, now: float) -> APIRequest | None:
         """An Event that is owed, the next eviction, or a list of pods."""
         if self._events:
             return self._events[0]
-        if self._bucket.seconds_until_token(now) > 0:
+        if self._next_eviction_at() > now:
             return self._next_pod_list_request(now)
         # A pod that was asked for without effect comes behind those that were not, or, at a low
         # rate, one whose budget says no would take every turn. Among equals by namespace and name.
@@ -170,8 +217,9 @@ class Evictor(Output, Generic[CandidateT]):
             key=lambda one: (one.retry_at, one.namespace, one.name, one.uid),
         )
         for pod in ready[:MAX_CANDIDATES_PER_TURN]:
-            if (at := self._move_allowed_at(pod.workload, now)) > now:
-                pod.retry_at = at
+            allowed_at = self._budget.workload_allowed_at(pod.workload, now)
+            if self.counts_workload and allowed_at > now:
+                pod.retry_at = allowed_at
             elif self._may_evict(pod, now):
                 self._asked = pod
                 return self._eviction_request(pod)
@@ -184,8 +232,8 @@ class Evictor(Output, Generic[CandidateT]):
         if request.resource is Resource.PODS:
             self._on_pod_list(request, outcome, now, jitter)
             return
-        self._bucket.take_token(now)
-        self._next = now + self._bucket.seconds_until_token(now)
+        self._budget.spend(now)
+        self._not_before = now + self.min_interval_s
         pod = self._asked
         assert pod is not None  # noqa: S101  # it is what the request was made of
         if outcome.result is OutcomeKind.SUCCEEDED:
@@ -201,31 +249,17 @@ class Evictor(Output, Generic[CandidateT]):
             pod.failures += 1
             pod.retry_at = now + backoff_seconds(pod.failures, jitter)
 
-    def _move_allowed_at(self, workload: str, now: float) -> float:
-        """When a workload may be moved again: only so often, so that nothing circles."""
-        moves = self._moves.get(workload)
-        if moves is None:
-            return now
-        while moves and moves[0] + self._rules.window_s <= now:
-            moves.popleft()
-        if not moves:
-            del self._moves[workload]
-        return now if len(moves) < self._rules.per_workload else moves[0] + self._rules.window_s
-
     def _record_eviction(self, pod: CandidateT, now: float) -> None:
         """A pod was evicted."""
-        if most := self._rules.per_workload:
-            if len(self._moves) >= MAX_EVICTION_RECORDS:
-                for one in list(self._moves):
-                    self._move_allowed_at(one, now)
-            self._moves.setdefault(pod.workload, deque(maxlen=most)).append(now)
+        if self.counts_workload:
+            self._budget.record_workload(pod.workload, now)
 
     def _eviction_request(self, pod: CandidateT) -> APIRequest:
         conditions = {"uid": pod.uid}
         if pod.version:
             conditions["resourceVersion"] = pod.version
         options: dict[str, Any] = {"preconditions": conditions}
-        if self._rules.dry_run:
+        if self._budget.rules.dry_run:
             options["dryRun"] = ["All"]
         body = {
             "apiVersion": "policy/v1",
@@ -236,7 +270,7 @@ class Evictor(Output, Generic[CandidateT]):
         return self._create_request(Resource.EVICTIONS, body)
 
     def _event_request(self, pod: CandidateT, why: str) -> APIRequest:
-        would = DRY_RUN_TEXT if self._rules.dry_run else "evicted"
+        would = DRY_RUN_TEXT if self._budget.rules.dry_run else "evicted"
         body = pod_event(
             pod.namespace,
             pod.name,
@@ -291,8 +325,10 @@ def parse_assigned_numa_nodes(text: str, cpus: Mapping[int, frozenset[int]]) -> 
 class _NUMANodeEvictor(Evictor[NUMANodePod]):
     """Evicts pods from NUMA nodes that are to be emptied."""
 
-    def __init__(self, name: str, prefix: str, rules: EvictionPace, now: float) -> None:
-        super().__init__(name, prefix, rules, now)
+    def __init__(
+        self, name: str, prefix: str, budget: EvictionBudget, delay_s: float, now: float
+    ) -> None:
+        super().__init__(name, prefix, budget, delay_s, now)
         self._emptied: dict[str, _DrainingNUMANodes] = {}
         self._cpus: dict[str, dict[int, frozenset[int]]] = {}
 
@@ -376,14 +412,15 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
 
     It keeps new containers away by itself. A factor of 0 that was measured moves no pod: a
     monitoring that errs must not empty a cluster.
-    `EvictionPace.delay_s` counts from the annotation: the agent must know first, or the successor
+    The delay counts from the annotation: the agent must know first, or the successor
     lands in the same place.
     """
 
     reason, event_suffix = "NUMANodeDrained", "drained"
+    counts_workload = False
 
-    def __init__(self, prefix: str, rules: EvictionPace, now: float) -> None:
-        super().__init__("drain", prefix, rules, now)
+    def __init__(self, prefix: str, budget: EvictionBudget, delay_s: float, now: float) -> None:
+        super().__init__("drain", prefix, budget, delay_s, now)
 
     def on_node_updated(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists; a list that cannot be read drains nothing."""
@@ -391,7 +428,7 @@ class NUMANodeDrainEvictor(_NUMANodeEvictor):
         named = parse_ids_or_empty(
             annotations_of(document).get(f"{self._prefix}/{DRAINED_ANNOTATION}", "")
         )
-        self._set_draining(name, named, now + self._rules.delay_s)
+        self._set_draining(name, named, now + self._delay_s)
 
     def _eviction_reason(self, pod: NUMANodePod, now: float) -> str:
         return f"NUMA node {format_id_list(pod.numa_nodes)} of node {pod.node} is drained"
@@ -411,9 +448,8 @@ class HostStealEvictor(_NUMANodeEvictor):
     (``measuredCapacity.mode: act``), which the publisher writes for each zone. What is said from
     outside (`nri_numa.controller.capacity`) moves no pod here either.
 
-    A NUMA node that is low for a while (`EvictionPace.delay_s`) is *poor* until it is well again,
-    which is
-    another factor: so one that wavers about a limit does not begin again and again. Where many are
+    A NUMA node that is low for the delay is *poor* until it is well again, which is another
+    factor: so one that wavers about a limit does not begin again and again. Where many are
     poor at the same time no pod moves: there is no better place, or the measurement errs.
 
     Args:
@@ -422,17 +458,19 @@ class HostStealEvictor(_NUMANodeEvictor):
     """
 
     reason, event_suffix = "NUMANodeStolen", "stolen"
+    min_interval_s = 60.0  # a measurement may err
 
     def __init__(
         self,
         prefix: str,
-        rules: EvictionPace,
+        budget: EvictionBudget,
+        delay_s: float,
         now: float,
         *,
         below: float,
         at_most: float,
     ) -> None:
-        super().__init__("steal", prefix, rules, now)
+        super().__init__("steal", prefix, budget, delay_s, now)
         self._below, self._at_most = below, at_most
         self._attribute = f"{prefix}/{MEASURED_FACTOR_ATTRIBUTE}"
         self._measured: dict[str, dict[int, _MeasuredCapacityFactor]] = {}
@@ -466,7 +504,7 @@ class HostStealEvictor(_NUMANodeEvictor):
             one.degraded_since, one.is_degraded = None, False
         elif one.factor < self._below:
             one.degraded_since = now if one.degraded_since is None else one.degraded_since
-            one.is_degraded = one.is_degraded or now >= one.degraded_since + self._rules.delay_s
+            one.is_degraded = one.is_degraded or now >= one.degraded_since + self._delay_s
         elif not one.is_degraded:
             one.degraded_since = None
 

@@ -21,15 +21,20 @@ from nri_numa import __version__, service
 from nri_numa.cluster.cluster_state import ClusterState
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig, parse_duration, split_address
-from nri_numa.config.sections import DrainEviction, StealEviction, StuckEviction
-from nri_numa.controller import capacity, evictor
+from nri_numa.controller import capacity
 from nri_numa.controller.capacity import (
     CapacityReport,
     OfflineCapacityAnnotationOutput,
     UnknownNode,
     parse_capacity_put,
 )
-from nri_numa.controller.evictor import HostStealEvictor, NUMANodeDrainEvictor
+from nri_numa.controller.evictor import (
+    DRY_RUN_TEXT,
+    EvictionBudget,
+    EvictionRules,
+    HostStealEvictor,
+    NUMANodeDrainEvictor,
+)
 from nri_numa.controller.overview import ClusterPage, Overview
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
@@ -163,15 +168,35 @@ class ControllerService:
             Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
         )
         self.drained = self.stolen = self.refused = None
-        if section.drain.evict:
-            self.drained = NUMANodeDrainEvictor(prefix, _eviction_rules(section.drain), now)
-        if (steal := section.steal).evict:
+        evictions = section.evictions
+        budget = EvictionBudget(
+            EvictionRules(
+                max_per_minute=evictions.max_per_minute,
+                max_per_workload_per_hour=evictions.max_per_workload_per_hour,
+                dry_run=evictions.dry_run,
+            ),
+            now,
+        )
+        if (drains := evictions.drained_numa_nodes).evict:
+            self.drained = NUMANodeDrainEvictor(prefix, budget, parse_duration(drains.delay), now)
+        if (steal := evictions.cpu_steal).evict:
             self.stolen = HostStealEvictor(
-                prefix, _eviction_rules(steal), now, below=steal.below, at_most=steal.max_fraction
+                prefix,
+                budget,
+                parse_duration(steal.delay),
+                now,
+                below=steal.below_factor,
+                at_most=steal.max_affected_fraction,
             )
-        if section.stuck.evict:
+        if (stuck := evictions.stuck_pods).evict:
             self.refused = StuckPodEvictor(
-                prefix, _eviction_rules(section.stuck), self._cluster, candidates, reader, now
+                prefix,
+                budget,
+                parse_duration(stuck.delay),
+                self._cluster,
+                candidates,
+                reader,
+                now,
             )
         self._evictors = [
             one for one in (self.drained, self.stolen, self.refused) if one is not None
@@ -266,7 +291,7 @@ class ControllerService:
                 clock, [lambda _, pod, now: refused.on_pod(pod, now)], [refused.on_pod_removed]
             )
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)
-            if self._section.stuck.partly_running:
+            if self._section.evictions.stuck_pods.include_running:
                 events = _ObjectEventFanout(
                     clock, [lambda _, event, now: refused.on_rejection_event(event, now)]
                 )
@@ -447,7 +472,7 @@ class ControllerService:
             log.info("capacity", node=request.name, wanted=_zone_factors_text(request))
         elif request.resource is Resource.EVICTIONS:
             dry_run = "dryRun" in request.body["deleteOptions"]
-            said = evictor.DRY_RUN_TEXT if dry_run else "evicted"
+            said = DRY_RUN_TEXT if dry_run else "evicted"
             log.info(said, pod=f"{request.namespace}/{request.name}")
 
 
@@ -478,17 +503,6 @@ async def forward_to_replica(
 
 def _not_ready_error(problem: str) -> APIError:
     return APIError(503, "NotReady", problem, [("Retry-After", "2")])
-
-
-def _eviction_rules(
-    section: DrainEviction | StuckEviction | StealEviction,
-) -> evictor.EvictionPace:
-    return evictor.EvictionPace(
-        delay_s=parse_duration(section.delay),
-        per_minute=section.per_minute,
-        dry_run=section.dry_run,
-        per_workload=0 if isinstance(section, DrainEviction) else section.per_workload,
-    )
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.cluster.pods import controller_uid, is_recreated
 from nri_numa.controller.evictor import (
+    EvictionBudget,
     EvictionCandidate,
-    EvictionPace,
     Evictor,
 )
 from nri_numa.kube.requests import (
@@ -107,13 +107,14 @@ class StuckPodEvictor(Evictor[StuckPod]):
     def __init__(
         self,
         prefix: str,
-        rules: EvictionPace,
+        budget: EvictionBudget,
+        delay_s: float,
         nodes: ClusterState,
         candidates: VerdictCache,
         reader: PodReader,
         now: float,
     ) -> None:
-        super().__init__("stuck", prefix, rules, now)
+        super().__init__("stuck", prefix, budget, delay_s, now)
         self._nodes, self._candidates, self._reader = nodes, candidates, reader
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: StuckPod | None = None
@@ -149,7 +150,7 @@ class StuckPodEvictor(Evictor[StuckPod]):
                 node=str(spec.get("nodeName", "")),
                 workload=controller_uid(document),
                 version=version,
-                retry_at=now + self._rules.delay_s,
+                retry_at=now + self._delay_s,
                 pod_request=asks,
                 unstarted_request=unstarted_request(asks, document),
                 is_running=running,

@@ -6,7 +6,13 @@ import json
 from typing import Any
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import ClusterPageSection, Controller, Scheduling, StuckEviction
+from nri_numa.config.sections import (
+    ClusterPageSection,
+    Controller,
+    EvictionSection,
+    Scheduling,
+    StuckPodEviction,
+)
 from nri_numa.controller.service import ControllerService
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.publisher.publisher import BoundPods
@@ -34,7 +40,7 @@ def watch_of(name: str, credentials: str) -> Watch:
     section = Controller(
         credentials=credentials,
         page=ClusterPageSection(enabled=True),
-        stuck=StuckEviction(evict=True, partly_running=True),
+        evictions=EvictionSection(stuck_pods=StuckPodEviction(evict=True, include_running=True)),
     )
     watches = ControllerService(AgentConfig(controller=section))._watches
     return next(one for one in watches if one._path.endswith(f"/{kind}"))

@@ -53,9 +53,9 @@ EVERYTHING: dict[str, Any] = {
             "tlsCert": "/etc/nri-numa-secret/tls.crt",
             "tlsKey": "/etc/nri-numa-secret/tls.key",
             "page": {"enabled": True},
-            "drain": {"evict": True},
-            "stuck": {"evict": True},
-            "steal": {"evict": True},
+            "evictions": {
+                key: {"evict": True} for key in ("drainedNUMANodes", "stuckPods", "cpuSteal")
+            },
         },
     },
 }

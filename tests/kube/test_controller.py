@@ -175,10 +175,10 @@ def test_a_drained_numa_node_is_emptied_as_budgets_allow(
         metadata = (installed.pod(first) or {}).get("metadata", {})
         return f"{PREFIX}/assigned" in metadata.get("annotations", {}) or None
 
-    drain = {"evict": True, "after": "1s", "perMinute": 600}
+    drain = {"drainedNUMANodes": {"evict": True, "delay": "1s"}, "maxPerMinute": 600}
     try:
         poll(told, "its pins on the pod")
-        with Controller(bed, 9893, drain=drain) as replica:
+        with Controller(bed, 9893, evictions=drain) as replica:
             installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
             poll(
                 lambda: 'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1],

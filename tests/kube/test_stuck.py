@@ -24,7 +24,8 @@ pytestmark = pytest.mark.kube
 OTHER = "stuck-other"
 ASKING = asks(policy__main="single-numa-node")
 TOLERANT = [{"operator": "Exists"}]  # the other Node never reports
-STUCK = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
+STUCK = {"evict": True, "delay": "1s"}
+RULES = {"maxPerMinute": 600, "maxPerWorkloadPerHour": 1}
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
         full.apply(workload("Deployment", name, pods))
     found = [poll(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
     assert [one["status"]["phase"] for one in found] == ["Pending", "Pending"]
-    with Controller(bed, 9893, stuck=STUCK) as replica:
+    with Controller(bed, 9893, evictions={**RULES, "stuckPods": STUCK}) as replica:
 
         def counts() -> bool | None:
             text = replica.ask("GET", "/metrics")[1]
@@ -147,11 +148,11 @@ def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full
     full.apply(workload("Deployment", "stuck-never", pending))
     other = poll(lambda: refused(full, "stuck-never"), "a pod that never ran")
     add_other(full)
-    with Controller(bed, 9893, stuck=STUCK):
+    with Controller(bed, 9893, evictions={**RULES, "stuckPods": STUCK}):
         assert f"{OTHER} has room" in gone(full, other)["note"]
     left = full.pod(run["metadata"]["name"])
     assert left is not None
     assert left["metadata"]["uid"] == run["metadata"]["uid"]
     assert "deletionTimestamp" not in left["metadata"]
-    with Controller(bed, 9893, stuck={**STUCK, "partlyRunning": True}):
+    with Controller(bed, 9893, evictions={**RULES, "stuckPods": {**STUCK, "includeRunning": True}}):
         assert f"{OTHER} has room" in gone(full, found)["note"]

@@ -237,16 +237,21 @@ READS = ("noderesourcetopologies", "list, watch")
 @pytest.mark.parametrize(
     ("component", "key", "more", "below"),
     [
-        ("controller-drain", "drain.evict", [("pods", "list"), *EVICTS], ""),
+        ("controller-drain", "evictions.drained_numa_nodes.evict", [("pods", "list"), *EVICTS], ""),
         ("controller-page", "page.enabled", [READS], ""),
-        ("controller-stuck", "stuck.evict", [READS, ("pods", "list, watch"), *EVICTS], ""),
+        (
+            "controller-stuck",
+            "evictions.stuck_pods.evict",
+            [READS, ("pods", "list, watch"), *EVICTS],
+            "",
+        ),
         (
             "controller-stuck-partly",
-            "stuck.partly_running",
+            "evictions.stuck_pods.include_running",
             [("events", "list, watch")],
             "controller-stuck",
         ),
-        ("controller-steal", "steal.evict", [READS, ("pods", "list"), *EVICTS], ""),
+        ("controller-steal", "evictions.cpu_steal.evict", [READS, ("pods", "list"), *EVICTS], ""),
     ],
 )
 def test_each_more_is_a_right_of_its_own(
@@ -260,7 +265,10 @@ def test_each_more_is_a_right_of_its_own(
     assert [(r["resources"][0], ", ".join(r["verbs"])) for r in role["rules"]] == more
     page = PAGE.read_text()
     assert all(f"| {resource} | {verbs} |" in page for resource, verbs in more)
-    on = (*ON["controller"], *(["--set=config.controller.stuck.evict=true"] if below else ()))
+    on = (
+        *ON["controller"],
+        *(["--set=config.controller.evictions.stuckPods.evict=true"] if below else ()),
+    )
     keys = key.split(".")
     switch = f"--set=config.controller.{'.'.join(map(camel_case, keys))}=true"
     in_the_chart(charted(*on, switch), f"{component}/role.yaml")

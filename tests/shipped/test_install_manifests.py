@@ -269,8 +269,11 @@ ALL = (
     "--set=admission.lists=true,admission.exclusive=true",
     *(f"--set=config.publish.{key}=true" for key in ("podAnnotation", "numatopology")),
     "--set=config.publish.nodeResourceTopology=true,config.controller.page.enabled=true",
-    *(f"--set=config.controller.{key}.evict=true" for key in ("drain", "stuck", "steal")),
-    "--set=config.controller.stuck.partlyRunning=true",
+    *(
+        f"--set=config.controller.evictions.{key}.evict=true"
+        for key in ("drainedNUMANodes", "stuckPods", "cpuSteal")
+    ),
+    "--set=config.controller.evictions.stuckPods.includeRunning=true",
 )
 OBJECTS = re.compile("serviceaccount|role|policies|mistakes|deployment|crd|deviceclass")
 
@@ -435,7 +438,7 @@ GROUPS = [
 ]  # fmt: skip
 EXTENDER = ("--set=scheduler.enabled=true",)
 STUCK = (
-    "--set=publish.enabled=true,controller.enabled=true,config.controller.stuck.evict=true",
+    "--set=publish.enabled=true,controller.enabled=true,config.controller.evictions.stuckPods.evict=true",
     "--set=config.publish.nodeResourceTopology=true",
 )
 
@@ -516,7 +519,10 @@ def test_node_groups_are_validated(groups: object, config: dict[str, Any], words
 def test_what_the_extender_judges_by_is_the_same_on_all_nodes(config: dict[str, Any]) -> None:
     groups = grouped([GROUPS[0] | {"config": config}])
     assert helm(*groups).returncode == 0
-    for judge, name in ((EXTENDER, "scheduler.enabled"), (STUCK, "config.controller.stuck")):
+    for judge, name in (
+        (EXTENDER, "scheduler.enabled"),
+        (STUCK, "config.controller.evictions.stuckPods"),
+    ):
         said = refusal(*groups, *judge)
         assert f"gpu has config.{next(iter(config))}, by which {name} judges all nodes" in said
 
@@ -528,7 +534,14 @@ SWITCHES = {
         "publish.enabled",
     ),
     **dict.fromkeys(
-        (f"config.controller.{key}" for key in ("page.enabled", "drain.evict", "stuck.evict")),
+        (
+            f"config.controller.{key}"
+            for key in (
+                "page.enabled",
+                "evictions.drainedNUMANodes.evict",
+                "evictions.stuckPods.evict",
+            )
+        ),
         "controller.enabled",
     ),
 }
@@ -542,7 +555,11 @@ def test_a_switch_that_would_do_nothing_is_refused_with_what_is_missing(switch: 
 
 def test_of_the_controller_only_draining_does_without_the_topologies() -> None:
     on = "--set=publish.enabled=true,controller.enabled=true"
-    for key, needs in (("page.enabled", True), ("steal.evict", True), ("drain.evict", False)):
+    for key, needs in (
+        ("page.enabled", True),
+        ("evictions.cpuSteal.evict", True),
+        ("evictions.drainedNUMANodes.evict", False),
+    ):
         done = helm(on, f"--set=config.controller.{key}=true")
         assert ("without config.publish.nodeResourceTopology=true" in done.stderr) is needs
 

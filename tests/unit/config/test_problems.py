@@ -50,14 +50,32 @@ from nri_numa.errors import ConfigError
             "rules[1].set.numacpu: '3' is not valid, expected no bind 'none'",
         ),
         # controller
-        ("controller: {stuck: {after: 0s}}", "controller.stuck.after: 0s, expected 1s to 86400s"),
-        ("controller: {stuck: {perMinute: 0}}", "controller.stuck.perMinute: 0"),
-        ("controller: {stuck: {perWorkload: 0}}", "controller.stuck.perWorkload: 0"),
-        ("controller: {stuck: {evicts: true}}", "did you mean evict?"),
-        ("controller: {steal: {after: never}}", "controller.steal.after: 'never' is no duration"),
-        ("controller: {steal: {below: 0.95}}", "controller.steal.below: 0.95, expected at most"),
-        ("controller: {steal: {below: .nan}}", "controller.steal"),
-        ("controller: {steal: {atMost: -0.1}}", "controller.steal.atMost: -0.1"),
+        (
+            "controller: {evictions: {stuckPods: {delay: 0s}}}",
+            "controller.evictions.stuckPods.delay: 0s, expected 1s to 86400s",
+        ),
+        ("controller: {evictions: {maxPerMinute: 0}}", "controller.evictions.maxPerMinute: 0"),
+        (
+            "controller: {evictions: {maxPerWorkloadPerHour: 0}}",
+            "controller.evictions.maxPerWorkloadPerHour: 0",
+        ),
+        ("controller: {evictions: {stuckPods: {evicts: true}}}", "did you mean evict?"),
+        (
+            "controller: {evictions: {cpuSteal: {delay: never}}}",
+            "controller.evictions.cpuSteal.delay: 'never' is no duration",
+        ),
+        (
+            "controller: {evictions: {cpuSteal: {belowFactor: 0.95}}}",
+            "controller.evictions.cpuSteal.belowFactor: 0.95, expected at most",
+        ),
+        (
+            "controller: {evictions: {cpuSteal: {belowFactor: .nan}}}",
+            "controller.evictions.cpuSteal",
+        ),
+        (
+            "controller: {evictions: {cpuSteal: {maxAffectedFraction: -0.1}}}",
+            "controller.evictions.cpuSteal.maxAffectedFraction: -0.1",
+        ),
         ("controller: {prometheus: {url: ftp://x, query: y}}", "expected http:// or https://"),
         ("controller: {prometheus: {url: http://x}}", "prometheus.query: is empty, but url is set"),
         ("controller: {tlsCert: x}", "controller.tlsKey: is not set, but controller.tlsCert is"),
@@ -128,8 +146,9 @@ def test_an_old_key_is_refused_by_what_to_do_instead(path: str) -> None:
 
 def test_what_costs_or_evicts_is_off_by_default() -> None:
     config = configuration.load_config(text="")
-    controller = config.controller
-    assert not any(one.evict for one in (controller.drain, controller.stuck, controller.steal))
+    evictions = config.controller.evictions
+    reasons = (evictions.drained_numa_nodes, evictions.stuck_pods, evictions.cpu_steal)
+    assert not any(one.evict for one in reasons)
     assert not any(one.enabled for one in (config.memory_locality, config.cpu_waiting, config.dra))
 
 

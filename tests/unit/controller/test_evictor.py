@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, DrainEviction
+from nri_numa.config.sections import Controller, DrainEviction, EvictionSection
 from nri_numa.controller.evictor import (
     POD_LIST_INTERVAL_S,
-    EvictionPace,
+    EvictionBudget,
+    EvictionRules,
     HostStealEvictor,
     NUMANodeDrainEvictor,
     parse_assigned_numa_nodes,
@@ -81,11 +82,16 @@ class Cluster(EvictingCluster):
         return [request.body for request in self.requests if request.resource is resource]
 
 
-def drained(*pods: dict[str, Any], see: Mapping[str, str] = ONE, **rules: Any) -> Cluster:
+def drained(
+    *pods: dict[str, Any],
+    see: Mapping[str, str] = ONE,
+    budget: EvictionBudget | None = None,
+    delay_s: float = 30.0,
+    **rules: Any,
+) -> Cluster:
     cluster = Cluster(*pods)
-    cluster.output = NUMANodeDrainEvictor(
-        PREFIX, EvictionPace(**{"delay_s": 30.0, "per_minute": 6.0, **rules}), 0.0
-    )
+    budget = budget or EvictionBudget(EvictionRules(**rules), 0.0)
+    cluster.output = NUMANodeDrainEvictor(PREFIX, budget, delay_s, 0.0)
     cluster.see(see)
     return cluster
 
@@ -112,7 +118,10 @@ def test_who_is_there_goes_in_turn_after_a_while() -> None:
 
 async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) -> None:
     """Of other evictions a workload has a number in a while; as the controller is configured."""
-    section = Controller(credentials=str(tmp_path), drain=DrainEviction(evict=True))
+    section = Controller(
+        credentials=str(tmp_path),
+        evictions=EvictionSection(drained_numa_nodes=DrainEviction(evict=True)),
+    )
     cluster = Cluster(*(pod(name, "4", workload="web") for name in "abc"))
     cluster.output = ControllerService(AgentConfig(controller=section), clock=lambda: 0.0).drained  # type: ignore[assignment]
     cluster.see(ONE)
@@ -231,12 +240,12 @@ class Host(Cluster):
 
     output: HostStealEvictor
 
-    def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
+    def __init__(
+        self, *pods: dict[str, Any], most: int = 3, budget: EvictionBudget | None = None
+    ) -> None:
         super().__init__(*pods)
-        settled = {"delay_s": 60.0, "per_minute": 1.0, "per_workload": most, "window_s": 3600.0}
-        self.output = HostStealEvictor(
-            PREFIX, EvictionPace(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5
-        )
+        budget = budget or EvictionBudget(EvictionRules(max_per_workload_per_hour=most), 0.0)
+        self.output = HostStealEvictor(PREFIX, budget, 60.0, 0.0, below=0.7, at_most=0.5)
         self.see(TOLD)
 
     def says(self, *factors: object) -> None:
@@ -313,6 +322,19 @@ def test_budgets_and_the_limit_of_one_workload_hold() -> None:
     assert len(cluster.bodies(Resource.EVICTIONS)) > 3
     cluster.run(3600)
     assert cluster.names == ["b1", "b2", "b3"]
+
+
+def test_all_reasons_share_a_minute_and_drains_count_for_no_workload() -> None:
+    budget = EvictionBudget(EvictionRules(max_per_workload_per_hour=1), 0.0)
+    drain = drained(*(pod(name, "4", workload="web") for name in "abcd"), budget=budget)
+    host = Host(*(pod(name, "0", workload="web") for name in "yz"), budget=budget)
+    host.says("0.6", None)
+    for _ in range(300):
+        drain.run(1)
+        host.run(1)
+    assert (drain.names, host.names) == (["a", "b", "c", "d"], ["y"])
+    times = sorted(at for _, at in [*drain.evicted, *host.evicted])
+    assert all(later - at >= 10 for at, later in itertools.pairwise(times))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.config.sections import StealEviction, StuckEviction
+from nri_numa.config.sections import CPUStealEviction, EvictionSection, StuckPodEviction
 from tests.unit.controller import test_evictor as stolen
 from tests.unit.controller import test_stuck_pods as stuck
 from tests.unit.controller.replica import Cluster, node, started, until
@@ -31,9 +31,13 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         cluster.topologies.append(stolen.topology("n", "0.6", None))
         cluster.running = [stolen.pod("slow", "0-1")]
 
-    moved = StuckEviction(evict=True, delay=0, dry_run=dry)
-    slow = StealEviction(evict=True, delay=0, max_fraction=1.0, dry_run=dry)
-    async with started(tmp_path, monkeypatch, prepare, stuck=moved, steal=slow) as world:
+    evicting = EvictionSection(
+        max_per_minute=600.0,
+        dry_run=dry,
+        stuck_pods=StuckPodEviction(evict=True, delay=0),
+        cpu_steal=CPUStealEviction(evict=True, delay=0, max_affected_fraction=1.0),
+    )
+    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
         await until(lambda: len(world.cluster.events) == 2)
         metrics = (await world.ask("GET", "/metrics"))[1]
     assert sorted(world.cluster.evicted) == ["slow", "web"]
@@ -57,9 +61,12 @@ async def test_a_pod_of_which_a_container_runs_goes_where_that_is_wanted(
         said = f"Error: failed to create: {stuck.SAID.format('half')}"
         cluster.told = [{"metadata": {"uid": "e"}, "involvedObject": about, "message": said}]
 
-    evicting = StuckEviction(evict=True, delay=0, per_minute=600.0, partly_running=on)
+    evicting = EvictionSection(
+        max_per_minute=600.0,
+        stuck_pods=StuckPodEviction(evict=True, delay=0, include_running=on),
+    )
     wanted = ["half", "web"] if on else ["web"]
-    async with started(tmp_path, monkeypatch, prepare, stuck=evicting) as world:
+    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
         await until(lambda: len(world.cluster.events) == len(wanted))
     assert sorted(world.cluster.evicted) == wanted
 
@@ -74,8 +81,8 @@ async def test_a_tainted_node_is_no_way_out(
         taint = {"key": "a", "value": "b", "effect": "NoSchedule"}
         stuck_pods(cluster, stuck.pod("a-web"), bears, taints=[taint])
 
-    evicting = StuckEviction(evict=True, delay=0)
-    async with started(tmp_path, monkeypatch, prepare, stuck=evicting) as world:
+    evicting = EvictionSection(stuck_pods=StuckPodEviction(evict=True, delay=0))
+    async with started(tmp_path, monkeypatch, prepare, evictions=evicting) as world:
         await until(lambda: world.cluster.events)
         assert "nri_numa_controller_stuck_pods 1.0" in (await world.ask("GET", "/metrics"))[1]
     assert world.cluster.evicted == ["b-bears"]

@@ -15,7 +15,12 @@ import pytest
 
 from nri_numa.cluster.topology_reader import decode_topology
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import ClusterPageSection, Controller, StuckEviction
+from nri_numa.config.sections import (
+    ClusterPageSection,
+    Controller,
+    EvictionSection,
+    StuckPodEviction,
+)
 from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import ControllerService
 from nri_numa.errors import ConfigError
@@ -73,7 +78,7 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     [
         ({}, False),
         ({"page": ClusterPageSection(enabled=True, node_url="http://{address}:9890")}, True),
-        ({"stuck": StuckEviction(evict=True)}, True),
+        ({"evictions": EvictionSection(stuck_pods=StuckPodEviction(evict=True))}, True),
     ],
     indirect=["world"],
 )

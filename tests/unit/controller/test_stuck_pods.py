@@ -12,7 +12,7 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.config import AgentConfig
-from nri_numa.controller.evictor import EvictionPace
+from nri_numa.controller.evictor import EvictionBudget, EvictionRules
 from nri_numa.controller.stuck_pods import (
     MAX_RUNNING_PODS,
     STUCK_POD_CHECK_INTERVAL_S,
@@ -89,10 +89,11 @@ class Cluster(EvictingCluster):
     ) -> None:
         super().__init__()
         self.nodes, config = ClusterState(PREFIX), AgentConfig()
-        settled = {"delay_s": 60.0, "per_minute": 60.0, "per_workload": most, "window_s": 3600.0}
+        settled = EvictionRules(max_per_minute=60.0, max_per_workload_per_hour=most, **rules)
         self.output = StuckPodEvictor(
             PREFIX,
-            EvictionPace(**{**settled, **rules}),
+            EvictionBudget(settled, 0.0),
+            60.0,
             self.nodes,
             VerdictCache(self.nodes, config.strategy),
             PodReader(config),
@@ -314,14 +315,15 @@ def test_one_workload_goes_so_often_and_then_stays() -> None:
 def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nri_numa.controller.evictor.MAX_EVICTION_RECORDS", 3)
     monkeypatch.setattr("nri_numa.controller.stuck_pods.MAX_STUCK_PODS", 2)
-    cluster = Cluster(ROOM, window_s=300.0)
+    monkeypatch.setattr("nri_numa.controller.evictor.WORKLOAD_WINDOW_S", 300.0)
+    cluster = Cluster(ROOM)
     cluster.see(pod("a"), pod("b"), pod("c"))
     assert cluster.output.pending_count() == 2
     cluster.output.pods.clear()
     for number in range(9):
         cluster.run(100, pod(f"web-{number}"))
     assert len(cluster.names) == 9
-    assert (len(cluster.output._evicted), len(cluster.output._moves) <= 5) == (3, True)
+    assert (len(cluster.output._evicted), len(cluster.output._budget._evictions) <= 5) == (3, True)
 
 
 @pytest.mark.parametrize(

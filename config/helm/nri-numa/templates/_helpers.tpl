@@ -37,6 +37,12 @@ matchExpressions:
 
 {{- /* Values by DaemonSet: those of each node group, and those of all nodes that are in none. A node is of the first
 group that selects it. What the whole cluster has to agree on stays in config. */ -}}
+{{- /* Not empty where the controller evicts for a reason. */ -}}
+{{- define "nri-numa.evicts" -}}
+{{- $controller := (index . 0).Values.config.controller | default dict }}
+{{- if (get ($controller.evictions | default dict) (index . 1) | default dict).evict }}true{{ end }}
+{{- end }}
+
 {{- define "nri-numa.groups" -}}
 {{- $all := list }}
 {{- $others := list }}
@@ -48,9 +54,8 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- fail (printf "config.nodeGroup: is %q, expected nodeGroups" .Values.config.nodeGroup) }}
 {{- end }}
 {{- $judged := ternary "scheduler.enabled" "" .Values.scheduler.enabled }}
-{{- $controller := .Values.config.controller | default dict }}
-{{- if and .Values.controller.enabled ($controller.stuck | default dict).evict }}
-{{- $judged = "config.controller.stuck" }}
+{{- if and .Values.controller.enabled (include "nri-numa.evicts" (list . "stuckPods")) }}
+{{- $judged = "config.controller.evictions.stuckPods" }}
 {{- end }}
 {{- range $group := .Values.nodeGroups }}
 {{- if has .name $names }}
@@ -104,12 +109,17 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- if ($config.dra | default dict).enabled }}{{ $_ := set $needs "config.dra.enabled" "publish.enabled=true" }}{{ end }}
 {{- if .Values.controller.enabled }}{{ $_ := set $needs "controller.enabled" "publish.enabled=true" }}{{ end }}
 {{- end }}
-{{- range $key, $switch := dict "page" "enabled" "drain" "evict" "stuck" "evict" "steal" "evict" }}
-{{- if get (get $controller $key | default dict) $switch }}
-{{- $name := printf "config.controller.%s.%s" $key $switch }}
+{{- $evictions := $controller.evictions | default dict }}
+{{- $switches := dict "page.enabled" ($controller.page | default dict).enabled }}
+{{- range list "drainedNUMANodes" "stuckPods" "cpuSteal" }}
+{{- $_ := set $switches (printf "evictions.%s.evict" .) (get $evictions . | default dict).evict }}
+{{- end }}
+{{- range $key, $on := $switches }}
+{{- if $on }}
+{{- $name := printf "config.controller.%s" $key }}
 {{- if not $.Values.controller.enabled }}
 {{- $_ := set $needs $name "controller.enabled=true" }}
-{{- else if and (ne $key "drain") (not $publish.nodeResourceTopology) }}
+{{- else if and (ne $key "evictions.drainedNUMANodes.evict") (not $publish.nodeResourceTopology) }}
 {{- $_ := set $needs $name "config.publish.nodeResourceTopology=true" }}
 {{- end }}
 {{- end }}

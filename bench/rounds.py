@@ -17,7 +17,7 @@ from bench.stats import table, us
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.usage import ContainerScan, MemoryWatch, WaitingWatch
-from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
+from nri_numa.config.sections import UsageReadMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import build_synthetic_topology
@@ -100,10 +100,8 @@ class _Restless(Clock):
 def _watch(name: str, root: Path, agent: Agent, clock: Clock) -> ContainerScan[Any]:
     proc = str(root / "proc")
     if name == "waiting":
-        waiting = CPUWaiting(enabled=True)
-        return WaitingWatch(agent, waiting, str(root), clock, proc=proc)
-    memory = MemoryLocalityRounds(enabled=True)
-    return MemoryWatch(agent, memory, str(root), clock, proc=proc)
+        return WaitingWatch(agent, UsageReadMode.READ, 30, str(root), clock, proc=proc)
+    return MemoryWatch(agent, UsageReadMode.READ, 30, str(root), clock, proc=proc)
 
 
 async def _one(name: str, read: Read, rounds: int) -> tuple[object, ...]:

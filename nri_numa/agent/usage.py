@@ -2,7 +2,7 @@
 
 It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
 within a budget: a sample of the machine every five seconds; where the memory of containers is
-(``memoryLocality``) and how much they wait for CPUs (``cpuWaiting``) in rounds, a few containers at
+and how much they wait for CPUs (``containerUsage``) in rounds, a few containers at
 a time, whose CPU time is measured and stays below a part of one CPU.
 """
 
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
+from nri_numa.config.sections import UsageReadMode
 from nri_numa.config.values import parse_duration
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.errors import TopologyError
@@ -77,14 +77,16 @@ class ContainerScan(ABC, Generic[ReadingT]):
     def __init__(
         self,
         agent: Agent,
-        config: MemoryLocalityRounds | CPUWaiting,
+        mode: UsageReadMode,
+        interval: str | float,
         cgroup_root: str,
         clock: Clock,
         *,
         proc: str = "/proc",
     ) -> None:
         self._agent = agent
-        self._config = config
+        self._has_metric = mode is UsageReadMode.METRIC
+        self._interval_s = parse_duration(interval)
         self._cgroup_root = cgroup_root
         self._proc = proc
         self._clock = clock
@@ -101,7 +103,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
 
     def container_series(self, state: NodeState) -> MeasuredValuesByContainer | None:
         """What a scrape has of the containers of ``state``; None where no metric is wanted."""
-        if not self._config.metric:
+        if not self._has_metric:
             return None
         known = self.known
         found: dict[tuple[str, str, str], Sequence[float | None]] = {}
@@ -132,8 +134,7 @@ class ContainerScan(ABC, Generic[ReadingT]):
                 await self.read_all_containers()
             except OSError as error:
                 log.warning(f"{self.subject}, was not read", error=str(error))
-            interval = parse_duration(self._config.interval)
-            await self._clock.sleep(max(1.0, interval - (self._clock.monotonic() - begun)))
+            await self._clock.sleep(max(1.0, self._interval_s - (self._clock.monotonic() - begun)))
 
     async def read_all_containers(self) -> None:
         """Read every container once, with rests that pay for it."""
@@ -235,13 +236,14 @@ class WaitingWatch(ContainerScan[ContainerCPUPressure]):
     def __init__(
         self,
         agent: Agent,
-        config: CPUWaiting,
+        mode: UsageReadMode,
+        interval: str | float,
         cgroup_root: str,
         clock: Clock,
         *,
         proc: str = "/proc",
     ) -> None:
-        super().__init__(agent, config, cgroup_root, clock, proc=proc)
+        super().__init__(agent, mode, interval, cgroup_root, clock, proc=proc)
         self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
 
     def read_container_sample(
@@ -501,11 +503,12 @@ class UsageWatches(msgspec.Struct, frozen=True):
     @classmethod
     def from_config(cls, config: AgentConfig, agent: Agent, clock: Clock) -> UsageWatches:
         """By the configuration."""
-        cgroups, memory, waiting = config.cgroup_root, config.memory_locality, config.cpu_waiting
+        cgroups, section, off = config.cgroup_root, config.container_usage, UsageReadMode.OFF
+        memory, pressure, every = section.memory, section.cpu_pressure, section.interval
         return cls(
             UsageWatch(agent, config.sysfs_root, cgroups, clock),
-            MemoryWatch(agent, memory, cgroups, clock) if memory.enabled else None,
-            WaitingWatch(agent, waiting, cgroups, clock) if waiting.enabled else None,
+            None if memory is off else MemoryWatch(agent, memory, every, cgroups, clock),
+            None if pressure is off else WaitingWatch(agent, pressure, every, cgroups, clock),
         )
 
     def start_watches(self) -> list[asyncio.Task[None]]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 _EVICTIONS: Final = "is gone, expected controller.evictions.%s"
 _ALL_EVICTIONS: Final = _EVICTIONS + ", one for all evictions"
+_USAGE: Final = "is gone, expected containerUsage.%s"
 _RULE: Final = "is gone, expected kubeletCompatibility: {except: {%s: true}} instead of %s"
 
 OLD_KEYS: Final[Mapping[str, str]] = {
@@ -27,7 +28,7 @@ OLD_KEYS: Final[Mapping[str, str]] = {
     ),
     "room.farPages": (
         "is gone: memory moves with its container only; expected the key to be left out "
-        "(memoryLocality.enabled shows whose memory is far)"
+        "(containerUsage.memory: read shows whose memory is far)"
     ),
     "room.budget": (
         "is gone with room.keep and room.farPages, of which it was; expected the key to be left out"
@@ -49,6 +50,12 @@ OLD_KEYS: Final[Mapping[str, str]] = {
     "controller.steal.perMinute": _ALL_EVICTIONS % "maxPerMinute",
     "controller.steal.perWorkload": _ALL_EVICTIONS % "maxPerWorkloadPerHour",
     "controller.steal.dryRun": _ALL_EVICTIONS % "dryRun",
+    "memoryLocality.enabled": _USAGE % "memory: read",
+    "memoryLocality.metric": _USAGE % "memory: metric",
+    "memoryLocality.interval": _USAGE % "interval",
+    "cpuWaiting.enabled": _USAGE % "cpuPressure: read",
+    "cpuWaiting.metric": _USAGE % "cpuPressure: metric",
+    "cpuWaiting.interval": _USAGE % "interval",
 }
 """By dotted path, the sentence that refuses the key."""
 

@@ -17,7 +17,13 @@ from nri_numa.config.derived import (
     is_aligned_to_l3,
     reserved_memory_by_type,
 )
-from nri_numa.config.sections import AgentConfig, PodMatch, RuntimeLinkKind, config_keys
+from nri_numa.config.sections import (
+    AgentConfig,
+    PodMatch,
+    RuntimeLinkKind,
+    UsageReadMode,
+    config_keys,
+)
 from nri_numa.config.values import (
     DAY_S,
     MAX_SOCKET_PATH_BYTES,
@@ -166,16 +172,13 @@ def _check_prometheus_query(config: AgentConfig) -> Iterator[str]:
 
 def _check_measurement_results_reachable(config: AgentConfig) -> Iterator[str]:
     """Rounds over containers whose results only the API shows."""
-    for name, rounds in (
-        ("memoryLocality", config.memory_locality),
-        ("cpuWaiting", config.cpu_waiting),
-    ):
-        if rounds.metric and not rounds.enabled:
-            yield f"{name}.metric: is true, but {name}.enabled is not; nothing is read"
-        if rounds.enabled and config.http.address == "off" and not config.http.socket:
+    usage = config.container_usage
+    for name, mode in (("memory", usage.memory), ("cpuPressure", usage.cpu_pressure)):
+        is_read = mode is not UsageReadMode.OFF
+        if is_read and config.http.address == "off" and not config.http.socket:
             yield (
-                f"{name}.enabled: is true, but http.address is off and http.socket is empty; no "
-                "client could read it"
+                f"containerUsage.{name}: is {mode}, but http.address is off and http.socket is "
+                "empty; no client could read it"
             )
 
 

@@ -642,29 +642,28 @@ class Rebalance(Section, frozen=True):
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
 
 
-class MemoryLocalityRounds(Section, frozen=True):
-    """Where the memory of containers is, read again and again beside the decisions."""
+class UsageReadMode(StrEnum):
+    """What is done with a measurement of all containers."""
 
-    enabled: bool = False
-    """Read for every container what part of its memory is on its own NUMA nodes, for the page,
-    nri-numa status -o wide, explain and the API. Needs HTTP."""
+    OFF = "off"
+    READ = "read"
+    METRIC = "metric"
+
+
+class ContainerUsageSection(Section, frozen=True):
+    """What is read of all containers again and again, beside the decisions."""
+
+    memory: UsageReadMode = UsageReadMode.OFF
+    """read: what part of a container's memory is on its own NUMA nodes, for the page, nri-numa
+    status -o wide, explain and the API. Needs HTTP. metric: expose
+    nri_numa_container_local_memory_ratio as well, a series for each container."""
+    cpu_pressure: UsageReadMode = UsageReadMode.OFF
+    """read: the CPU pressure of a container's cgroup and how many of its threads wait on run
+    queues, for the page, nri-numa status -o wide and the API. Needs HTTP. metric: expose
+    nri_numa_container_cpu_pressure_ratio and nri_numa_container_waiting_tasks as well, a series of
+    each for each container."""
     interval: Interval = "30s"
     """Time between two rounds over all containers; 1s or more."""
-    metric: bool = False
-    """Expose nri_numa_container_local_memory_ratio as well: a series for each container."""
-
-
-class CPUWaiting(Section, frozen=True):
-    """How much containers wait for CPUs, read again and again beside the decisions."""
-
-    enabled: bool = False
-    """Read for every container the CPU pressure of its cgroup and how many of its threads wait on
-    run queues, for the page, nri-numa status -o wide and the API. Needs HTTP."""
-    interval: Interval = "30s"
-    """Time between two rounds over all containers; 1s or more."""
-    metric: bool = False
-    """Expose nri_numa_container_cpu_pressure_ratio and nri_numa_container_waiting_tasks as well: a
-    series of each for each container."""
 
 
 class StealTimeMode(StrEnum):
@@ -816,10 +815,8 @@ class AgentConfig(Section, frozen=True):
     """Comparing the real cgroups with what was decided."""
     room: Rebalance = Rebalance()
     """Making room for containers that strict policies would refuse."""
-    memory_locality: Annotated[MemoryLocalityRounds, RESTART_REQUIRED] = MemoryLocalityRounds()
-    """Looking where the memory of containers is."""
-    cpu_waiting: Annotated[CPUWaiting, RESTART_REQUIRED] = CPUWaiting()
-    """Looking how much containers wait for CPUs."""
+    container_usage: Annotated[ContainerUsageSection, RESTART_REQUIRED] = ContainerUsageSection()
+    """Looking where the memory of containers is, and how much they wait for CPUs."""
     measured_capacity: Annotated[StealCapacity, RESTART_REQUIRED] = StealCapacity()
     """Capacity factors that follow steal."""
 

@@ -162,7 +162,8 @@ class Assignment(Document, frozen=True, kw_only=True):
     actual: Annotated[ActualCpuset | None, "What it has instead; null while it is as meant."] = None
     slots: Annotated[str, "Ids of the extended resource that it holds, separated by commas."] = ""
     memory: Annotated[
-        ContainerMemory | UnsetType, "Where its memory is; left out unless memoryLocality.enabled."
+        ContainerMemory | UnsetType,
+        "Where its memory is; left out unless containerUsage.memory reads it.",
     ] = UNSET
     start_delay: Annotated[
         float | UnsetType,
@@ -171,7 +172,7 @@ class Assignment(Document, frozen=True, kw_only=True):
     ] = field(name="late", default=UNSET)
     cpu_pressure: Annotated[
         ContainerCPUPressure | UnsetType,
-        "How much it waits for CPUs; left out unless cpuWaiting.enabled.",
+        "How much it waits for CPUs; left out unless containerUsage.cpuPressure reads it.",
     ] = field(name="waiting", default=UNSET)
 
 

@@ -14,8 +14,7 @@ from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
 pytestmark = pytest.mark.browser
 
 ON: dict[str, Any] = {
-    "memoryLocality": {"enabled": True, "interval": "1s"},
-    "cpuWaiting": {"enabled": True, "interval": "1s"},
+    "containerUsage": {"memory": "read", "cpuPressure": "read", "interval": "1s"},
 }
 
 

@@ -10,8 +10,7 @@ from nri_numa.machine.synthetic import build_synthetic_topology
 from tests.beds.embedded_node import Node, until
 
 ON = {
-    "memoryLocality": {"enabled": True, "metric": True, "interval": "1s"},
-    "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s"},
+    "containerUsage": {"memory": "metric", "cpuPressure": "metric", "interval": "1s"},
     "measuredCapacity": {"mode": "act", "interval": "1s", "halfLife": "1s"},
 }
 

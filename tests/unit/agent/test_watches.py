@@ -20,7 +20,7 @@ from nri_numa.agent.usage import (
     WaitingWatch,
 )
 from nri_numa.cli import explain, status
-from nri_numa.config.sections import CPUWaiting, MemoryLocalityRounds
+from nri_numa.config.sections import UsageReadMode
 from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
@@ -46,10 +46,10 @@ class Bed:
         self.clock = StillClock(lambda: NOW, lambda: self.seconds)
         machine = NodeModel(topology=machines.dual_smt(), settings=Settings())
         self.agent = agent_of(machine, metrics=self.metrics, clock=self.clock)
-        locality = MemoryLocalityRounds(enabled=True, metric=metric)
-        self.memory = MemoryWatch(self.agent, locality, str(root), self.clock, proc=str(root))
-        waiting, proc = CPUWaiting(enabled=True, metric=metric), str(root / "proc")
-        self.waiting = WaitingWatch(self.agent, waiting, str(root), self.clock, proc=proc)
+        mode = UsageReadMode.METRIC if metric else UsageReadMode.READ
+        self.memory = MemoryWatch(self.agent, mode, 30, str(root), self.clock, proc=str(root))
+        proc = str(root / "proc")
+        self.waiting = WaitingWatch(self.agent, mode, 30, str(root), self.clock, proc=proc)
         watches = UsageWatches(memory=self.memory, cpu_waiting=self.waiting)
         self.view = live_view(self.agent, clock=self.clock, watches=watches)
         self.metrics.snapshot = self.view.metrics_snapshot

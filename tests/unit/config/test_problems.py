@@ -97,12 +97,12 @@ from nri_numa.errors import ConfigError
         ("scheduler: {bindTimeout: 5s}", "scheduler.bindTimeout: 5s, expected 0.1s to 4s"),
         ("scheduler: {settle: x}", "scheduler.settle: 'x' is no duration"),
         # reading containers
-        ("memoryLocality: {interval: 10ms}", "memoryLocality.interval: 10ms, expected 1s"),
-        ("cpuWaiting: {interval: soon}", "cpuWaiting.interval: 'soon' is no duration"),
-        ("cpuWaiting: {metric: true}", "cpuWaiting.enabled is not; nothing is read"),
+        ("containerUsage: {interval: 10ms}", "containerUsage.interval: 10ms, expected 1s"),
+        ("containerUsage: {interval: soon}", "containerUsage.interval: 'soon' is no duration"),
+        ("containerUsage: {cpuPressure: true}", "expected metric, off or read"),
         (
-            "memoryLocality: {enabled: true}\nhttp: {address: 'off'}",
-            "memoryLocality.enabled: is true, but http.address is off",
+            "containerUsage: {memory: read}\nhttp: {address: 'off'}",
+            "containerUsage.memory: is read, but http.address is off",
         ),
         ("measuredCapacity: {mode: maybe}", "measuredCapacity.mode"),
         ("measuredCapacity: {halfLife: 0.5}", "measuredCapacity.halfLife: 0.5, expected 1s"),
@@ -149,7 +149,8 @@ def test_what_costs_or_evicts_is_off_by_default() -> None:
     evictions = config.controller.evictions
     reasons = (evictions.drained_numa_nodes, evictions.stuck_pods, evictions.cpu_steal)
     assert not any(one.evict for one in reasons)
-    assert not any(one.enabled for one in (config.memory_locality, config.cpu_waiting, config.dra))
+    usage = config.container_usage
+    assert (usage.memory, usage.cpu_pressure, config.dra.enabled) == ("off", "off", False)
 
 
 def test_paths_of_sockets_are_short() -> None:

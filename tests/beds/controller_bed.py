@@ -123,12 +123,12 @@ class EvictorBed:
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.now = 0.0
         self.cluster = ClusterObjects()
-        self.has(*pods)
+        self.put_pods(*pods)
         self.answers: dict[str, OutcomeKind] = {}
         self.evicted: list[tuple[str, float]] = []
         self.requests: list[APIRequest] = []
 
-    def has(self, *pods: dict[str, Any]) -> None:
+    def put_pods(self, *pods: dict[str, Any]) -> None:
         """These pods are there."""
         self.cluster.put(Resource.PODS, *pods)
 

@@ -18,7 +18,7 @@ from tests.beds.stepped_loop import end
 
 
 class ExtenderBed:
-    """One whose watches do not run: it knows what `knows` and `schedule` say.
+    """One whose watches do not run: it knows what `publish` and `schedule` say.
 
     Time passes in `step` and `until` of `tests.beds.stepped_loop`.
     """
@@ -38,7 +38,7 @@ class ExtenderBed:
             self.extender.topologies.synced.set()
             self.extender.pods.synced.set()
 
-    def knows(self, *topologies: dict[str, Any]) -> None:
+    def publish(self, *topologies: dict[str, Any]) -> None:
         """What nodes publish, as the watch brings it."""
         for document in topologies:
             self.extender.node_watcher.on_update(document)

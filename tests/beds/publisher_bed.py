@@ -119,11 +119,11 @@ class ObjectBed(OutputBed):
         self.output, self._resource, self._name = output, resource, name
         self.forced: Outcome | None = None
         self.broken = False
-        self.answer = self.answer_in_place
+        self.answer = self.forced_answer
         if cluster is None:
             self.put_node(uid="node-1")
 
-    def answer_in_place(self, request: APIRequest) -> Outcome | None:
+    def forced_answer(self, request: APIRequest) -> Outcome | None:
         """As `forced` and `broken` say."""
         if request.resource is Resource.NODES or self.forced is not None:
             return self.forced if request.resource is not Resource.NODES else None

@@ -109,7 +109,7 @@ class StuckPodBed(EvictorBed):
 
     def see(self, *pods: dict[str, Any]) -> None:
         """These are there, and the watch brings them."""
-        self.has(*pods)
+        self.put_pods(*pods)
         for one in pods:
             self.output.on_pod(one, self.now)
 
@@ -452,7 +452,7 @@ class SuspectBed(StuckPodBed):
 
 def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
     bed = SuspectBed()
-    bed.has(partly("web"))
+    bed.put_pods(partly("web"))
     assert bed.at(0.0) == 0
     bed.output.on_rejection_event(event("web"), 1.0)
     assert bed.at(1.0) == 1
@@ -469,11 +469,11 @@ def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
 
 def test_a_status_may_come_after_the_event() -> None:
     bed = SuspectBed()
-    bed.has(pod("web"))  # Pending: it comes by the watch
+    bed.put_pods(pod("web"))  # Pending: it comes by the watch
     bed.output.on_rejection_event(event("web"), 0.0)
     bed.at(0.0)
     assert bed.output.pending_count() == 0
-    bed.has(partly("web"))
+    bed.put_pods(partly("web"))
     bed.output.on_rejection_event(event("web"), 1.0)
     bed.at(STUCK_POD_CHECK_INTERVAL_S)
     assert bed.output.pending_count() == 1
@@ -485,12 +485,12 @@ def test_a_status_may_come_after_the_event() -> None:
 
 def test_another_pod_of_that_name_is_another_pod() -> None:
     bed = SuspectBed()
-    bed.has(partly("web"))
+    bed.put_pods(partly("web"))
     bed.output.on_rejection_event(event("web"), 0.0)
     bed.at(0.0)
     following = partly("web")
     following["metadata"]["uid"] = "uid-next"
-    bed.has(following)
+    bed.put_pods(following)
     bed.at(STUCK_POD_CHECK_INTERVAL_S)
     assert list(bed.output.pods) == ["uid-next"]
 
@@ -512,7 +512,7 @@ def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
         bed.output.on_rejection_event(event(f"web-{number}"), 0.0)
     assert bed.at(0.0) == MAX_RUNNING_PODS
     bed.answers.clear()
-    bed.has(partly("web-0"))
+    bed.put_pods(partly("web-0"))
     assert bed.at(STUCK_POD_CHECK_INTERVAL_S) == MAX_RUNNING_PODS
     assert bed.output.pending_count() == 1
     assert bed.at(2 * STUCK_POD_CHECK_INTERVAL_S) == 1

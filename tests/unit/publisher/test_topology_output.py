@@ -228,7 +228,7 @@ def test_entries_of_the_old_version_are_taken_away_once(started: TopologyBed) ->
 def test_where_that_does_not_help_it_is_not_tried_without_end(started: TopologyBed) -> None:
     def answer(request: APIRequest) -> Outcome | None:
         started.broken = True
-        return started.answer_in_place(request)
+        return started.forced_answer(request)
 
     started.answer = answer
     started.says(1, seconds=120)

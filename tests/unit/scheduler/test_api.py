@@ -30,7 +30,7 @@ def cluster() -> ClusterObjects:
 async def bed(request: pytest.FixtureRequest) -> ExtenderBed:
     """An extender with one node of twice four CPUs."""
     bed = ExtenderBed(**getattr(request, "param", {}))
-    bed.knows(topology(4, 4))
+    bed.publish(topology(4, 4))
     return bed
 
 
@@ -71,7 +71,7 @@ async def test_an_ordinary_pod_is_bound_as_it_is(bed: ExtenderBed) -> None:
 
 async def test_a_second_call_waits_for_the_first(bed: ExtenderBed) -> None:
     bed.schedule(single(3))
-    bed.knows(topology(4, 4, name="n2"))
+    bed.publish(topology(4, 4, name="n2"))
     problems = await asyncio.gather(bed.bind(), bed.bind(), bed.bind(node="n2"))
     assert problems == ["", "", "is on n1 already"]
     assert bed.assumed_nodes == ["n1"]
@@ -132,11 +132,11 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(bed: Exten
     """It may still be written: its room is kept, and is not in the way of the pod itself."""
     bed.cluster.put(Resource.PODS, single(3))
     bed.cluster.fail(504, "late", on="/binding")
-    bed.knows(topology(4, 4, name="n2"))
+    bed.publish(topology(4, 4, name="n2"))
     for _ in range(2):
         assert "504" in await bed.bind()
         assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n1"]
-    bed.knows(topology(1, 1))
+    bed.publish(topology(1, 1))
     assert (await bed.filter(single(3), "n1", "n2"))["NodeNames"] == ["n2"]
 
 
@@ -145,7 +145,7 @@ async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
     bed: ExtenderBed, code: int, held: str
 ) -> None:
     """kube-scheduler calls bind again where the first call took too long, also for another node."""
-    bed.knows(topology(4, 4, name="n2"))
+    bed.publish(topology(4, 4, name="n2"))
     bed.schedule(single(3))
     assert await bed.bind() == ""
     bed.cluster.fail(code, "is assigned to node n1", on="/binding")
@@ -170,7 +170,7 @@ def lists_of(cluster: ClusterObjects, selector: str) -> int:
 async def test_who_started_before_anybody_watched_is_not_overlooked(bed: ExtenderBed) -> None:
     """The kubelet says that it runs, the node's object is older than that: neither list has it."""
     bed.cluster.put(Resource.PODS, running("early"))
-    bed.knows(topology(4))
+    bed.publish(topology(4))
     watch = bed.extender.pods
     watch.synced.clear()
     async with working(watch.run()):
@@ -182,9 +182,9 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(bed: Extende
         assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
     assert list(bed.nodes.assumed_pods) == ["uid-early"]
     # The agent counts it, and then it is gone.
-    bed.knows(topology(1, charged=[("uid-early", "main")]))
+    bed.publish(topology(1, charged=[("uid-early", "main")]))
     assert not bed.nodes.assumed_pods
-    bed.knows(topology(4))
+    bed.publish(topology(4))
     assert await bed.bind("a") == ""
     assert lists_of(bed.cluster, "spec.nodeName=n1,") == 1, "once for each node"
 
@@ -208,7 +208,7 @@ async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(bed: ExtenderBe
 async def test_room_is_promised_once_however_late_an_object_is(late: float) -> None:
     """The pod runs, and the object of its node is from before that."""
     bed = ExtenderBed()
-    bed.knows(topology(4, charged=[]))
+    bed.publish(topology(4, charged=[]))
     assert await bed.filter_and_bind(single(3, name="a")) == ""
     pending = single(3, name="a", node="n1", placed='{"main":"0"}')
     bed.extender.pod_watcher.on_update(pending)
@@ -217,7 +217,7 @@ async def test_room_is_promised_once_however_late_an_object_is(late: float) -> N
     await step(late)
     bed.extender.pod_watcher.expire_assumed_pods()
     assert "most free for exclusive use: 1" in await bed.filter_and_bind(single(3, name="b"))
-    bed.knows(topology(4, charged=[("uid-a", "main")]))  # of seven
+    bed.publish(topology(4, charged=[("uid-a", "main")]))  # of seven
     assert await bed.filter_and_bind(single(3, name="b")) == ""
 
 
@@ -226,7 +226,7 @@ async def test_each_node_is_read_once_after_a_list_however_long_ago(since: float
     """Its publisher may be late by any time; where no Lease says who leads, after silence too."""
     bed = ExtenderBed()
     bed.cluster.put(Resource.PODS, running("early"))
-    bed.knows(topology(4, charged=[]), topology(4, 4, name="n2", charged=[]))
+    bed.publish(topology(4, charged=[]), topology(4, 4, name="n2", charged=[]))
     bed.extender.pod_watcher.on_list(frozenset())
     await step(since)
     for _ in range(2):

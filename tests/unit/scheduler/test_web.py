@@ -31,7 +31,7 @@ Ask = Callable[..., Coroutine[Any, Any, tuple[int, Any]]]
 def extender(*, synced: bool = True, **section: Any) -> Extender:
     """One that no API server was asked for."""
     bed = ExtenderBed(synced=synced, **section)
-    bed.knows(topology(4, 4, name="a"), topology(8, 8, name="b"))
+    bed.publish(topology(4, 4, name="a"), topology(8, 8, name="b"))
     return bed.extender
 
 

@@ -161,10 +161,6 @@ async def test_events_that_wait_are_read_without_a_pause(
         return Said(200, stream=stream()) if len(watched) == 1 else status(503, "later")
 
     server.answer = answer
-    for module in (
-        "nri_numa.controller.service", "nri_numa.scheduler.extender", "tests.beds.watch_clients",
-    ):  # fmt: skip
-        monkeypatch.setattr(f"{module}.KubeAPI", Gated)
     pauses, loop = list[float](), asyncio.get_running_loop()
     later = loop.call_later
     monkeypatch.setattr(
@@ -172,7 +168,7 @@ async def test_events_that_wait_are_read_without_a_pause(
         "call_later",
         lambda delay, *more, **how: pauses.append(delay) or later(delay, *more, **how),
     )
-    watch = watch_of(name, str(tmp_path))
+    watch = watch_of(name, Gated(str(tmp_path), "test"))
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(180):
         while len(watched) < 2:

@@ -13,13 +13,15 @@ container may use is not decided here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nri_numa.devices import interfaces
 from nri_numa.devices.lookup import DeviceFinder, MissedHints, build_hints, read_nvidia_gpus
 from nri_numa.devices.sysfs import LocatedDevice
 from nri_numa.machine.pci import NIC
@@ -51,6 +53,11 @@ MIN_KUBELET_QUERY_INTERVAL_S: Final = 0.02
 """Seconds between two questions: half of what the kubelet admits, for others ask as well."""
 RATE_LIMIT_RETRY_S: Final = 0.1
 """Seconds after which a kubelet that was asked too often is asked once more."""
+
+
+CLONE_NEWNET: Final = 0x40000000
+INTERFACE_QUERY_TIMEOUT_S: Final = 1.0
+"""Seconds for an answer of the kernel, which is a matter of milliseconds."""
 
 
 DevicesByContainer = Mapping[str, tuple[LocatedDevice, ...]]
@@ -238,7 +245,7 @@ class DeviceWatch:
         if self._sources.cdi:
             self._read_cdi_files()
         if self._sources.network:
-            interfaces.preload_pyroute2()
+            import pyroute2  # noqa: F401 - so that the first question is quick
 
     def _refresh_links_and_cdi(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
@@ -258,7 +265,7 @@ class DeviceWatch:
     def _find_network_devices(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
-        parents = interfaces.list_interface_parents(pod.network_namespace)
+        parents = list_interface_parents(pod.network_namespace)
         if isinstance(parents, str):
             entry.network = (), f"its network interfaces cannot be looked at: {parents}"
             return
@@ -282,3 +289,73 @@ class DeviceWatch:
                 )  # the next lookup finds them remembered
             entry.kubelet = answer, ""
         time.sleep(MIN_KUBELET_QUERY_INTERVAL_S)  # of this thread, which nothing waits for
+
+
+# --- Network interfaces of a pod ---
+#
+# A network card that was moved into a pod is not in the host's sysfs any more, but the kernel still
+# names its device (``IFLA_PARENT_DEV_NAME``, Linux 5.14). The namespace is entered by a thread that
+# ends with the question: a thread that came back from elsewhere is of no use, one that stayed would
+# keep the namespace, and the card in it, after the pod has gone; and nothing is forked. Within its
+# thread pyroute2 is used as in any program.
+
+
+class ParentDevice(NamedTuple):
+    """The device of a network interface: its bus, and its name there."""
+
+    bus: str
+    name: str
+
+
+def list_interface_parents(
+    namespace: str, seconds: float = INTERFACE_QUERY_TIMEOUT_S
+) -> tuple[ParentDevice, ...] | str:
+    """The interfaces with a device in a network namespace, or why they are not known. Blocks.
+
+    ``namespace`` is a path such as ``/run/netns/cni-…`` or ``/proc/1234/ns/net``; our own gives
+    none.
+    """
+    answer: list[tuple[ParentDevice, ...] | str] = []
+
+    def list_interfaces() -> None:
+        try:
+            if os.stat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+                answer.append(())  # it is on the host's network, whose cards belong to no pod
+                return
+            _enter_namespace(namespace)
+            answer.append(_list_parent_devices())
+        except OSError as error:
+            answer.append(f"{namespace}: {error.strerror or error}")
+        except Exception as error:  # pyroute2 has exceptions of many families
+            answer.append(f"{namespace}: {error!r}")
+
+    thread = threading.Thread(target=list_interfaces, name="network namespace", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else f"{namespace}: the kernel did not answer within {seconds:g} s"
+
+
+def _enter_namespace(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Whatever is in the namespace's place must not make anybody wait.
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if libc.setns(descriptor, CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+
+
+def _list_parent_devices() -> tuple[ParentDevice, ...]:
+    import pyroute2
+
+    found: list[ParentDevice] = []
+    route: Any = pyroute2.IPRoute()
+    with route:
+        for link in route.get_links():
+            bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
+            name = link.get_attr("IFLA_PARENT_DEV_NAME")
+            if bus and name and len(found) < MAX_CONTAINER_DEVICES:
+                found.append(ParentDevice(bus, name))
+    return tuple(found)

@@ -17,8 +17,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import ConfigInForce, SettingsSource, apply_recomputed_settings
+from nri_numa.agent.reload import ApplySettings
 from nri_numa.config.sections import StealCapacity, StealTimeMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
@@ -72,18 +73,18 @@ class CapacityMonitor(ABC):
     def refresh_capacity(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, daemon: ConfigInForce, source: SettingsSource) -> None:
+    async def run(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply_capacity(daemon, source)
+            await self.apply_capacity(current, apply_settings)
             await asyncio.sleep(self.interval)
 
-    async def apply_capacity(self, daemon: ConfigInForce, source: SettingsSource) -> None:
+    async def apply_capacity(self, current: CurrentState, apply_settings: ApplySettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.refresh_capacity, daemon.agent.current.machine.topology):
+        if await asyncio.to_thread(self.refresh_capacity, current.machine.topology):
             self._in_force = False
         if not self._in_force:
-            self._in_force = await apply_recomputed_settings(daemon, source)
+            self._in_force = await apply_settings()
 
 
 class ExternalCapacity(CapacityMonitor):

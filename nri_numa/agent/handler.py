@@ -96,6 +96,7 @@ class AgentHandler:
     """Implements `nri_numa.runtime.RuntimeHandler` over an agent.
 
     Args:
+        link_observers: hear of the link; called in this order.
         rejects_on_error: True if a bug of ours is answered with an error, which fails the creation,
             instead of an empty adjustment.
         observers: follow pods; called in this order.
@@ -107,7 +108,7 @@ class AgentHandler:
         self,
         agent: Agent,
         metrics: Metrics,
-        link_observer: LinkObserver | None = None,
+        link_observers: Sequence[LinkObserver] = (),
         *,
         rejects_on_error: Callable[[], bool] = lambda: False,
         observers: Sequence[PodObserver] = (),
@@ -116,7 +117,7 @@ class AgentHandler:
     ) -> None:
         self._agent = agent
         self._metrics = metrics
-        self._link_observer = link_observer or LinkObserver()
+        self._link_observers = link_observers
         self._rejects_on_error = rejects_on_error
         self._events = _PodEvents(
             *(
@@ -140,7 +141,8 @@ class AgentHandler:
 
     def on_runtime_configured(self, info: RuntimeInfo) -> None:
         """The runtime introduced itself."""
-        self._link_observer.on_runtime_configured(info)
+        for observer in self._link_observers:
+            observer.on_runtime_configured(info)
         self._metrics.record_registration(info.name, info.version)
 
     def synchronize(
@@ -290,7 +292,8 @@ class AgentHandler:
         """Say where the link stands."""
         if state is not LinkState.ACTIVE and state is not LinkState.CONFIGURED:
             self._metrics.link_up.set(0)
-        self._link_observer.on_link_changed(state, detail)
+        for observer in self._link_observers:
+            observer.on_link_changed(state, detail)
 
     def on_protocol_broken(self) -> None:
         """Count it."""

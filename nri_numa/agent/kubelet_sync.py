@@ -20,7 +20,7 @@ from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import ConfigInForce, apply_recomputed_settings
+from nri_numa.agent.reload import ApplySettings, ConfigInForce
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import build_allocator_index
 from nri_numa.engine.foreign_pins import parse_foreign_cpuset
@@ -267,15 +267,15 @@ class KubeletConfigWatch:
                 level("the kubelet's configuration", says=sentence, file=self.discovered.path)
         self._said = frozenset(lines)
 
-    async def watch_config(self, daemon: ConfigInForce) -> None:
+    async def watch_config(self, in_force: ConfigInForce, apply_settings: ApplySettings) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(CONFIG_CHECK_INTERVAL_S)
-            await self.refresh_config(daemon)
+            await self.refresh_config(in_force.config, apply_settings)
 
-    async def refresh_config(self, daemon: ConfigInForce) -> None:
+    async def refresh_config(self, config: AgentConfig, apply_settings: ApplySettings) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
-        if await asyncio.to_thread(self.read_config, daemon.config):
-            if not await apply_recomputed_settings(daemon, self):
+        if await asyncio.to_thread(self.read_config, config):
+            if not await apply_settings():
                 self.discovered = DiscoveredConfig()  # once more
             self.report_config()

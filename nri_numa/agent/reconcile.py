@@ -22,7 +22,7 @@ given the same set afterwards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -89,8 +89,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: tuple[str, ...] = ()
 
 
-class RuntimePush(Protocol):
-    """The runtime, as far as updates are sent to it that answer no event."""
+class RuntimeStatus(Protocol):
+    """How the runtime is reached, and whether it is."""
 
     over_cri: bool
 
@@ -98,8 +98,9 @@ class RuntimePush(Protocol):
     def is_synchronized(self) -> bool:
         """Registered and synchronized."""
 
-    async def push_updates(self, updates: Sequence[ContainerUpdate]) -> PushResult:
-        """Send updates."""
+
+PushUpdates = Callable[[Sequence[ContainerUpdate]], Awaitable[PushResult]]
+"""Sends the runtime updates that answer no event."""
 
 
 class DriftReports:
@@ -239,7 +240,8 @@ class Reconciler:
         cgroups: CgroupUpdates,
         systemd: SystemdSync,
         drift: DriftTable,
-        runtime: RuntimePush,
+        runtime: RuntimeStatus,
+        push_updates: PushUpdates,
         *,
         notices: NoticeLog,
         metrics: Metrics,
@@ -249,7 +251,7 @@ class Reconciler:
         self._cgroups = cgroups
         self._systemd = systemd
         self._drift = drift
-        self._runtime = runtime
+        self._runtime, self._push_updates = runtime, push_updates
         self._clock = clock
         self._reports = DriftReports(current, notices, metrics, clock)
         self._written: set[str] = set()
@@ -263,7 +265,7 @@ class Reconciler:
 
     # --- when to look -----------------------------------------------------------------------------
 
-    async def run_checks(self, daemon: ConfigInForce) -> None:
+    async def run_checks(self, in_force: ConfigInForce) -> None:
         """Look at what was written or may be late until cancelled.
 
         With ``reconcile.interval`` 0 nothing that others write is looked at.
@@ -290,8 +292,10 @@ class Reconciler:
                         checks.wake.set()
                         continue
                     written, self._written = self._written, set()
-                    drifts = parse_duration(daemon.config.reconcile.interval) > 0
-                    await self._run_round(daemon, checks.since.keys() | (written if drifts else ()))
+                    drifts = parse_duration(in_force.config.reconcile.interval) > 0
+                    await self._run_round(
+                        in_force, checks.since.keys() | (written if drifts else ())
+                    )
                     took = self._clock.monotonic() - began
                     await self._clock.sleep(max(WRITE_CHECK_INTERVAL_S, CHECK_REST_RATIO * took))
             finally:
@@ -301,26 +305,26 @@ class Reconciler:
         self._written |= watch.pop_written()
         self._cgroups.checks.wake.set()
 
-    async def run_periodic_rounds(self, daemon: ConfigInForce) -> None:
+    async def run_periodic_rounds(self, in_force: ConfigInForce) -> None:
         """Look at everything in each ``reconcile.interval``, until cancelled; 0 is never."""
         waited = step = 0.0
         while True:
             # In small steps, so that a reloaded interval counts at once.
             await self._clock.sleep(step)
             self._drift.accumulate_seconds()
-            interval = parse_duration(daemon.config.reconcile.interval)
+            interval = parse_duration(in_force.config.reconcile.interval)
             waited = waited + step if interval > 0 else 0.0
             if interval > 0 and waited >= interval:
                 waited = 0.0
-                await self._run_round(daemon, None)
+                await self._run_round(in_force, None)
             step = (
                 min(LOOP_POLL_INTERVAL_S, interval - waited)
                 if interval > 0
                 else LOOP_POLL_INTERVAL_S
             )
 
-    async def _run_round(self, daemon: ConfigInForce, only: Collection[str] | None) -> None:
-        settings = daemon.config.reconcile
+    async def _run_round(self, in_force: ConfigInForce, only: Collection[str] | None) -> None:
+        settings = in_force.config.reconcile
         try:
             await self.reconcile(
                 max_repairs=settings.max_repairs,
@@ -404,7 +408,7 @@ class Reconciler:
         repaired = [c for c in right if c in drifted]
         self._reports.report_repaired(repaired)
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
-            await self._runtime.push_updates([c.to_update for c in repaired])
+            await self._push_updates([c.to_update for c in repaired])
         if only is None:
             cgroups.queue_systemd_sync(ids)
         return RoundResult(
@@ -486,7 +490,7 @@ class Reconciler:
         sent: list[Drift] = []
         for start in range(0, len(wrong), PUSH_BATCH):
             chunk = wrong[start : start + PUSH_BATCH]
-            result = await self._runtime.push_updates([c.to_update for c in chunk])
+            result = await self._push_updates([c.to_update for c in chunk])
             if not result.succeeded:
                 left = len(wrong) - start
                 log.warning("containers not put right", containers=left, detail=result.detail)

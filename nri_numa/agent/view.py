@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.capacity import StealWatch
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late_starts import LateStarts
-    from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.links import LinkStatus, NodeDevices
     from nri_numa.devices.counts import CountsOrReason
     from nri_numa.kubelet.configuration import KubeletFacts
 
@@ -100,7 +100,7 @@ class LiveView:
         self,
         agent: Agent,
         about: ProcessInfo,
-        runtime: RuntimeConnection,
+        runtime: LinkStatus,
         more: OptionalParts,
         watches: UsageWatches,
         clock: Clock,

@@ -146,6 +146,7 @@ class CgroupBed(Clock):
             self.systemd,
             agent.drift,
             self,
+            lambda updates: self.push_updates(updates),
             notices=agent.history.notices,
             metrics=self.world.metrics,
             clock=self.timing,

@@ -48,6 +48,7 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import CPUWaitGauges, Metrics
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.store.files import read_file
 
 # --- From outside ---
@@ -175,6 +176,7 @@ class ExternalCapacity(CapacityMonitor):
 
 MIN_FACTOR_CHANGE: Final = 0.1
 """How far the average must be from a factor before it changes."""
+UNKNOWN_STEAL_EVENT: Final = "steal is not known here"
 STEAL_SOURCE: Final = "steal"
 """Where these factors come from, in log lines."""
 
@@ -193,7 +195,7 @@ class StealWatch(CapacityMonitor):
             half_life=parse_duration(config.half_life), step=MIN_FACTOR_CHANGE, floor=config.floor
         )
         self._last: tuple[float, Topology, CPUStealAndWaitTimes] | None = None
-        self._problem = ""
+        self._problems = ReportOnce(log)
 
     def enforced_factors(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
@@ -211,9 +213,7 @@ class StealWatch(CapacityMonitor):
             return self._report_unreadable(str(error))
         if not times.steal:
             return self._report_unreadable(f"{self._root.rstrip('/')}/proc/stat reports no steal")
-        if self._problem:
-            log.info("steal is known again")
-            self._problem = ""
+        self._problems.report(UNKNOWN_STEAL_EVENT, "", "steal is known again")
         last, self._last = self._last, (now, topology, times)
         # CPUs that moved to another NUMA node meanwhile would be counted there.
         if last is None or last[1] is not topology or now <= last[0]:
@@ -242,9 +242,8 @@ class StealWatch(CapacityMonitor):
         return changed and self._acts
 
     def _report_unreadable(self, problem: str) -> bool:
-        if problem != self._problem:
-            log.warning("steal is not known here", because=problem)
-        self._last, self._problem = None, problem
+        self._problems.report(UNKNOWN_STEAL_EVENT, problem, because=problem)
+        self._last = None
         return False
 
 

@@ -26,6 +26,7 @@ from nri_numa.model.workload import (
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import CallTimer, LinkState, RuntimeInfo
 from nri_numa.runtime_profile import profile_of
 from nri_numa.text import parse_version, utc_text
@@ -212,8 +213,7 @@ class RuntimeOwnership:
     """Whether the agent acts: not with ``observe``, nor while another one works on the runtime."""
 
     def __init__(self, lock: RuntimeLock, agent: Agent) -> None:
-        self._lock, self._agent = lock, agent
-        self._problem = ""
+        self._lock, self._agent, self._problems = lock, agent, ReportOnce(log)
 
     def update_observe(self, observe: bool) -> str:
         """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
@@ -228,9 +228,7 @@ class RuntimeOwnership:
                 self._lock.acquire()
             except RuntimeBusy as error:
                 problem = str(error)
-        if problem and problem != self._problem:
-            log.error("another agent works on this runtime", problem=problem)
-        self._problem = problem
+        self._problems.report("another agent works on this runtime", problem, say=log.error)
         current = self._agent.current
         before = current.observe
         current.set_observe(observe or bool(problem))

@@ -36,6 +36,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notify import SystemdNotifier
+from nri_numa.observe.reports import ReportOnce
 from nri_numa.runtime import RuntimeInfo
 
 if TYPE_CHECKING:
@@ -257,6 +258,8 @@ MIN_LINE_INTERVAL_S: Final = 3600.0
 FIELDS_LOGGED_HOURLY: Final = frozenset(("memory", "hugepages"))
 """Of what `nri_numa.machine.hotplug.changed_texts_by_field` finds; a balloon moves them always."""
 
+UNREADABLE_EVENT: Final = "machine cannot be read any more"
+
 
 def report_polling(error: OSError, were_there: bool) -> None:
     """Say that CPUs which come and go are found by polling alone."""
@@ -280,7 +283,7 @@ class MachineReloader:
         self._device_counts, self._clock = device_counts, clock
         self._logged_topology: Topology | None = None  # as the log has it
         self._logged_at = -math.inf
-        self._is_readable = True
+        self._problems = ReportOnce(log)
 
     async def read_memory(self) -> None:
         """Read what is left of memory."""
@@ -316,11 +319,9 @@ class MachineReloader:
         try:
             is_in_force = await apply_when_unchanged(agent, with_topology)
         except (TopologyError, OSError) as error:
-            if self._is_readable:
-                log.warning("machine cannot be read any more", error=str(error))
-            self._is_readable = False
+            self._problems.report(UNREADABLE_EVENT, "unreadable", error=str(error))
             return
-        self._is_readable = True
+        self._problems.report(UNREADABLE_EVENT, "")
         if is_in_force:
             self._log_changes(self._logged_topology or known, topology)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.systemd_sync import SystemdSync
@@ -135,6 +136,11 @@ class CgroupBed(Clock):
                 if update.cpu_quota is not None:
                     self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
         return Result()
+
+    @property
+    def checks(self) -> Confirmations:
+        """What is to be compared."""
+        return self.world.agent.cgroups.confirmations[WriteTarget.CGROUP]
 
     def start_reconciler(self) -> None:
         """Begin to compare, with systemd as it is now."""

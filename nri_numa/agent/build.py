@@ -24,7 +24,7 @@ from nri_numa.agent.claims import ClaimStore, build_claim_store, serve_claims_to
 from nri_numa.agent.containers import LiveContainers
 from nri_numa.agent.current_state import CurrentState
 from nri_numa.agent.drift_table import DriftTable
-from nri_numa.agent.handler import AgentHandler, ContainerDevices, PendingPods
+from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.history import DecisionHistory
 from nri_numa.agent.interrupts import InterruptSteering
 from nri_numa.agent.kubelet_sync import KubeletConfigWatch, KubeletSync
@@ -317,7 +317,7 @@ def _build_handler(
     reloader: Reloader,
     reporter: LinkReporter,
 ) -> AgentHandler:
-    devices = [ContainerDevices(pods.device_watch)] if pods.device_watch else []
+    devices = [pods.device_watch] if pods.device_watch else []
     claims = [pods.claims] if pods.claims else []
     return AgentHandler(
         agent,

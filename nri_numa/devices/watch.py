@@ -28,11 +28,14 @@ from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MAX_CONTAINER_DEVICES,
+    Container,
     DeviceMentions,
     KnownContainerDevices,
     PodSandbox,
+    PodTable,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.runtime import PodObserver
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
@@ -109,7 +112,7 @@ def query_devices(
     return found
 
 
-class DeviceWatch:
+class DeviceWatch(PodObserver):
     """Knows the devices of containers. Its methods are called in the loop and never wait."""
 
     def __init__(
@@ -160,7 +163,7 @@ class DeviceWatch:
 
     # --- called by the link -----------------------------------------------------------------------
 
-    def prepare_pod(self, pod: PodSandbox) -> None:
+    def on_run_pod(self, pod: PodSandbox) -> None:
         """A pod is being made: find out ahead what its containers will have."""
         network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
@@ -180,17 +183,22 @@ class DeviceWatch:
         if asks:
             self._submit_task(self._asking, self._query_kubelet, pod, entry)
 
-    def retain_pods(self, pods: Sequence[PodSandbox]) -> None:
+    def on_synchronize(self, pods: PodTable, containers: Sequence[Container]) -> None:
         """There are these pods and no others; those that are new to us are looked at."""
         # In one step: the threads look here whether a pod is still there.
-        self._pods = {pod.id: self._pods[pod.id] for pod in pods if pod.id in self._pods}
-        for pod in pods:
-            if pod.id not in self._pods:
-                self.prepare_pod(pod)
+        self._pods = {i: self._pods[i] for i in pods.uids if i in self._pods}
+        for pod_id in pods.uids:
+            if pod_id not in self._pods:
+                self.on_run_pod(pods[pod_id])
 
-    def forget_pod(self, pod_id: str) -> None:
+    def on_remove_pod(self, pod_id: str, uid: str) -> None:
         """A pod is removed."""
         self._pods.pop(pod_id, None)
+
+    def complete(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """The container with what is known of its devices."""
+        known = self.known_container_devices(pod.id, container.name, container.mentions)
+        return pod, known.apply_to(container)
 
     def known_container_devices(
         self, pod_id: str, name: str, mentions: DeviceMentions

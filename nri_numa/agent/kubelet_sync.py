@@ -136,12 +136,12 @@ class KubeletSync:
             allocation = state.allocations.get(container_id)
             if allocation is None or not one.repairs_abandoned:
                 continue
-            has = parse_foreign_cpuset(one.cpus)
+            has, desired = one.drift.actual.effective_cpus, one.drift.desired_cpus
             wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
             if has and (has == wants or has in state.kubelet.shared):
                 if container_id in self.conflicts:
                     continue
-                self._record_conflict(allocation, one.cpus, one.desired_cpus, "kubelet", "cgroup")
+                self._record_conflict(allocation, str(has), str(desired), "kubelet", "cgroup")
 
     def _record_conflict(
         self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str

@@ -15,8 +15,8 @@ dear, and hangs containerd (2.1.9, 2.4.2) for good when a sandbox is removed in 
 
 What the kernel would refuse, because of a cgroup above or below, is not written: that cgroup is
 named, and the repair follows when it is out of the way. A container that is rewritten again and
-again is reported and left until some time has passed (docs/adr/0012-drift.md). systemd, where it
-made a cgroup, is given the same set afterwards.
+again is reported and left (`nri_numa.agent.drift_policy`). systemd, where it made a cgroup, is
+given the same set afterwards.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from nri_numa.agent.cgroup_updates import CgroupCheckResult, CgroupUpdates, observe_cgroups
 from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations, WriteTarget
 from nri_numa.agent.current_state import CurrentState
+from nri_numa.agent.drift_policy import RepairPlan, plan_repairs
 from nri_numa.agent.drift_table import DriftTable
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import ConfigInForce
@@ -83,48 +84,6 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     drifted: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
     abandoned: tuple[str, ...] = ()
-
-
-class RepairPlan(NamedTuple):
-    """What is to be done about containers that are not as they should be.
-
-    Attributes:
-        drifted: what another program changed.
-        abandoned: of these, those that were repaired so often lately that they are left.
-        writes: what is to be written, late ones too.
-    """
-
-    drifted: list[Drift]
-    abandoned: list[Drift]
-    writes: list[Drift]
-
-
-def plan_repairs(
-    found: Sequence[Drift],
-    *,
-    late: Collection[str],
-    updating: Collection[str],
-    exhausted: Collection[str],
-    observe: bool,
-    may_repair: bool,
-) -> RepairPlan:
-    """Tell drift from what is only ``late`` or being updated, and choose what to write. Pure.
-
-    Drift of those that are ``exhausted``, because they were repaired so often lately, is left.
-    Those that are late are written even where drift may not be repaired (``may_repair``): while the
-    runtime cannot be reached. Nothing is with ``observe``.
-    """
-    excused = {*late, *updating}
-    drifted = [d for d in found if d.container_id not in excused]
-    writable = [d for d in found if not (d.is_report_only or observe)]
-    abandoned = [
-        d for d in writable if d.container_id in exhausted and d.container_id not in excused
-    ]
-    ids = {d.container_id for d in abandoned}
-    writes = [
-        d for d in writable if d.container_id not in ids and (may_repair or d.container_id in late)
-    ]
-    return RepairPlan(drifted, abandoned, writes)
 
 
 class RuntimeStatus(Protocol):

@@ -254,7 +254,7 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.look()
     found = bed.world.agent.drift.known["plain-app"]
-    assert (found.cpus, found.on_exclusive_cpus) == ("0-7", True)
+    assert (str(found.drift.actual.effective_cpus), found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
     assert bed.lines("containers not put right")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nri_numa.agent.confirmations import TRY_COUNT_WINDOW_S, Confirmations
-from nri_numa.agent.reconcile import plan_repairs
+from nri_numa.agent.drift_policy import plan_repairs
 from nri_numa.engine.desired import Drift, recorded_actual
 from nri_numa.model.cpuset import CPUSet
 

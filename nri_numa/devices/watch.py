@@ -82,6 +82,9 @@ class PodDevices:
     kubelet: tuple[DevicesByContainer, str]
 
 
+_UNKNOWN_POD: Final = PodDevices("", ((), ""), ({}, ""))
+
+
 def query_devices(
     kubelet_root: str, namespace: str, pod: str, seconds: float = KUBELET_ANSWER_TIMEOUT_S
 ) -> DevicesByContainer | str:
@@ -204,7 +207,7 @@ class DeviceWatch(PodObserver):
         self, pod_id: str, name: str, mentions: DeviceMentions
     ) -> KnownContainerDevices:
         """What is known at this moment of the devices of the container ``name``."""
-        entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
+        entry = self._pods.get(pod_id, _UNKNOWN_POD)
         (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
         lookup, missed = self._lookup, MissedHints()
         found = list(lookup.find_mentioned(mentions, missed))
@@ -228,7 +231,7 @@ class DeviceWatch(PodObserver):
             else ()
         )
         for note in mine.notes:
-            log.debug("device without hint", pod=entry.pod, container=name, why=note)
+            log.debug("device without hint", pod=entry.pod or pod_id, container=name, why=note)
         return KnownContainerDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent.confirmations import Confirmations, WriteTarget
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.systemd_sync import SystemdSync
@@ -136,6 +137,11 @@ class CgroupBed(Clock):
                     self.tree.limit(f"/pods/{update.container_id}", update.cpu_quota)
         return Result()
 
+    @property
+    def checks(self) -> Confirmations:
+        """What is to be compared."""
+        return self.world.agent.cgroups.confirmations[WriteTarget.CGROUP]
+
     def start_reconciler(self) -> None:
         """Begin to compare, with systemd as it is now."""
         agent = self.world.agent
@@ -146,6 +152,7 @@ class CgroupBed(Clock):
             self.systemd,
             agent.drift,
             self,
+            lambda updates: self.push_updates(updates),
             notices=agent.history.notices,
             metrics=self.world.metrics,
             clock=self.timing,

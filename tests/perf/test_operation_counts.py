@@ -25,7 +25,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.room import create, full_node, large_requests, shapes
-from nri_numa.agent.handler import AgentHandler, ContainerDevices
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.unmatched_annotations import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Rejected
 from nri_numa.engine.desired import NodeSnapshot
@@ -277,7 +277,7 @@ def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, de
     last = []
     for looks in (False, True):
         agent = Node(100, policy="best-effort").agent
-        devices = [ContainerDevices(Watch(tmp_path, agent))] if looks else []
+        devices = [Watch(tmp_path, agent)] if looks else []
         handler = AgentHandler(agent, Metrics("test"), observers=devices, sources=devices)
         requests = NRIRequests(handler)
         for name in ("first", "second", "third"):

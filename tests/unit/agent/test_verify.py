@@ -44,7 +44,7 @@ class Bed(ReconcilerBed):
         self.world.agent.post_start_container(of, made)
 
     def look(self) -> None:
-        late = tuple(self.world.agent.cgroups.checks.since)
+        late = tuple(self.checks.required())
         asyncio.run(self.reconciler.reconcile(only=late))
 
     def scope(self, systemd: SystemdBus, name: str) -> str:
@@ -254,7 +254,7 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     bed.world.agent.cgroups.request_check(["plain-app"])
     bed.look()
     found = bed.world.agent.drift.known["plain-app"]
-    assert (found.cpus, found.on_exclusive_cpus) == ("0-7", True)
+    assert (str(found.drift.actual.effective_cpus), found.on_exclusive_cpus) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
     assert bed.lines("containers not put right")
@@ -316,7 +316,7 @@ def test_what_somebody_writes_is_put_right_at_once(bed: Bed, interval: str) -> N
 
     async def scenario() -> None:
         task = asyncio.create_task(bed.reconciler.run_checks(Configured(interval)))
-        await eventually(lambda: not bed.world.agent.cgroups.checks.since)
+        await eventually(lambda: not list(bed.checks.required()))
         if interval != "0":
             mistake, bed.reconciler.reconcile = bed.reconciler.reconcile, None  # type: ignore[method-assign]
             bed.tree.write("/pods/plain-app", "0-7")

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from nri_numa.cli import COMMANDS
-from nri_numa.engine.request.annotations import OPTION_KEYS, check_value, resolve_placement_options
+from nri_numa.engine.request.annotations import check_value, resolve_placement_options
+from nri_numa.engine.request.options import TABLE
 from nri_numa.model.reasons import Rejection, RejectionReason
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox
@@ -69,9 +70,9 @@ def test_every_command_and_path_has_its_place() -> None:
 
 def test_every_annotation_key_is_described_and_no_other() -> None:
     keys = sections(page("annotations.md"), "##")["Keys"]
-    assert tuple(sections(keys, "###")) == OPTION_KEYS
+    assert tuple(sections(keys, "###")) == TABLE.keys
     rows = re.findall(r"^\| \[`([a-z-]+)`\]", keys, re.MULTILINE)
-    assert tuple(rows) == OPTION_KEYS
+    assert tuple(rows) == TABLE.keys
 
 
 @pytest.mark.parametrize(("key", "values"), CHOICES.items())
@@ -99,7 +100,7 @@ def wrong() -> list[tuple[dict[str, str], str]]:
 
 def test_there_is_a_wrong_value_of_every_key() -> None:
     named = {name.partition("/")[2].partition(".")[0] for given, _ in wrong() for name in given}
-    assert named >= set(OPTION_KEYS)
+    assert named >= set(TABLE.keys)
 
 
 @pytest.mark.parametrize(("given", "shown"), wrong(), ids=lambda one: str(one)[:40])

@@ -601,7 +601,7 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
     lifted = placed.exclusive and case.node.machine.settings.disable_cfs_quota and quota > 0
     if lifted and requested.list_is_pods and needs.own_cpu_milli < 1000 * len(placed.cpus):
         lifted = False  # others of its pod run there too
-    retains = {
+    retention_applies = {
         Retention.ALWAYS: True,
         Retention.EXCLUSIVE: placed.exclusive,
         Retention.COMPUTED: placed.kind in COMPUTED_KINDS,
@@ -620,7 +620,7 @@ def new_allocation(case: PlacementRequest, placed: Placement) -> Allocation:
         and is_in_pod_pool(case.pod, requested, case.pod_share),
     }
     for field, retention, value_of in options.TABLE.retained:
-        if retains[retention]:
+        if retention_applies[retention]:
             kept[field] = value_of(requested)
     if placed.kind is ContainerKind.FOREIGN:
         kept["foreign_cpus"] = _container_foreign_or_granted_cpus(case)

@@ -466,17 +466,16 @@ class OptionTable(msgspec.Struct, frozen=True, dict=True):
         """The field, the condition and the getter of each that an allocation may keep."""
         return tuple(
             [
-                (one.field, one.retention, attrgetter(one.field))
-                for one in self.by_key.values()
-                if one.retention is not Retention.NEVER
+                (option.field, option.retention, attrgetter(option.field))
+                for option in self.by_key.values()
+                if option.retention is not Retention.NEVER
             ]
         )
 
     @cached_property
     def claim_parameters(self) -> tuple[str, ...]:
         """Keys that a claim may set, sorted."""
-        options = self.by_key.values()
-        return tuple(sorted(one.key for one in options if not one.claim_obstacle))
+        return tuple(sorted(key for key, one in self.by_key.items() if not one.claim_obstacle))
 
 
 TABLE = OptionTable.of(PlacementOptions)

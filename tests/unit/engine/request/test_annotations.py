@@ -12,19 +12,17 @@ from nri_numa.engine.node_model import NodeModel
 from nri_numa.engine.request.annotations import (
     MAX_ANNOTATIONS,
     MAX_SUGGESTION_CHECKS,
-    OPTION_KEYS,
     OptionsResolver,
     annotated_container_names,
     check_option_level,
     check_value,
-    format_load,
     longest_list_chars,
     misspelt_prefix_sentences,
-    parse_load,
     quote_value,
     resolve_placement_options,
     unknown_container_sentence,
 )
+from nri_numa.engine.request.options import TABLE, PlacementOptions, format_load, parse_load
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.reasons import Rejection
 from nri_numa.model.settings import ALL_CPUS_AMOUNT, AnnotationPermission, CPUAmount, Rule, Settings
@@ -39,7 +37,6 @@ from nri_numa.model.workload import (
     DeviceAlignmentMode,
     MemoryPolicy,
     OnFailure,
-    PlacementOptions,
     PodSandbox,
     Policy,
     QoSClass,
@@ -256,7 +253,7 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
 
 
 def test_the_table_of_bad_values_covers_every_key() -> None:
-    assert {key for key, _, _ in BAD_VALUES} == set(OPTION_KEYS)
+    assert {key for key, _, _ in BAD_VALUES} == set(TABLE.keys)
 
 
 UNKNOWN_KEYS = [

@@ -490,10 +490,22 @@ class ClusterPageSection(Section, frozen=True):
     noderesourcetopologies."""
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
-    which capacity is PUT. Needed wider than loopback."""
+    which capacity is PUT. Needed wider than loopback, but for allowAnonymous."""
+    allow_anonymous: bool = False
+    """Show the page to every client that reaches an address that is not loopback. Needed for
+    kubectl numa cluster: the API server's service proxy passes no token on."""
     node_url: Annotated[str, with_parser(values.check_node_page_url_template)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
+
+
+class VerdictsSection(Section, frozen=True):
+    """Answers to why a Pending pod fits nowhere, for ``kubectl numa why``."""
+
+    enabled: bool = False
+    """Answer /v1/verdicts to clients that know the pod's UID, through the API server's service
+    proxy: needs an address wider than loopback, and the rights to list and watch
+    noderesourcetopologies and pods."""
 
 
 class Controller(Section, frozen=True):
@@ -529,6 +541,8 @@ class Controller(Section, frozen=True):
     """Time between two changes of one Node's annotation at least."""
     page: ClusterPageSection = ClusterPageSection()
     """A page of the whole cluster."""
+    verdicts: VerdictsSection = VerdictsSection()
+    """Where a Pending pod fits, and why not elsewhere."""
     evictions: EvictionSection = EvictionSection()
     """Moving pods to other nodes."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 10.0

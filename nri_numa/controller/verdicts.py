@@ -45,6 +45,7 @@ MAX_QUESTIONS_PER_S: Final = 5
 MAX_ANSWER_BYTES: Final = 64 << 10
 MAX_EXAMPLE_NODES: Final = 5
 """Nodes that an answer names for each reason."""
+NOT_JUDGED: Final = ("sums of requests", "volumes", "pod affinity")
 _MAX_REASONS: Final = 20
 _MAX_REASON_CHARS: Final = 1000
 _YIELD_EVERY_NODES: Final = 100
@@ -119,62 +120,6 @@ class TopologyProblem(StrEnum):
     NO_TOPOLOGY = "no-topology"
     UNREADABLE_TOPOLOGY = "unreadable-topology"
     AGENT_NOT_READY = "agent-not-ready"
-
-
-class RequestEntry(Struct, frozen=True, rename="camel"):
-    """What one container needs of NUMA nodes."""
-
-    container: str
-    exclusive_cpus: int
-    shared_milli: int
-    amounts: dict[str, int]
-    policy: str
-
-
-class ReasonEntry(Struct, frozen=True):
-    """A class of reasons, and when a later attempt can succeed."""
-
-    text: str
-    waiting: RetryCondition
-    nodes: int
-    examples: list[str]
-
-
-class ExclusionEntry(Struct, frozen=True):
-    """Nodes that take the pod under no circumstances, or of which nothing is known."""
-
-    by: Exclusion | TopologyProblem
-    nodes: int
-    examples: list[str]
-
-
-class VerdictDocument(Struct, rename="camel", kw_only=True):
-    """The answer; nodes are other ones than the pod's own.
-
-    Attributes:
-        judged: how many nodes were compared with the request.
-        best_node: the node that suits best, and the NUMA nodes by container there.
-        after_moves: movable containers have to move for it there.
-        stale: why the answer may be incomplete or old.
-    """
-
-    namespace: str
-    pod: str
-    uid: str
-    phase: str = "Pending"
-    node: str
-    requests: list[RequestEntry]
-    verdict: VerdictKind
-    invalid_reason: str
-    fitting: int = 0
-    judged: int = 0
-    best_node: str = ""
-    numa_nodes: dict[str, str] = {}
-    after_moves: bool = False
-    reasons: list[ReasonEntry] = []
-    excluded: list[ExclusionEntry] = []
-    not_judged: tuple[str, ...] = ("sums of requests", "volumes", "pod affinity")
-    stale: str = ""
 
 
 class _Findings(Struct):
@@ -274,57 +219,12 @@ class PodVerdicts:
             findings.unfit.append((name, found))
 
     def _topology_problem(self, pod: PendingPod, name: str) -> TopologyProblem | None:
-        known = self._cluster.free_resources(name)
         if not pod.request.has_placement_request:
             return None  # what the kubelet aligns fits wherever nothing is known
+        known = self._cluster.free_resources(name)
         if isinstance(known, NodeResources):
             return TopologyProblem.AGENT_NOT_READY if known.agent_not_ready else None
         return TopologyProblem.NO_TOPOLOGY if known is None else TopologyProblem.UNREADABLE_TOPOLOGY
-
-
-def _build_answer(pod: PendingPod, findings: _Findings, stale: str) -> VerdictDocument:
-    request = pod.request
-    if findings.unread_nodes:
-        late = f"{findings.unread_nodes} nodes were not judged within {MAX_ANSWER_S:g} s"
-        stale = "; ".join(filter(None, (stale, late)))
-    answer = VerdictDocument(
-        namespace=pod.namespace,
-        pod=pod.name,
-        uid=pod.uid,
-        node=pod.node,
-        requests=[
-            RequestEntry(
-                one.container, one.exclusive_cpus, one.shared_milli, dict(one.amounts), one.policy
-            )
-            for one in request.containers or request.kubelet_aligned
-        ],
-        verdict=_verdict_kind(pod, findings),
-        invalid_reason=request.invalid_reason[:_MAX_REASON_CHARS],
-        fitting=len(findings.fits),
-        judged=len(findings.fits) + len(findings.unfit),
-        excluded=[
-            ExclusionEntry(by, len(nodes), nodes[:MAX_EXAMPLE_NODES])
-            for by, nodes in sorted(findings.excluded.items())
-        ],
-        stale=stale,
-    )
-    if findings.fits:
-        # The highest score first, as the extender has it; then the name.
-        name, fit = min(findings.fits, key=lambda one: (-one[1].score_key, one[0]))
-        answer.best_node, answer.after_moves = name, fit.requires_moves
-        answer.numa_nodes = {container: str(ids) for container, ids in fit.numa_nodes}
-    # The largest group first, then by text.
-    groups = sorted(group_reasons(findings.unfit), key=lambda one: (-len(one.nodes), one.text))
-    answer.reasons = [
-        ReasonEntry(
-            one.text[:_MAX_REASON_CHARS],
-            RetryCondition.NEVER if one.unresolvable else RetryCondition.ROOM,
-            len(one.nodes),
-            one.nodes[:MAX_EXAMPLE_NODES],
-        )
-        for one in groups[:_MAX_REASONS]
-    ]
-    return answer
 
 
 def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
@@ -337,12 +237,61 @@ def _verdict_kind(pod: PendingPod, findings: _Findings) -> VerdictKind:
     return VerdictKind.FITS if findings.fits else VerdictKind.DOES_NOT_FIT
 
 
-def _encode_answer(answer: VerdictDocument) -> bytes:
+def _build_answer(pod: PendingPod, findings: _Findings, stale: str) -> dict[str, Any]:
+    request, fits = pod.request, findings.fits
+    if findings.unread_nodes:
+        late = f"{findings.unread_nodes} nodes were not judged within {MAX_ANSWER_S:g} s"
+        stale = f"{stale}; {late}" if stale else late
+    # The highest score first, as the extender has it; then the name.
+    best = min(fits, key=lambda one: (-one[1].score_key, one[0]), default=None)
+    # The largest group first, then by text.
+    groups = sorted(group_reasons(findings.unfit), key=lambda one: (-len(one.nodes), one.text))
+    return {
+        "namespace": pod.namespace,
+        "pod": pod.name,
+        "uid": pod.uid,
+        "phase": "Pending",
+        "node": pod.node,
+        "requests": [
+            {
+                "container": one.container,
+                "exclusiveCpus": one.exclusive_cpus,
+                "sharedMilli": one.shared_milli,
+                "amounts": dict(one.amounts),
+                "policy": one.policy,
+            }
+            for one in request.containers or request.kubelet_aligned
+        ],
+        "verdict": _verdict_kind(pod, findings),
+        "invalidReason": request.invalid_reason[:_MAX_REASON_CHARS],
+        "fitting": len(fits),
+        "judged": len(fits) + len(findings.unfit),
+        "bestNode": best[0] if best else "",
+        "numaNodes": {name: str(ids) for name, ids in best[1].numa_nodes} if best else {},
+        "afterMoves": best[1].requires_moves if best else False,
+        "reasons": [
+            {
+                "text": one.text[:_MAX_REASON_CHARS],
+                "waiting": RetryCondition.NEVER if one.unresolvable else RetryCondition.ROOM,
+                "nodes": len(one.nodes),
+                "examples": one.nodes[:MAX_EXAMPLE_NODES],
+            }
+            for one in groups[:_MAX_REASONS]
+        ],
+        "excluded": [
+            {"by": by, "nodes": len(nodes), "examples": nodes[:MAX_EXAMPLE_NODES]}
+            for by, nodes in sorted(findings.excluded.items())
+        ],
+        "notJudged": NOT_JUDGED,
+        "stale": stale,
+    }
+
+
+def _encode_answer(answer: dict[str, Any]) -> bytes:
     """Encode an answer, without the requests if it would be longer than `MAX_ANSWER_BYTES`."""
     body = msgspec.json.encode(answer)
     if len(body) > MAX_ANSWER_BYTES:
-        answer.requests = []
-        body = msgspec.json.encode(answer)
+        body = msgspec.json.encode({**answer, "requests": []})
     return body
 
 

@@ -492,8 +492,7 @@ class ClusterPageSection(Section, frozen=True):
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
     which capacity is PUT. Needed wider than loopback, but for allowAnonymous."""
     allow_anonymous: bool = False
-    """Show the page to every client that reaches an address that is not loopback. Needed for
-    kubectl numa cluster: the API server's service proxy passes no token on."""
+    """Show the page to every client without a token, as kubectl numa cluster needs it."""
     node_url: Annotated[str, with_parser(values.check_node_page_url_template)] = ""
     """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
     name of the node, {address} its InternalIP. Each node then links to its page."""
@@ -503,9 +502,8 @@ class VerdictsSection(Section, frozen=True):
     """Answers to why a Pending pod fits nowhere, for ``kubectl numa why``."""
 
     enabled: bool = False
-    """Answer /v1/verdicts to clients that know the pod's UID, through the API server's service
-    proxy: needs an address wider than loopback, and the rights to list and watch
-    noderesourcetopologies and pods."""
+    """Serve /v1/verdicts to the API server's service proxy; who asks must know the pod's UID. Needs
+    the rights to list and watch noderesourcetopologies and pods."""
 
 
 class Controller(Section, frozen=True):

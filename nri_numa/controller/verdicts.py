@@ -24,7 +24,7 @@ from nri_numa.cluster.node_resources import NodeResources
 from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.cluster.pod_request import PodRequest
 from nri_numa.controller.stuck_pods import plugin_rejection
-from nri_numa.kube.api import Watch, name_of, uid_of
+from nri_numa.kube.api import Watch, uid_of
 from nri_numa.kube.requests import mapping_or_empty, text_in_section
 from nri_numa.model.reasons import RetryCondition
 from nri_numa.scheduler.candidates import (
@@ -62,12 +62,9 @@ class PendingPod(Struct, frozen=True):
         constraints: the fields of its spec that say which nodes it may be put on.
     """
 
-    namespace: str
-    name: str
-    uid: str
+    request: PodRequest
     node: str
     is_rejected: bool
-    request: PodRequest
     constraints: Mapping[str, Any]
 
 
@@ -85,12 +82,9 @@ class PendingPods:
             return
         spec = mapping_or_empty(document.get("spec"))
         self._pods[uid] = PendingPod(
-            text_in_section(document, "metadata", "namespace"),
-            name_of(document),
-            uid,
+            self._reader.read_pod_request(document),
             text_in_section(document, "spec", "nodeName"),
             bool(plugin_rejection(document)),
-            self._reader.read_pod_request(document),
             {key: spec.get(key) for key in NODE_CONSTRAINTS},
         )
 
@@ -101,7 +95,9 @@ class PendingPods:
     def find_pod(self, namespace: str, name: str, uid: str) -> PendingPod | None:
         """Return the pod of this name with this UID; None if either is another."""
         pod = self._pods.get(uid)
-        return pod if pod is not None and (pod.namespace, pod.name) == (namespace, name) else None
+        if pod is None or (pod.request.namespace, pod.request.name) != (namespace, name):
+            return None
+        return pod
 
 
 class VerdictKind(StrEnum):
@@ -247,9 +243,9 @@ def _build_answer(pod: PendingPod, findings: _Findings, stale: str) -> dict[str,
     # The largest group first, then by text.
     groups = sorted(group_reasons(findings.unfit), key=lambda one: (-len(one.nodes), one.text))
     return {
-        "namespace": pod.namespace,
-        "pod": pod.name,
-        "uid": pod.uid,
+        "namespace": request.namespace,
+        "pod": request.name,
+        "uid": request.uid,
         "phase": "Pending",
         "node": pod.node,
         "requests": [

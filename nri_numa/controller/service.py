@@ -38,7 +38,7 @@ from nri_numa.controller.evictor import (
 from nri_numa.controller.overview import ClusterPage, Overview
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.controller.stuck_pods import REJECTION_EVENT_SELECTOR, StuckPodEvictor
-from nri_numa.controller.verdicts import PendingPods, PodVerdicts
+from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.kube.api import KubeAPI, Watch, WatchHandler, name_of, read_pod_namespace, uid_of
 from nri_numa.kube.lease import Lease, reachable_address
 from nri_numa.kube.requests import APIRequest, Outcome, OutcomeKind, Resource
@@ -168,8 +168,12 @@ class ControllerService:
         self._overview = (
             Overview(config, self._cluster, candidates, reader) if section.page.enabled else None
         )
-        self._candidates = candidates
-        self._pending = PendingPods(reader) if section.verdicts.enabled else None
+        self._watches: list[Watch] = []
+        self._verdicts = (
+            PodVerdicts(self._cluster, candidates, reader, self._watches, clock)
+            if section.verdicts.enabled
+            else None
+        )
         self.drained = self.stolen = self.refused = None
         evictions = section.evictions
         budget = EvictionBudget(
@@ -224,7 +228,7 @@ class ControllerService:
             clock=clock,
         )
         self.lease.answered, self.lease.changed = self._writer.record_outcome, self._writer.wake.set
-        self._watches = self._build_watches(config)
+        self._watches += self._build_watches(config)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
         )
@@ -273,7 +277,7 @@ class ControllerService:
         node_changed: list[ObjectChanged] = [one.on_node_updated for one in parts]
         node_removed: list[Callable[[str], object]] = [one.on_node_removed for one in parts]
         changed, removed = list[ObjectChanged](), list[Callable[[str], object]]()
-        judges_pods = self.refused is not None or self._pending is not None
+        judges_pods = self.refused is not None or self._verdicts is not None
         if judges_pods or overview is not None:
             node_changed.append(lambda name, node, _: cluster.update_node(name, node))
             node_removed.append(cluster.remove_node)
@@ -287,7 +291,6 @@ class ControllerService:
         whole = judges_pods or (overview is not None and overview.needs_node_addresses)
         self._nodes = follow(NODES_PATH, nodes, metadata=not whole)
         self.page: ClusterPage | None = None
-        self._verdicts: PodVerdicts | None = None
         if changed:
             topologies = follow(TOPOLOGIES_PATH, _ObjectEventFanout(clock, changed, removed))
             if overview is not None:
@@ -296,10 +299,9 @@ class ControllerService:
         if (refused := self.refused) is not None:
             pod_changed.append(lambda _, pod, now: refused.on_pod(pod, now))
             pod_removed.append(refused.on_pod_removed)
-        if (pending := self._pending) is not None:
-            pod_changed.append(lambda _, pod, now: pending.on_pod(pod))
-            pod_removed.append(pending.on_pod_removed)
-            self._verdicts = PodVerdicts(cluster, self._candidates, pending, watches, clock)
+        if (verdicts := self._verdicts) is not None:
+            pod_changed.append(lambda _, pod, now: verdicts.on_pod(pod))
+            pod_removed.append(verdicts.on_pod_removed)
         if judges_pods:
             pods = _ObjectEventFanout(clock, pod_changed, pod_removed)
             follow(PODS_PATH, pods, fields="status.phase=Pending", key=uid_of)

@@ -68,38 +68,6 @@ class PendingPod(Struct, frozen=True):
     constraints: Mapping[str, Any]
 
 
-class PendingPods:
-    """Pending pods by UID, as far as `MAX_PENDING_PODS` allows."""
-
-    def __init__(self, reader: PodReader) -> None:
-        self._reader = reader
-        self._pods: dict[str, PendingPod] = {}
-
-    def on_pod(self, document: Mapping[str, Any]) -> None:
-        """Remember a pod, new or changed."""
-        uid = uid_of(document)
-        if uid not in self._pods and len(self._pods) >= MAX_PENDING_PODS:
-            return
-        spec = mapping_or_empty(document.get("spec"))
-        self._pods[uid] = PendingPod(
-            self._reader.read_pod_request(document),
-            text_in_section(document, "spec", "nodeName"),
-            bool(plugin_rejection(document)),
-            {key: spec.get(key) for key in NODE_CONSTRAINTS},
-        )
-
-    def on_pod_removed(self, uid: str) -> None:
-        """Forget a pod that is no longer Pending."""
-        self._pods.pop(uid, None)
-
-    def find_pod(self, namespace: str, name: str, uid: str) -> PendingPod | None:
-        """Return the pod of this name with this UID; None if either is another."""
-        pod = self._pods.get(uid)
-        if pod is None or (pod.request.namespace, pod.request.name) != (namespace, name):
-            return None
-        return pod
-
-
 class VerdictKind(StrEnum):
     """What was found for a pod."""
 
@@ -126,28 +94,45 @@ class _Findings(Struct):
 
 
 class PodVerdicts:
-    """Serves the questions, one at a time.
+    """Remembers Pending pods by UID, and answers questions about them, one at a time.
 
     Args:
-        watches: what has to be read once before there is an answer.
+        watches: all have to be read once before there is an answer.
     """
 
     def __init__(
         self,
         cluster: ClusterState,
         candidates: VerdictCache,
-        pods: PendingPods,
+        reader: PodReader,
         watches: Sequence[Watch],
         clock: Callable[[], float],
     ) -> None:
-        self._cluster, self._candidates, self._pods = cluster, candidates, pods
+        self._cluster, self._candidates, self._reader = cluster, candidates, reader
         self._watches, self._clock = watches, clock
+        self._pods: dict[str, PendingPod] = {}
         self._asked_at: deque[float] = deque(maxlen=MAX_QUESTIONS_PER_S)
         self._answering = False
 
     def http_routes(self) -> Iterable[Route]:
         """Routes for the controller's server."""
         return [Route("GET", VERDICTS_PATH, self._get_verdict, query=("uid",))]
+
+    def on_pod(self, document: Mapping[str, Any]) -> None:
+        """Remember a Pending pod, new or changed, as far as `MAX_PENDING_PODS` allows."""
+        uid = uid_of(document)
+        if uid in self._pods or len(self._pods) < MAX_PENDING_PODS:
+            spec = mapping_or_empty(document.get("spec"))
+            self._pods[uid] = PendingPod(
+                self._reader.read_pod_request(document),
+                text_in_section(document, "spec", "nodeName"),
+                bool(plugin_rejection(document)),
+                {key: spec.get(key) for key in NODE_CONSTRAINTS},
+            )
+
+    def on_pod_removed(self, uid: str) -> None:
+        """Forget a pod that is no longer Pending."""
+        self._pods.pop(uid, None)
 
     async def _get_verdict(self, request: HTTPRequest) -> Response:
         namespace, name, uid = *request.segments[2:4], request.query.get("uid", "")
@@ -161,7 +146,8 @@ class PodVerdicts:
             problem = self._watch_problems() or "nodes and pods are not known yet"
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
         self._check_rate()
-        if (pod := self._pods.find_pod(namespace, name, uid)) is None:
+        pod = self._pods.get(uid)
+        if pod is None or (pod.request.namespace, pod.request.name) != (namespace, name):
             problem = f"there is no Pending pod {namespace}/{name} with the uid {uid!a}"
             raise APIError(404, "NotFound", problem)
         self._answering = True

@@ -16,7 +16,7 @@ from nri_numa.cluster.pod_reader import PodReader
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import VerdictsSection
 from nri_numa.controller import verdicts
-from nri_numa.controller.verdicts import PendingPods, PodVerdicts
+from nri_numa.controller.verdicts import PodVerdicts
 from nri_numa.scheduler import candidates
 from nri_numa.scheduler.candidates import VerdictCache
 from nri_numa.scheduler.fit import Verdict, evaluate_fit
@@ -48,15 +48,14 @@ class Questions:
 
     def __init__(self, nodes: Mapping[str, tuple[Any, Any]] = NODES) -> None:
         config, self.now, self.tick = AgentConfig(), 0.0, 0.0
-        self.cluster, reader = ClusterState(PREFIX), PodReader(config)
+        self.cluster = ClusterState(PREFIX)
         for name, (document, published) in nodes.items():
             self.cluster.update_node(name, document)
             if published is not None:
                 self.cluster.update_topology(name, published, 0.0)
-        self.pods = PendingPods(reader)
         cache = VerdictCache(self.cluster, config.strategy)
-        served = PodVerdicts(self.cluster, cache, self.pods, (), self.clock)
-        (self.route,) = served.http_routes()
+        self.pods = PodVerdicts(self.cluster, cache, PodReader(config), (), self.clock)
+        (self.route,) = self.pods.http_routes()
 
     def clock(self) -> float:
         self.now += self.tick
